@@ -1,0 +1,9 @@
+"""Benchmarks: one question a file, each answered beside its limit and beside the peers.
+
+    python -m benchmarks.peers.setup          # once: an environment for each peer
+    python -m benchmarks.tokens --quick       # or blobs, jpeg, open, resume
+
+`works` says what is loaded, `window` how a loader is timed from inside its process, `process` runs
+that in the environment of one peer, `compare` takes turns among all of them and prints the table.
+A peer is one file of `peers/`; nothing else knows its name.
+"""

@@ -1,0 +1,77 @@
+"""MosaicML Streaming: shards in MDS, uncompressed, read in place through torch's DataLoader."""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from operator import itemgetter
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from benchmarks.works import ROW_LENGTH, SEED, Ragged, Work
+
+
+def stand_in_for_torchvision() -> None:
+    """Name what Streaming's own vision sets import, which are not used here.
+
+    The wheels of torchvision want a CUDA build of torch and fail to import beside a CPU build.
+    """
+    names = ("torchvision", "torchvision.datasets", "torchvision.transforms")
+    for name in (*names, "torchvision.transforms.functional"):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+    sys.modules["torchvision.datasets"].VisionDataset = type("VisionDataset", (), {})
+    sys.modules["torchvision.transforms.functional"].to_tensor = None
+
+
+stand_in_for_torchvision()
+
+from streaming import MDSWriter, StreamingDataset  # noqa: E402
+from streaming.base.util import clean_stale_shared_memory  # noqa: E402
+
+COLUMNS = {
+    "tokens": {"data": f"ndarray:int32:{ROW_LENGTH}"},
+    "blobs": {"data": "bytes"},
+    "jpeg": {"data": "bytes", "label": "int"},
+}
+
+
+class Images(StreamingDataset):
+    """Decodes as an image is read."""
+
+    def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
+        from benchmarks.images import decode
+
+        sample = super().__getitem__(i)
+        return decode(sample["data"]), sample["label"]
+
+
+def write(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
+    with MDSWriter(out=str(folder), columns=COLUMNS[work.name], exist_ok=True) as out:
+        for i in range(work.num_samples):
+            data = source[i] if work.name == "tokens" else source[i].tobytes()
+            out.write({"data": data, "label": i} if work.name == "jpeg" else {"data": data})
+
+
+def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Iterator]:
+    loader = torch_loader(work, folder, variant)
+    if work.name == "jpeg":
+        return lambda _: iter(loader)
+    return lambda _: map(itemgetter("data"), loader)
+
+
+def torch_loader(work: Work, folder: Path, variant: str) -> DataLoader:
+    clean_stale_shared_memory()
+    kind = Images if work.name == "jpeg" else StreamingDataset
+    size = {"batch_size": work.batch_size}
+    samples = kind(local=str(folder), shuffle=True, shuffle_seed=SEED, **size)
+    workers = int(variant[1:])
+    if work.name == "blobs":
+        size["collate_fn"] = blobs
+    return DataLoader(samples, num_workers=workers, persistent_workers=workers > 0, **size)
+
+
+def blobs(samples: list[dict]) -> dict:
+    return {"data": [sample["data"] for sample in samples]}

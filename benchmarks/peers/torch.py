@@ -1,0 +1,77 @@
+"""PyTorch's DataLoader: map-style sets, a random sampler, the default collation where it fits."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from benchmarks.formats import file_of
+from benchmarks.works import Work
+
+
+class Rows:
+    """Rows of a mapped array; an index may be a whole batch of them."""
+
+    def __init__(self, folder: Path) -> None:
+        # Copy on write: torch wants memory it might write to, and nobody does.
+        self.array = np.load(folder / "tokens.npy", mmap_mode="c")
+        self.rows = torch.from_numpy(self.array)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int | list[int]) -> torch.Tensor:
+        if isinstance(i, int):
+            return self.rows[i]
+        return torch.from_numpy(self.array.take(i, axis=0))  # faster than torch's own gather
+
+
+class Files:
+    """A file for each sample."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        self.paths = [str(file_of(work, folder, i)) for i in range(work.num_samples)]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> bytes:
+        with open(self.paths[i], "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read()
+
+
+class Images(Files):
+    """A file for each image, decoded, with its number as the label."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        from benchmarks.images import decode
+
+        return torch.from_numpy(decode(super().__getitem__(i))), i
+
+
+def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Iterator]:
+    workers, _, how = variant.partition("-")
+    num_workers = int(workers[1:])
+    options = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    if how == "batch":
+        rows = Rows(folder)
+        batches = BatchSampler(RandomSampler(rows), work.batch_size, drop_last=False)
+        loader = DataLoader(rows, sampler=batches, batch_size=None, **options)
+        return lambda _: iter(loader)
+    samples = {"tokens": lambda: Rows(folder), "jpeg": lambda: Images(work, folder)}
+    samples = samples.get(work.name, lambda: Files(work, folder))()
+    if work.name == "blobs":  # of differing lengths, so they stay a list
+        options["collate_fn"] = pack if how == "pack" else list
+    loader = DataLoader(samples, work.batch_size, shuffle=True, **options)
+    return lambda _: map(unpack, loader) if how == "pack" else iter(loader)
+
+
+def pack(blobs: list[bytes]) -> tuple[torch.Tensor, list[int]]:
+    joined = torch.frombuffer(bytearray(b"".join(blobs)), dtype=torch.uint8)
+    return joined, [len(blob) for blob in blobs]
+
+
+def unpack(packed: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, ...]:
+    return packed[0].split(packed[1])

@@ -1,0 +1,56 @@
+"""What a process and all its descendants cost: CPU seconds and memory, as the kernel counts them.
+
+Worker processes hide their cost from `time.process_time`, so the whole tree is added up.
+"""
+
+import os
+import time
+from pathlib import Path
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PPID, UTIME, CHILDREN_STIME = 1, 11, 15  # fields of /proc/PID/stat behind the command's name
+
+
+def stat_of(pid: int) -> list[str] | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:  # gone in the meantime
+        return None
+
+
+def descendants() -> list[int]:
+    """Return the processes below this one."""
+    parent = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := stat_of(int(entry.name))):
+            parent[int(entry.name)] = int(stat[PPID])
+    found = [os.getpid()]
+    for pid in found:
+        found += [child for child, its_parent in parent.items() if its_parent == pid]
+    return found[1:]
+
+
+def cpu_s(children: list[int]) -> float:
+    """Return the CPU seconds of this process, and of others to the tick of 10 ms."""
+    ticks = 0
+    for pid in children:
+        if stat := stat_of(pid):
+            ticks += sum(map(int, stat[UTIME : CHILDREN_STIME + 1]))
+    return time.process_time() + ticks / TICKS_PER_S
+
+
+def memory_bytes(children: list[int]) -> dict[str, int]:
+    """Return the peak of resident memory, and the part of it that is no file's, now.
+
+    Pages that processes share are counted once for each: the kernel keeps a peak per process only.
+    """
+    peak, private = 0, 0
+    for pid in [os.getpid(), *children]:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            continue
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+        peak += kib.get("VmHWM", 0) * 1024
+        private += (kib.get("RssAnon", 0) + kib.get("RssShmem", 0)) * 1024
+    return {"peak_rss_bytes": peak, "private_bytes": private}

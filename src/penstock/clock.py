@@ -1,0 +1,46 @@
+"""Time as an argument, so that tests and simulations own it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What may be asked of time."""
+
+    def now_s(self) -> float:
+        """Return seconds since some fixed moment; never runs backwards."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let that much time pass."""
+        ...
+
+
+class SystemClock:
+    """The machine's own monotonic time."""
+
+    def now_s(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
+        time.sleep(seconds)
+
+
+class VirtualClock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        """Return the seconds slept so far."""
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move time forward at once."""
+        assert seconds >= 0, seconds
+        self._now_s += seconds

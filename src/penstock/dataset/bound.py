@@ -1,0 +1,121 @@
+"""A part of an index together with what is needed to read it: its store, format and decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
+from penstock.dataset.formats import format_named
+from penstock.dataset.formats.base import Block, Format, Sample
+from penstock.dataset.part import Ints, Part
+from penstock.errors import ChangedError, StoreError
+from penstock.storage.base import Store
+
+Decoders = Mapping[str, Decoder | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundPart:
+    """Samples `first` … `first + num_samples - 1` of a data set, ready to be read."""
+
+    store: Store
+    part: Part
+    first: int
+    decoders: Decoders
+    format: Format = field(init=False)
+    steps: dict[str, tuple[Field, Decoder]] = field(init=False)
+    """Fields that have something to decode, with the function that does it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_named(self.part.format))
+        steps = {
+            f.name: (f, decoder_of(f, self.decoders))
+            for f in self.part.fields
+            if f.encoding != VALUE or self.decoders.get(f.name) is not None
+        }
+        object.__setattr__(self, "steps", steps)
+
+    @property
+    def by_block(self) -> bool:
+        """Whether samples can only be read a block at a time."""
+        return self.part.tables[0].addressing == "blocks"
+
+    def where(self, local_id: int) -> str:
+        """Return words that name a sample to a person."""
+        extents = self.part.tables[0].extents(_one(local_id))
+        key = self.part.key(local_id)
+        name = f" ({key})" if key else ""
+        table = self.part.tables[0]
+        return (
+            f"sample {self.first + local_id}{name} in "
+            f"{self.store.uri}{table.key(int(extents.object[0]))}"
+        )
+
+    def read(self, table: int, number: int, offset: int, length: int) -> memoryview:
+        """Return bytes of an object; a short object is reported as changed."""
+        info = self.part.tables[table].info(number)
+        try:
+            return self.store.read_range(info.key, offset, length)
+        except StoreError as error:
+            raise explained(error, self, table, number) from error
+
+    def unpack(self, local_id: int, raw: memoryview | None = None) -> Block:
+        """Return the block that a sample lies in."""
+        extents = self.part.tables[0].extents(_one(local_id))
+        number, offset = int(extents.object[0]), int(extents.offset[0])
+        if raw is None:
+            raw = self.read(0, number, offset, int(extents.length[0]))
+        return self.format.unpack(self.part, number, offset, raw)
+
+    def decoded(self, encoded: Sample, local_id: int) -> dict[str, Any]:
+        """Return the values of a sample's fields; a field that it lacks is None."""
+        out: dict[str, Any] = {}
+        for f in self.part.fields:
+            value = encoded.get(f.name)
+            if value is not None and f.name in self.steps:
+                value = decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
+            out[f.name] = bytes(value) if isinstance(value, memoryview) else value
+        return out
+
+    def decoded_all(
+        self, local_ids: Ints, raws: Sequence[Sequence[memoryview]]
+    ) -> list[dict[str, Any]]:
+        """Return samples that are addressed alone from their bytes."""
+        encoded = self.format.split(self.part, local_ids, raws)
+        return [
+            self.decoded(sample, int(i)) for sample, i in zip(encoded, local_ids, strict=True)
+        ]
+
+
+class _Lazy:
+    """Words that are only made when somebody reads them."""
+
+    def __init__(self, make: Callable[[int], str], local_id: int) -> None:
+        self._make, self._local_id = make, local_id
+
+    def __str__(self) -> str:
+        return self._make(self._local_id)
+
+
+def _one(i: int) -> Ints:
+    return np.array([i], np.int64)
+
+
+def explained(error: StoreError, bound: BoundPart, table: int, number: int) -> Exception:
+    """Return a `ChangedError` when an object shrank or grew since it was indexed, else the error."""
+    was = bound.part.tables[table].info(number)
+    try:
+        now = bound.store.info(was.key)
+    except StoreError:
+        return error
+    if now.size_bytes == was.size_bytes:
+        return error
+    return ChangedError(
+        f"{bound.store.uri}{was.key} changed while it was read: {was.size_bytes} bytes when "
+        f"indexed, {now.size_bytes} now; data sets are immutable, index it again with "
+        "`penstock index --rebuild`"
+    )

@@ -1,0 +1,155 @@
+"""Versions of an index: immutable, numbered, committed by one conditional put.
+
+A catalog is a folder of the store: `v000001.json`, `v000002.json`, … and `parts/`. A version is a small
+manifest that names its parts; parts are named by their content and never change. Writing a version is
+one conditional put of its manifest, so of two writers exactly one wins and readers see all of a version
+or nothing. Old versions stay: who reads one is not disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.dataset.part import Part, open_part, part_of
+from penstock.dataset.columns import parse_columns
+from penstock.errors import FormatError, NotFoundError, OptionError
+from penstock.storage.base import Store
+from penstock.storage.folder import FolderStore
+
+FOLDER = ".penstock"
+"""Where an index lies beside its data."""
+_LAYOUT = 1
+_COPY_BYTES = 32 << 20
+
+
+class PartRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A part as a manifest names it."""
+
+    fingerprint: str
+    num_samples: int
+    size_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a data set."""
+
+    layout: int = _LAYOUT
+    version: int
+    format: str
+    options: dict[str, Any]
+    num_samples: int
+    num_objects: int
+    size_bytes: int
+    parts: list[PartRef]
+
+
+def cache_folder() -> Path:
+    """Return the folder where indexes and work in progress of this user are kept."""
+    if "PENSTOCK_CACHE" in os.environ:
+        return Path(os.environ["PENSTOCK_CACHE"])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "penstock"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The versions of one data set."""
+
+    store: Store
+    """Where the catalog lies; not always where the data lies."""
+    prefix: str
+    """Its folder there, ending with `/`."""
+
+    @property
+    def uri(self) -> str:
+        """Where this catalog lies, for messages."""
+        return self.store.uri + self.prefix
+
+    def versions(self) -> list[int]:
+        """Return the numbers of all versions, oldest first."""
+        if not self.store.can_list:
+            return self._probe_versions()
+        names = (o.key[len(self.prefix) :] for o in self.store.list(self.prefix + "v"))
+        return sorted(
+            int(n[1:-5]) for n in names if n.endswith(".json") and n[1:-5].isdigit()
+        )
+
+    def _probe_versions(self) -> list[int]:
+        found: list[int] = []
+        try:
+            while True:
+                self.store.info(self._key(len(found) + 1))
+                found.append(len(found) + 1)
+        except NotFoundError:
+            return found
+
+    def _key(self, version: int) -> str:
+        return f"{self.prefix}v{version:06}.json"
+
+    def read(self, version: int | None = None) -> Manifest | None:
+        """Return a version, or the latest, or None when there is none at all."""
+        if version is None:
+            versions = self.versions()
+            if not versions:
+                return None
+            version = versions[-1]
+        try:
+            data = self.store.read(self._key(version))
+        except NotFoundError:
+            have = ", ".join(map(str, self.versions())) or "none"
+            raise OptionError(f"{self.uri} has no version {version}; it has: {have}") from None
+        manifest = msgspec.json.decode(data, type=Manifest)
+        if manifest.layout != _LAYOUT:
+            raise FormatError(
+                f"{self.uri} version {version} has layout {manifest.layout}, this Penstock reads "
+                f"{_LAYOUT}; use the Penstock that wrote it or `penstock index --rebuild`"
+            )
+        return manifest
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a version visible, or raise `ExistsError` when another writer was first."""
+        data = msgspec.json.format(msgspec.json.encode(manifest))
+        self.store.write(self._key(manifest.version), data, only_if_absent=True)
+
+    def _part_key(self, fingerprint: str) -> str:
+        return f"{self.prefix}parts/{fingerprint}.idx"
+
+    def add_part(self, part: Part) -> PartRef:
+        """Store a part; it is seen by nobody until a version names it."""
+        local = cache_folder() / "parts" / f"{part.fingerprint}.idx"
+        if not local.exists():
+            local.parent.mkdir(parents=True, exist_ok=True)
+            part.save(local)
+        data = memoryview(local.read_bytes())
+        self.store.write(self._part_key(part.fingerprint), data)
+        if isinstance(self.store, FolderStore):
+            local.unlink(missing_ok=True)
+        return PartRef(
+            fingerprint=part.fingerprint, num_samples=part.num_samples, size_bytes=len(data)
+        )
+
+    def part(self, ref: PartRef) -> Part:
+        """Return a part, mapped from where it lies or from a copy in the user's cache."""
+        key = self._part_key(ref.fingerprint)
+        if isinstance(self.store, FolderStore):
+            return open_part(self.store.path_of(key))
+        if self.store.source == "memory":
+            return part_of(parse_columns(self.store.read(key), self.store.uri + key))
+        local = cache_folder() / "parts" / f"{ref.fingerprint}.idx"
+        if not local.exists() or local.stat().st_size != ref.size_bytes:
+            self._copy(key, ref.size_bytes, local)
+        return open_part(local)
+
+    def _copy(self, key: str, size_bytes: int, local: Path) -> None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        temporary = local.with_name(f".penstock-tmp-{os.getpid()}-{local.name}")
+        with temporary.open("wb") as file:
+            for start in range(0, size_bytes, _COPY_BYTES):
+                length = min(_COPY_BYTES, size_bytes - start)
+                file.write(self.store.read_range(key, start, length))
+        temporary.replace(local)

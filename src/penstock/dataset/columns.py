@@ -1,0 +1,156 @@
+"""Columns in one file, mapped rather than loaded.
+
+A column file is a small JSON head (names, types, places, and a `meta` value of the caller's) followed by
+plain little-endian arrays at multiples of 64 bytes. Opening one costs a page or two, whatever its size;
+only what is looked at is ever read. A column of texts is two arrays: all bytes, and where each text ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import FormatError
+
+_MAGIC = b"PENSTOCK"
+_LAYOUT = 1
+_ALIGN = 64
+_HEAD_BYTES_MAX = 1 << 28
+
+Array = npt.NDArray[Any]
+
+
+class Columns(Mapping[str, Array]):
+    """Named arrays and a meta value, in memory or mapped from a file."""
+
+    def __init__(
+        self, arrays: dict[str, Array], meta: dict[str, Any], path: Path | None = None
+    ) -> None:
+        self._arrays = arrays
+        self.meta = meta
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is mapped from a file travels as the file's name: gigabytes need not be copied.
+        if self._path is not None:
+            return map_columns, (self._path,)
+        return Columns, (self._arrays, self.meta)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def texts(self, name: str) -> Texts:
+        """Return a column of texts."""
+        return Texts(self[f"{name}.bytes"], self[f"{name}.ends"])
+
+
+class Texts(Sequence[bytes]):
+    """A read-only column of byte strings."""
+
+    def __init__(self, data: Array, ends: Array) -> None:
+        self._data = data
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        start = int(self._ends[i - 1]) if i > 0 else 0
+        return self._data[start : int(self._ends[i])].tobytes()
+
+    def text(self, i: int) -> str:
+        """Return one entry as text."""
+        return str(self[i], "utf-8")
+
+
+def text_columns(name: str, values: Sequence[str | bytes]) -> dict[str, Array]:
+    """Return the two arrays that hold a column of texts."""
+    encoded = [v.encode() if isinstance(v, str) else v for v in values]
+    ends = np.cumsum([len(v) for v in encoded], dtype=np.uint64)
+    return {
+        f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8),
+        f"{name}.ends": ends if len(encoded) else np.zeros(0, np.uint64),
+    }
+
+
+def _place(arrays: Mapping[str, Array], start: int) -> tuple[dict[str, Any], int]:
+    places: dict[str, Any] = {}
+    end = start
+    for name, array in arrays.items():
+        at = -(-end // _ALIGN) * _ALIGN
+        little = array.dtype.newbyteorder("<").str
+        places[name] = {"dtype": little, "shape": list(array.shape), "offset": at - start}
+        end = at + array.nbytes
+    return places, end
+
+
+def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
+    """Write a column file; visible under its name only when it is whole and on disk."""
+    places, size_bytes = _place(arrays, 0)
+    head = msgspec.json.encode({"columns": places, "meta": meta, "data_bytes": size_bytes})
+    prelude = _MAGIC + _LAYOUT.to_bytes(4, "little") + len(head).to_bytes(4, "little") + head
+    data_start = -(-len(prelude) // _ALIGN) * _ALIGN
+    temporary = path.with_name(f".penstock-tmp-{os.getpid()}-{path.name}")
+    with temporary.open("wb") as file:
+        file.write(prelude)
+        for name, array in arrays.items():
+            file.seek(data_start + places[name]["offset"])
+            contiguous = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            contiguous.tofile(file)
+        file.truncate(data_start + size_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def map_columns(path: Path) -> Columns:
+    """Return the columns of a file, mapped."""
+    with path.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes < 16:
+            raise FormatError(f"{path} is not a column file: it has only {size_bytes} bytes")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return parse_columns(memoryview(mapped), str(path), path)
+
+
+def parse_columns(data: memoryview, name: str, path: Path | None = None) -> Columns:
+    """Return the columns that lie in `data`, without copying."""
+    if bytes(data[:8]) != _MAGIC:
+        raise FormatError(f"{name} is not a Penstock column file; build the index again")
+    layout = int.from_bytes(data[8:12], "little")
+    if layout != _LAYOUT:
+        raise FormatError(
+            f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; build the index again"
+        )
+    head_bytes = int.from_bytes(data[12:16], "little")
+    if head_bytes > min(_HEAD_BYTES_MAX, len(data) - 16):
+        raise FormatError(f"{name} is cut off: a head of {head_bytes} bytes does not fit in it")
+    head = msgspec.json.decode(data[16 : 16 + head_bytes])
+    start = -(-(16 + head_bytes) // _ALIGN) * _ALIGN
+    if start + head["data_bytes"] > len(data):
+        raise FormatError(
+            f"{name} is cut off: {len(data)} bytes, {start + head['data_bytes']} expected; "
+            "build the index again"
+        )
+    arrays = {
+        column: np.frombuffer(
+            data, np.dtype(place["dtype"]), int(np.prod(place["shape"])), start + place["offset"]
+        ).reshape(place["shape"])
+        for column, place in head["columns"].items()
+    }
+    return Columns(arrays, head["meta"], path)

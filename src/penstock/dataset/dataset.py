@@ -1,0 +1,234 @@
+"""A data set: samples by number, whatever they lie in.
+
+`dataset[i]` is one sample with its fields decoded. Slices and selections are views that cost nothing. A
+`Dataset` is a value: it may be pickled and forked, and holds no open file or connection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.dataset.bound import BoundPart, Decoders
+from penstock.dataset.fields import Field
+from penstock.dataset.formats.base import Block
+from penstock.dataset.part import Ints, Part, merge_fields
+from penstock.errors import OptionError
+from penstock.storage.base import Store
+
+_BLOCKS_KEPT = 4
+
+
+class Dataset(Sequence[dict[str, Any]]):
+    """Samples of one data set, or of a view of it."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        parts: Sequence[Part],
+        decoders: Decoders | None = None,
+        version: int = 0,
+        selection: range | Ints | None = None,
+    ) -> None:
+        self.store = store
+        self.version = version
+        """The version that is read; 0 for an index that belongs to no catalog."""
+        self.selection = selection
+        self._parts = tuple(parts)
+        self._decoders: Decoders = dict(decoders or {})
+        starts = np.cumsum([0] + [p.num_samples for p in self._parts])
+        self.starts: Ints = starts.astype(np.int64)
+        self.bound = tuple(
+            BoundPart(store=store, part=p, first=int(first), decoders=self._decoders)
+            for p, first in zip(self._parts, starts, strict=False)
+        )
+        self._recent_blocks: tuple[tuple[tuple[int, int], Block], ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self.store, self._parts, self._decoders, self.version, self.selection)
+        return _remake, state
+
+    @property
+    def uri(self) -> str:
+        """Where the data lies."""
+        return self.store.uri
+
+    @property
+    def format(self) -> str:
+        """The name of its format."""
+        return self._parts[0].format
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The format's options that it was indexed with."""
+        return self._parts[0].options
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a sample, by name."""
+        return {f.name: f for f in merge_fields([p.fields for p in self._parts])}
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the index, in the order of their samples."""
+        return self._parts
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all samples (of the whole set, also for a view)."""
+        return sum(t.total_bytes() for p in self._parts for t in p.tables)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what this data set holds and in which order; equal for a copy elsewhere."""
+        digest = xxhash.xxh3_128("".join(p.fingerprint for p in self._parts).encode())
+        if isinstance(self.selection, range):
+            digest.update(repr(self.selection).encode())
+        elif self.selection is not None:
+            digest.update(np.ascontiguousarray(self.selection).data)
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) if self.selection is None else len(self.selection)
+
+    @overload
+    def __getitem__(self, i: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, i: slice) -> Dataset: ...
+    def __getitem__(self, i: int | slice) -> dict[str, Any] | Dataset:
+        if isinstance(i, slice):
+            return self.select(range(len(self))[i])
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sample {i} of {len(self)}")
+        return self.__getitems__([i % len(self)])[0]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitems__(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several samples; torch's DataLoader calls this with a whole batch."""
+        out: list[dict[str, Any]] = []
+        for base in self.base_ids(np.asarray(ids, np.int64)).tolist():
+            bound = self.bound[self.part_numbers(base)]
+            out.append(self._sample(bound, base - bound.first))
+        return out
+
+    def _sample(self, bound: BoundPart, local: int) -> dict[str, Any]:
+        one = np.array([local], np.int64)
+        extents = [t.extents(one) for t in bound.part.tables]
+        if bound.by_block:
+            block = self._block(bound, local, int(extents[0].block[0]))
+            return bound.decoded(block.sample(int(extents[0].row[0])), local)
+        raws = [
+            bound.read(t, int(e.object[0]), int(e.offset[0]), int(e.length[0]))
+            for t, e in enumerate(extents)
+        ]
+        return bound.decoded_all(one, [raws])[0]
+
+    def _block(self, bound: BoundPart, local: int, number: int) -> Block:
+        # One tuple, replaced whole: no lock that a fork could copy while it is held.
+        for name, block in self._recent_blocks:
+            if name == (bound.first, number):
+                return block
+        block = bound.unpack(local)
+        self._recent_blocks = (
+            ((bound.first, number), block),
+            *self._recent_blocks[: _BLOCKS_KEPT - 1],
+        )
+        return block
+
+    def base_ids(self, ids: Ints) -> Ints:
+        """Return the ids in the whole set for ids in this view."""
+        if self.selection is None:
+            return ids
+        if isinstance(self.selection, range):
+            return self.selection.start + ids * self.selection.step
+        return self.selection[ids]
+
+    def part_numbers(self, base_ids: Any) -> Any:
+        """Return the part that each of some base ids lies in."""
+        return np.searchsorted(self.starts, base_ids, side="right") - 1
+
+    def groups(self, ids: Ints) -> list[tuple[BoundPart, Ints, Ints]]:
+        """Return some samples by the part they lie in: the part, places in `ids`, ids in the part."""
+        base = self.base_ids(ids)
+        if len(self.bound) == 1:
+            return [(self.bound[0], np.arange(len(ids)), base)]
+        numbers = self.part_numbers(base)
+        out = []
+        for number in np.unique(numbers).tolist():
+            where = np.flatnonzero(numbers == number)
+            out.append((self.bound[number], where, base[where] - self.bound[number].first))
+        return out
+
+    def key(self, i: int) -> str | None:
+        """Return a sample's own name, where its format has one."""
+        base = int(self.base_ids(np.array([i], np.int64))[0])
+        bound = self.bound[self.part_numbers(base)]
+        return bound.part.key(base - bound.first)
+
+    def select(self, chosen: range | slice | Sequence[int] | npt.NDArray[Any]) -> Dataset:
+        """Return a view with some samples: a range, a list of ids, or a mask as long as the set."""
+        if isinstance(chosen, slice):
+            chosen = range(len(self))[chosen]
+        if isinstance(chosen, range):
+            selection = self._select_range(chosen)
+        else:
+            ids = np.asarray(chosen)
+            if ids.dtype == bool:
+                if len(ids) != len(self):
+                    raise OptionError(f"a mask of {len(ids)} for a data set of {len(self)} samples")
+                ids = np.flatnonzero(ids)
+            ids = ids.astype(np.int64)
+            if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < len(self)):
+                raise OptionError(
+                    f"ids run from 0 to {len(self) - 1}, got {ids.min()} … {ids.max()}"
+                )
+            selection = self.base_ids(ids)
+        return Dataset(
+            store=self.store,
+            parts=self._parts,
+            decoders=self._decoders,
+            version=self.version,
+            selection=selection,
+        )
+
+    def _select_range(self, chosen: range) -> range | Ints:
+        if len(chosen) and not (0 <= min(chosen[0], chosen[-1]) <= max(chosen[0], chosen[-1]) < len(self)):
+            raise OptionError(f"ids run from 0 to {len(self) - 1}, got {chosen}")
+        if self.selection is None:
+            return chosen
+        if isinstance(self.selection, range):
+            start = self.selection.start + chosen.start * self.selection.step
+            step = self.selection.step * chosen.step
+            return range(start, start + len(chosen) * step, step)
+        return self.selection[np.arange(chosen.start, chosen.stop, chosen.step)]
+
+    def with_decoders(self, decoders: Decoders) -> Dataset:
+        """Return the same samples with other decoders, by field name or by extension."""
+        return Dataset(
+            store=self.store,
+            parts=self._parts,
+            decoders=decoders,
+            version=self.version,
+            selection=self.selection,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.uri!r}, {self.format}, {len(self):,} samples, "
+            f"fields={list(self.fields)}, version={self.version})"
+        )
+
+
+def _remake(
+    store: Store, parts: Sequence[Part], decoders: Mapping[str, Any], version: int, selection: Any
+) -> Dataset:
+    return Dataset(
+        store=store, parts=parts, decoders=decoders, version=version, selection=selection
+    )

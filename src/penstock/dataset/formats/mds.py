@@ -1,0 +1,228 @@
+"""MosaicML MDS: shards of samples, and an `index.json` that names them.
+
+The index is read once, then of each raw shard only the table of offsets at its front. A shard of
+which only the zstd file is there is one block: it is read and decompressed whole. Where one shard
+of a set is compressed all are addressed as blocks, the raw ones too. Several folders with an
+`index.json` each (streams) are one data set, in the order of their names. Columns of one type and
+size become values; `pkl` columns stay bytes, because unpickling runs code: pass
+`decoders={"column": pickle.loads}` if you trust the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.dataset.fields import VALUE, Field
+from penstock.dataset.formats.base import Block, Options, Sample, Unit, block_rows
+from penstock.dataset.formats.shards import (
+    SizedBlock,
+    SizedColumns,
+    inflated,
+    parse_offsets,
+    read_offsets,
+)
+from penstock.dataset.part import Ints, Part, Rows, make_part
+from penstock.errors import FormatError
+from penstock.storage.base import ObjectInfo, Store
+
+_INDEX = "index.json"
+_COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br", ".mds.bz2", ".mds.snappy")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_SCALARS = frozenset(
+    [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
+    + ["float16", "float32", "float64"]
+)
+
+
+class _File(msgspec.Struct):
+    basename: str
+    bytes: int
+
+
+class _Shard(msgspec.Struct):
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    samples: int
+    raw_data: _File
+    zip_data: _File | None = None
+    compression: str | None = None
+    format: str = "mds"
+    version: int = 2
+
+    @property
+    def columns(self) -> list[list[Any]]:
+        """Name, encoding and size of each column."""
+        sizes = [size or None for size in self.column_sizes]
+        columns = zip(self.column_names, self.column_encodings, sizes, strict=True)
+        return [list(column) for column in columns]
+
+
+class _Index(msgspec.Struct):
+    shards: list[_Shard]
+
+
+class MdsFormat:
+    """MosaicML MDS shards, raw or compressed with zstd."""
+
+    name = "mds"
+    options: frozenset[str] = frozenset()
+
+    def claims(self, key: str) -> bool:
+        """Return whether the name is that of a shard or an index; compressed ones too."""
+        return key.rpartition("/")[2] == _INDEX or key.endswith((".mds", *_COMPRESSED))
+
+    def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
+        """Return a unit for each shard that an index names."""
+        by_key = {o.key: o for o in objects}
+        chosen = [
+            (shard, _file_of(shard, folder, by_key, store))
+            for folder, shard in _shards(objects, store)
+        ]
+        if not chosen:
+            raise FormatError(
+                f"{store.uri}: {len(objects)} objects, but no {_INDEX} that names an MDS shard; "
+                f"MDS cannot be read without it (streaming's merge_index can make it again)"
+            )
+        first, first_info = chosen[0]
+        for shard, info in chosen:
+            if shard.columns != first.columns:
+                raise FormatError(
+                    f"{store.uri}: {info.key} has the columns {_words(shard)}, {first_info.key} "
+                    f"has {_words(first)}; open them as two data sets"
+                )
+        by_block = not all(info.key.endswith(".mds") for _, info in chosen)
+        return [
+            Unit(
+                objects=(info,),
+                note={
+                    "columns": shard.columns,
+                    "num_samples": shard.samples,
+                    "raw_bytes": shard.raw_data.bytes,
+                    "by_block": by_block,
+                },
+            )
+            for shard, info in chosen
+        ]
+
+    def scan(self, unit: Unit, store: Store, options: Options) -> Part:
+        """Return where the samples of one shard lie."""
+        (info,) = unit.objects
+        columns, num_samples = unit.note["columns"], unit.note["num_samples"]
+        if unit.note["by_block"]:
+            whole = (0, info.size_bytes, num_samples)
+            rows = block_rows(info, [whole], unit.note["raw_bytes"].to_bytes(8, "little"))
+        else:
+            rows = _samples(info, num_samples, store)
+        return make_part(
+            format="mds",
+            fields=[_field(name, encoding, size) for name, encoding, size in columns],
+            tables=[rows],
+            options={"sizes": [size for _, _, size in columns]},
+        )
+
+    def split(self, part: Part, ids: Ints, raws: Sequence[Sequence[memoryview]]) -> list[Sample]:
+        """Return the columns of each sample."""
+        columns = SizedColumns(part, part.options["sizes"])
+        return [columns.sample(raw) for (raw,) in raws]
+
+    def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
+        """Return a whole shard, decompressed."""
+        table = part.tables[0]
+        if bytes(raw[:4]) == _ZSTD_MAGIC:
+            raw = inflated(raw, int.from_bytes(table.blob(number), "little"))
+        num_samples = int(table.first_sample[number + 1] - table.first_sample[number])
+        offsets = parse_offsets(raw, num_samples, len(raw), table.key(number))
+        return SizedBlock(raw, SizedColumns(part, part.options["sizes"]), offsets.tolist())
+
+
+def _shards(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, _Shard]]:
+    """Yield the shards of all indexes with their folders, those nearest to the root first."""
+    indexes = [o.key for o in objects if o.key.rpartition("/")[2] == _INDEX]
+    seen: set[str] = set()
+    for key in sorted(indexes, key=lambda key: (key.count("/"), key)):
+        folder = key.removesuffix(_INDEX)
+        try:
+            index = msgspec.json.decode(store.read(key), type=_Index)
+        except msgspec.DecodeError as error:
+            raise FormatError(f"{store.uri}{key} is not the index of an MDS set: {error}") from None
+        for shard in index.shards:
+            if (shard.format, shard.version) != ("mds", 2):
+                raise FormatError(
+                    f"{store.uri}{key}: a shard of format {shard.format!r}, version "
+                    f"{shard.version}; 'mds' of version 2 can be read: write it with MDSWriter"
+                )
+            # A merged index names the shards of the folders below it, which have their own index.
+            if folder + shard.raw_data.basename not in seen:
+                seen.add(folder + shard.raw_data.basename)
+                yield folder, shard
+
+
+def _file_of(
+    shard: _Shard, folder: str, by_key: Mapping[str, ObjectInfo], store: Store
+) -> ObjectInfo:
+    """Return the file to read a shard from: the raw one if it is there, else the compressed one."""
+    for file in (shard.raw_data, shard.zip_data):
+        info = by_key.get(folder + file.basename) if file is not None else None
+        if file is None or info is None:
+            continue
+        if file is shard.zip_data and (shard.compression or "").split(":")[0] != "zstd":
+            raise FormatError(
+                f"{store.uri}{info.key} is compressed with {shard.compression}, only zstd can be "
+                "read; decompress the shards beside it (the raw .mds files are then preferred), "
+                "or write the set anew with compression='zstd'"
+            )
+        if info.size_bytes != file.bytes:
+            raise FormatError(
+                f"{store.uri}{info.key} has {info.size_bytes} bytes, {_INDEX} says {file.bytes}; "
+                "it is cut off or of another data set: copy it anew"
+            )
+        return info
+    raise FormatError(
+        f"{store.uri}{folder}{shard.raw_data.basename} is not there, raw or compressed, but "
+        f"{folder}{_INDEX} names it with {shard.samples} samples; copy the missing shards"
+    )
+
+
+def _samples(info: ObjectInfo, num_samples: int, store: Store) -> Rows:
+    offsets = read_offsets(store, info, num_samples)
+    return Rows(
+        objects=[info],
+        counts=[num_samples],
+        addressing="extents",
+        columns={"offset": offsets[:-1], "length": np.diff(offsets)},
+    )
+
+
+def _field(name: str, encoding: str, size: int | None) -> Field:
+    """Return the field of a column.
+
+    >>> _field("x", "ndarray:int16:2,3", 12).shape, _field("x", "int", 8).dtype
+    ((2, 3), '<i8')
+    """
+    kind, _, rest = encoding.partition(":")
+    if size is not None and (kind == "int" or kind in _SCALARS):
+        dtype = np.dtype("int64" if kind == "int" else kind).newbyteorder("<")
+        return Field(name=name, encoding=VALUE, dtype=dtype.str, shape=())
+    if kind == "ndarray":
+        type_name, _, axes = rest.partition(":")
+        text = np.dtype(type_name).newbyteorder("<").str if type_name else ""
+        if text and axes:
+            shape = tuple(int(n) for n in axes.split(","))
+            return Field(name=name, encoding=VALUE, dtype=text, shape=shape)
+        return Field(name=name, encoding=f"mds_ndarray:{text}" if text else "mds_ndarray")
+    encodings = {
+        "list[pil]": "mds_list:pil",
+        "list[jpeg]": "mds_list:image",
+        "list[png]": "mds_list:image",
+        "jpegarray": "jpeg_array",
+    }
+    return Field(name=name, encoding=encodings.get(encoding, encoding))
+
+
+def _words(shard: _Shard) -> str:
+    return ", ".join(f"{name} ({encoding})" for name, encoding, _ in shard.columns)

@@ -1,0 +1,141 @@
+"""What shards of MDS and LitData share: a table of offsets, samples of sized columns, zstd.
+
+A shard starts with the number of its samples and where each begins. A sample starts with the sizes
+of its columns of varying size, then has the columns' bytes one after the other. Compressed, a whole
+shard (or a run of samples) is one zstd frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import zstandard
+
+from penstock.dataset.fields import VALUE
+from penstock.dataset.formats.base import Sample
+from penstock.dataset.part import Ints, Part
+from penstock.errors import FormatError
+from penstock.storage.base import ObjectInfo, Store
+
+
+def table_bytes(num_samples: int) -> int:
+    """Return the length of a table of offsets.
+
+    >>> table_bytes(2)
+    16
+    """
+    return 4 * (num_samples + 2)
+
+
+def read_offsets(store: Store, info: ObjectInfo, num_samples: int) -> Ints:
+    """Return where the samples of a shard begin, and where the last one ends."""
+    where = f"{store.uri}{info.key}"
+    length = table_bytes(num_samples)
+    if length > info.size_bytes:
+        raise FormatError(
+            f"{where} is cut off: it has {info.size_bytes} bytes, the table of its {num_samples} "
+            f"samples alone takes {length}; copy it anew"
+        )
+    return parse_offsets(store.read_range(info.key, 0, length), num_samples, info.size_bytes, where)
+
+
+def parse_offsets(data: memoryview, num_samples: int, size_bytes: int, where: str) -> Ints:
+    """Return the offsets of a shard of `size_bytes` bytes from its first bytes."""
+    found = int.from_bytes(data[:4], "little")
+    if found != num_samples:
+        raise FormatError(
+            f"{where} says that it holds {found} samples, index.json says {num_samples}; "
+            "they are not of one data set, or the shard is damaged"
+        )
+    offsets = np.frombuffer(data, "<u4", num_samples + 1, 4).astype(np.int64)
+    if (np.diff(offsets) < 0).any() or int(offsets[-1]) > size_bytes:
+        raise FormatError(
+            f"{where} is cut off or damaged: its samples end at byte {int(offsets[-1])}, "
+            f"the shard at {size_bytes}; copy it anew"
+        )
+    return offsets
+
+
+def inflated(
+    raw: memoryview, size_bytes_max: int, codec: zstandard.ZstdDecompressor | None = None
+) -> memoryview:
+    """Return the content of a zstd frame that must not be longer than `size_bytes_max`."""
+    try:
+        stated = zstandard.frame_content_size(raw)
+        if stated > size_bytes_max:
+            raise FormatError(
+                f"a zstd frame says that it holds {stated} bytes, the index says at most "
+                f"{size_bytes_max}; the shard is damaged or not of this data set"
+            )
+        codec = codec or zstandard.ZstdDecompressor()
+        return memoryview(codec.decompress(raw, max_output_size=size_bytes_max))
+    except zstandard.ZstdError as error:
+        raise FormatError(
+            f"{len(raw)} bytes cannot be decompressed ({error}); the shard is damaged: copy it anew"
+        ) from error
+
+
+class SizedColumns:
+    """How the samples of a part are cut into fields.
+
+    `sizes` are the lengths of the columns, None where a sample says it itself.
+    """
+
+    def __init__(self, part: Part, sizes: Sequence[int | None]) -> None:
+        self._columns = [
+            (f.name, size, np.dtype(f.dtype) if f.encoding == VALUE else None, f.shape or ())
+            for f, size in zip(part.fields, sizes, strict=True)
+        ]
+        self._head = struct.Struct(f"<{sum(size is None for size in sizes)}I")
+        self._fixed_bytes = self._head.size + sum(size or 0 for size in sizes)
+
+    def _length(self, data: memoryview, at: int) -> tuple[int, tuple[int, ...]]:
+        if at + self._head.size > len(data):
+            raise FormatError(
+                f"a sample is damaged: its sizes take {self._head.size} bytes, "
+                f"it has {len(data) - at}"
+            )
+        sizes = self._head.unpack_from(data, at)
+        return self._fixed_bytes + sum(sizes), sizes
+
+    def starts(self, data: memoryview) -> list[int]:
+        """Return where samples begin that lie one after the other, and where the last one ends."""
+        starts = [0]
+        while starts[-1] < len(data):
+            starts.append(starts[-1] + self._length(data, starts[-1])[0])
+        return starts
+
+    def sample(self, data: memoryview) -> Sample:
+        """Return the fields of one sample: bytes, or values where all samples have one type."""
+        length, sizes = self._length(data, 0)
+        if length != len(data):
+            raise FormatError(
+                f"a sample is damaged: its columns take {length} bytes, it has {len(data)}"
+            )
+        at, varying = self._head.size, iter(sizes)
+        out: Sample = {}
+        for name, size, dtype, shape in self._columns:
+            end = at + (next(varying) if size is None else size)
+            out[name] = data[at:end] if dtype is None else np.ndarray(shape, dtype, data, at)[()]
+            at = end
+        return out
+
+
+class SizedBlock:
+    """A decompressed run of samples."""
+
+    def __init__(self, data: memoryview, columns: SizedColumns, starts: Sequence[int]) -> None:
+        self._data = data
+        self._columns = columns
+        self._starts = starts
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it takes while it is kept."""
+        return len(self._data)
+
+    def sample(self, row: int) -> Sample:
+        """Return one sample of the block."""
+        return self._columns.sample(self._data[self._starts[row] : self._starts[row + 1]])

@@ -1,0 +1,243 @@
+"""WebDataset tar: consecutive members of one base name are one sample.
+
+`a/0001.jpg`, `a/0001.cls` make the sample `a/0001` with the fields `jpg` and `cls`: the name is cut at the
+first dot after the last slash. Only the headers are read for the index. A sample's extent runs from its
+first member's data to its last member's, headers between them included, so one read brings all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.dataset.formats.base import (
+    Options,
+    Sample,
+    SampleFormat,
+    Unit,
+    encoding_of,
+    one_unit_each,
+)
+from penstock.dataset.formats.headers import HeaderReader
+from penstock.dataset.fields import Field
+from penstock.dataset.part import ABSENT, Ints, Part, Rows, make_part
+from penstock.errors import FormatError
+from penstock.storage.base import ObjectInfo, Store
+
+_BLOCK = 512
+_LONG_NAME_BYTES_MAX = 1 << 20
+_REGULAR = (b"0", b"\0", b"7")
+_SKIPPED = (b"1", b"2", b"3", b"4", b"5", b"6")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One regular file of an archive."""
+
+    name: str
+    offset: int
+    size_bytes: int
+
+
+class TarFormat(SampleFormat):
+    """WebDataset tar archives."""
+
+    name = "tar"
+    options: frozenset[str] = frozenset()
+
+    def claims(self, key: str) -> bool:
+        """Return whether the name is that of a tar, compressed ones included: to refuse them."""
+        return key.lower().endswith((".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))
+
+    def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
+        """Return a unit for each archive."""
+        for info in objects:
+            if not info.key.lower().endswith(".tar"):
+                raise FormatError(
+                    f"{store.uri}{info.key} is a compressed tar: its samples cannot be addressed. "
+                    "Decompress it (`gunzip FILE.tar.gz`), or write it anew with "
+                    "`penstock pack SRC DST`; images gain nothing from the compression"
+                )
+        return one_unit_each(objects)
+
+    def scan(self, unit: Unit, store: Store, options: Options) -> Part:
+        """Return where the samples of one archive lie."""
+        (info,) = unit.objects
+        samples = _Samples(f"{store.uri}{info.key}")
+        for member in members_of(store, info):
+            samples.add(member)
+        return samples.part(info)
+
+    def split(self, part: Part, ids: Ints, raws: Sequence[Sequence[memoryview]]) -> list[Sample]:
+        """Return the members of each sample."""
+        offsets = part.columns["member.offset"][ids].tolist()
+        lengths = part.columns["member.length"][ids].tolist()
+        names = [f.name for f in part.fields]
+        absent = int(ABSENT)
+        return [
+            {
+                name: raw[0][at : at + size]
+                for name, at, size in zip(names, starts, sizes, strict=True)
+                if size != absent
+            }
+            for raw, starts, sizes in zip(raws, offsets, lengths, strict=True)
+        ]
+
+
+class _Samples:
+    """Members of one archive, gathered into samples."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._keys: list[str] = []
+        self._offsets: list[int] = []
+        self._ends: list[int] = []
+        self._field_numbers: dict[str, int] = {}
+        self._members: list[tuple[int, int, int, int]] = []
+        self._seen: set[str] = set()
+
+    def add(self, member: Member) -> None:
+        key, name = split_name(member.name)
+        if not name:
+            return
+        if not self._keys or key != self._keys[-1]:
+            self._keys.append(key)
+            self._offsets.append(member.offset)
+            self._ends.append(member.offset)
+            self._seen.clear()
+        if name in self._seen:
+            raise FormatError(
+                f"{self._where}: sample {key!r} has two members {name!r}; give each sample a name "
+                "of its own"
+            )
+        self._seen.add(name)
+        number = self._field_numbers.setdefault(name, len(self._field_numbers))
+        inside = member.offset - self._offsets[-1]
+        self._members.append((len(self._keys) - 1, number, inside, member.size_bytes))
+        self._ends[-1] = member.offset + member.size_bytes
+
+    def part(self, info: ObjectInfo) -> Part:
+        num_samples, num_fields = len(self._keys), len(self._field_numbers)
+        table = np.array(self._members, np.int64).reshape(-1, 4)
+        if len(table) and int(table[:, 2:].max()) >= int(ABSENT):
+            raise FormatError(f"{self._where}: a sample of 4 GiB or more cannot be indexed")
+        offsets = np.zeros((num_samples, num_fields), np.uint32)
+        lengths = np.full((num_samples, num_fields), ABSENT, np.uint32)
+        offsets[table[:, 0], table[:, 1]] = table[:, 2]
+        lengths[table[:, 0], table[:, 1]] = table[:, 3]
+        start = np.array(self._offsets, np.int64)
+        return make_part(
+            format="tar",
+            fields=[
+                Field(
+                    name=name,
+                    encoding=encoding_of(name),
+                    optional=bool((lengths[:, number] == ABSENT).any()),
+                )
+                for name, number in self._field_numbers.items()
+            ],
+            tables=[
+                Rows(
+                    objects=[info],
+                    counts=[num_samples],
+                    addressing="extents",
+                    columns={"offset": start, "length": np.array(self._ends, np.int64) - start},
+                )
+            ],
+            keys=self._keys,
+            members=(offsets, lengths),
+        )
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return key and field of a member's name.
+
+    >>> split_name("train/n01.5/0001.seg.png"), split_name("README")
+    (('train/n01.5/0001', 'seg.png'), ('README', ''))
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return folder + slash + stem, extension.lower() if stem else ""
+
+
+def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
+    """Yield the regular files of an archive, reading headers only."""
+    reader = HeaderReader(store, info)
+    where = f"{store.uri}{info.key}"
+    at = 0
+    long_name: str | None = None
+    long_size: int | None = None
+    while at + _BLOCK <= info.size_bytes:
+        header = bytes(reader.read(at, _BLOCK))
+        if header.count(0) == _BLOCK:
+            return
+        size_bytes, kind = _parse(header, where, at)
+        data = at + _BLOCK
+        if kind in (b"L", b"x"):
+            text = bytes(reader.read(data, _checked(size_bytes, where, at)))
+            if kind == b"L":
+                long_name = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            else:
+                records = _pax(text)
+                long_name = records.get("path", long_name)
+                long_size = int(records["size"]) if "size" in records else None
+        elif kind in _REGULAR:
+            size_bytes = size_bytes if long_size is None else long_size
+            yield Member(long_name or _name(header), data, size_bytes)
+            long_name = long_size = None
+        elif kind in _SKIPPED:
+            long_name = long_size = None
+        elif kind not in (b"g", b"K"):
+            raise FormatError(f"{where}: member type {kind!r} at byte {at} cannot be read in place")
+        at = data + -(-size_bytes // _BLOCK) * _BLOCK
+    if at > info.size_bytes:
+        raise FormatError(
+            f"{where} is cut off: its last member ends at {at}, the object at {info.size_bytes}"
+        )
+
+
+def _parse(header: bytes, where: str, at: int) -> tuple[int, bytes]:
+    stated = header[148:156].strip(b"\0 ")
+    total = sum(header[:148]) + sum(header[156:]) + 8 * 32
+    try:
+        is_right = int(stated, 8) == total
+        if header[124] & 0x80:
+            size_bytes = int.from_bytes(header[125:136], "big")
+        else:
+            size_bytes = int(header[124:136].strip(b"\0 ") or b"0", 8)
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise FormatError(f"{where} is not a tar archive, or is damaged, at byte {at}")
+    return size_bytes, header[156:157]
+
+
+def _name(header: bytes) -> str:
+    name = header[:100].split(b"\0", 1)[0]
+    if header[257:263] == b"ustar\0":
+        prefix = header[345:500].split(b"\0", 1)[0]
+        name = prefix + b"/" + name if prefix else name
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _pax(text: bytes) -> dict[str, str]:
+    """Return the records of a PAX header: `LENGTH key=value\\n`, the length counting itself."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        length_text, space, _ = text[at : at + 20].partition(b" ")
+        if not space or not length_text.isdigit() or int(length_text) < 5:
+            break
+        record = text[at + len(length_text) + 1 : at + int(length_text) - 1]
+        key, _, value = record.partition(b"=")
+        records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        at += int(length_text)
+    return records
+
+
+def _checked(size_bytes: int, where: str, at: int) -> int:
+    if size_bytes > _LONG_NAME_BYTES_MAX:
+        raise FormatError(f"{where}: a name of {size_bytes} bytes at byte {at}; it is damaged")
+    return size_bytes

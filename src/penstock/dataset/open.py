@@ -1,0 +1,215 @@
+"""`open`: from a name to a data set, building the index where there is none yet.
+
+An index lies beside its data (`.penstock/`) where that can be written, else in the user's cache folder.
+A set that was indexed before opens without reading its data; its objects are compared with the listing,
+so that a changed one is named rather than misread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from penstock.dataset.bound import Decoders
+from penstock.dataset.build import Recipe, Report, build, compare
+from penstock.dataset.catalog import FOLDER, Catalog, Manifest, cache_folder
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.formats import format_named, format_of
+from penstock.dataset.formats.base import Format
+from penstock.dataset.part import open_part
+from penstock.errors import DatasetError, OptionError, StoreError
+from penstock.storage.base import ObjectInfo, Store
+from penstock.storage.folder import FolderStore
+from penstock.storage.locate import Located, open_store, resolve
+from penstock.storage.options import StoreOptions
+
+_log = logging.getLogger("penstock.dataset")
+_CHECKED_OBJECTS_MAX = 100_000
+
+Uri = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A data set that was looked up: what lies there and where its versions are kept."""
+
+    located: Located
+    format: Format
+    options: dict[str, Any]
+    objects: list[ObjectInfo]
+    """Those that belong to the format."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What an index of it is built from."""
+        return Recipe(
+            store=self.located.store,
+            objects=self.objects,
+            format=self.format,
+            options=self.options,
+        )
+
+    def catalogs(self) -> tuple[Catalog, Catalog]:
+        """Return where versions may lie: beside the data, and in the user's cache."""
+        what = [self.located.spec, self.format.name, self.options]
+        name = xxhash.xxh3_64_hexdigest(msgspec.json.encode(what, order="sorted"))
+        if self.located.is_everything and not self.options:
+            name = "all"
+        beside = Catalog(self.located.store, f"{FOLDER}/{name}/")
+        where = xxhash.xxh3_128_hexdigest(self.located.store.uri.encode())
+        kept = FolderStore(cache_folder() / "indexes" / where)
+        return beside, Catalog(kept, f"{name}/")
+
+
+def look_up(
+    uri: Uri,
+    *,
+    format: str | None = None,
+    store: StoreOptions | None = None,
+    options: dict[str, Any] | None = None,
+) -> Found:
+    """Return what lies under a name, and in which format."""
+    located = resolve(_plain(uri), store)
+    chosen = format_of(located.objects) if format is None else format_named(format)
+    unknown = set(options or {}) - chosen.options
+    if unknown:
+        known = ", ".join(sorted(chosen.options)) or "none"
+        raise OptionError(f"{chosen.name} has no option {sorted(unknown)[0]!r}; it has: {known}")
+    objects = [o for o in located.objects if chosen.name == "files" or chosen.claims(o.key)]
+    if not objects:
+        raise DatasetError(
+            f"{located.store.uri}: none of {len(located.objects)} objects is {chosen.name} "
+            f"(the first is {located.objects[0].key!r}); leave out format= to have it found"
+        )
+    return Found(located=located, format=chosen, options=dict(options or {}), objects=objects)
+
+
+def _plain(uri: Uri) -> str | list[str]:
+    return str(uri) if isinstance(uri, str | Path) else [str(u) for u in uri]
+
+
+def open(
+    uri: Uri,
+    *,
+    version: int | None = None,
+    format: str | None = None,
+    decoders: Decoders | None = None,
+    store: StoreOptions | None = None,
+    check: bool = True,
+    report: Report | None = None,
+    **options: Any,
+) -> Dataset:
+    """Return the data set under a name, as it lies there.
+
+    Args:
+        uri: a folder, prefix, glob, braces (`s3://b/x-{000..127}.tar`), a list of these, or an index.
+        version: which version to read; the latest when not given.
+        format: the format's name, where it is not plain from the names of the objects.
+        decoders: functions from bytes to a value, by field name or extension; None leaves bytes.
+        store: endpoint, credentials and the like, where the environment does not say.
+        check: compare the objects with those that were indexed, and name what changed.
+        report: called with progress while an index is built.
+        options: of the format, such as `sequence_length` for token arrays.
+    """
+    direct = _open_index(uri, decoders, store)
+    if direct is not None:
+        return direct
+    found = look_up(uri, format=format, store=store, options=options)
+    for catalog in found.catalogs():
+        manifest = _read(catalog, version)
+        if manifest is not None:
+            dataset = _dataset(found.located.store, catalog, manifest, decoders)
+            if check and len(found.objects) <= _CHECKED_OBJECTS_MAX:
+                _check(found, dataset)
+            return dataset
+    if version is not None:
+        raise OptionError(f"{found.located.store.uri} is not indexed yet: no version {version}")
+    catalog, manifest = write_index(found, report=report)
+    return _dataset(found.located.store, catalog, manifest, decoders)
+
+
+def _read(catalog: Catalog, version: int | None) -> Manifest | None:
+    """Return a version if this catalog has any at all; one that cannot be read has none."""
+    try:
+        return catalog.read(version) if catalog.versions() else None
+    except StoreError as error:
+        _log.info("no index at %s: %s", catalog.uri, error)
+        return None
+
+
+def _dataset(
+    store: Store, catalog: Catalog, manifest: Manifest, decoders: Decoders | None
+) -> Dataset:
+    parts = [catalog.part(ref) for ref in manifest.parts]
+    return Dataset(store=store, parts=parts, decoders=decoders, version=manifest.version)
+
+
+def _check(found: Found, dataset: Dataset) -> None:
+    changes = compare(dataset.parts, found.objects)
+    changes.refuse(
+        dataset.uri,
+        "Index it again with `penstock index --rebuild`, or pass check=False to read it anyway",
+    )
+    new = [o for o in changes.new if o.key.rpartition("/")[2] not in _NOT_SAMPLES]
+    if new:
+        _log.warning(
+            "%s has %d objects that version %d does not know, the first is %s; "
+            "`penstock index` makes a new version with them",
+            dataset.uri,
+            len(new),
+            dataset.version,
+            new[0].key,
+        )
+
+
+_NOT_SAMPLES = ("index.json",)
+
+
+def write_index(
+    found: Found, *, rebuild: bool = False, report: Report | None = None
+) -> tuple[Catalog, Manifest]:
+    """Build an index and store it beside the data, or in the user's cache where that is refused."""
+    beside, kept = found.catalogs()
+    if not _has_versions(kept):
+        try:
+            return beside, build(found.recipe, beside, rebuild=rebuild, report=report)
+        except (StoreError, OSError) as error:
+            if isinstance(error, StoreError) and error.retryable:
+                raise
+            _log.info("the index cannot be stored at %s (%s)", beside.uri, error)
+    manifest = build(found.recipe, kept, rebuild=rebuild, report=report)
+    _log.info("the index of %s is kept in %s", found.located.store.uri, kept.uri)
+    return kept, manifest
+
+
+def _has_versions(catalog: Catalog) -> bool:
+    try:
+        return bool(catalog.versions())
+    except StoreError:
+        return False
+
+
+def _open_index(uri: Uri, decoders: Decoders | None, options: StoreOptions | None) -> Dataset | None:
+    """Return the data set of an index that is named itself: a part's file, or a version."""
+    if not isinstance(uri, str | Path) or not str(uri).endswith((".idx", ".json")):
+        return None
+    text = str(uri)
+    root, inside, rest = text.partition(f"/{FOLDER}/")
+    if inside and text.endswith(".json"):
+        store = open_store(root + "/", options)
+        name, _, number = rest.rpartition("/v")
+        catalog = Catalog(store, f"{FOLDER}/{name}/")
+        manifest = catalog.read(int(number.removesuffix(".json")))
+        assert manifest is not None
+        return _dataset(store, catalog, manifest, decoders)
+    if text.endswith(".idx"):
+        path = Path(text.removeprefix("file://")).expanduser()
+        data_root = Path(root) if inside else path.parent
+        return Dataset(store=FolderStore(data_root), parts=[open_part(path)], decoders=decoders)
+    return None

@@ -1,0 +1,112 @@
+"""Every error Penstock raises, in one place.
+
+A message says what failed, the numbers or names that show it, and the way out. Mistakes of the user
+derive from `PenstockError`; our own are assertions.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all errors that a user can act on."""
+
+
+class OptionError(PenstockError, ValueError):
+    """An argument does not make sense, alone or beside another."""
+
+
+class MissingPackageError(PenstockError, ImportError):
+    """A feature needs a package of an extra that is not installed."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs the package {package!r}, which is not installed: "
+            f"pip install 'penstock[{extra}]'"
+        )
+
+
+class StoreError(PenstockError):
+    """A store could not do what it was asked. `uri` names the object."""
+
+    retryable = False
+    """Whether asking the same again may succeed."""
+
+    def __init__(self, message: str, *, uri: str = "") -> None:
+        super().__init__(message)
+        self.uri = uri
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword arguments do not survive the default pickling of exceptions.
+        return _remake, (type(self), str(self), self.uri)
+
+
+def _remake(kind: type[StoreError], message: str, uri: str) -> StoreError:
+    return kind(message, uri=uri)
+
+
+class NotFoundError(StoreError, FileNotFoundError):
+    """No object of that name (404)."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeniedError(StoreError, PermissionError):
+    """The store refuses this caller (401, 403)."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ExistsError(StoreError):
+    """A conditional put found an object already there (409, 412)."""
+
+
+class RangeError(StoreError):
+    """A range lies outside the object (416)."""
+
+
+class TruncatedError(StoreError):
+    """Fewer bytes arrived than were promised."""
+
+    retryable = True
+
+
+class UnavailableError(StoreError):
+    """The store is overloaded or answers with a server error (429, 5xx)."""
+
+    retryable = True
+
+
+class UnreachableError(StoreError):
+    """No connection: name not resolved, connection refused or reset, time-out."""
+
+    retryable = True
+
+
+class DatasetError(PenstockError):
+    """A data set, or one object of it, is not what was expected."""
+
+
+class FormatError(DatasetError):
+    """An object does not follow its format."""
+
+
+class ChangedError(DatasetError):
+    """An object is no longer the one that was indexed."""
+
+
+class CorruptError(DatasetError):
+    """Bytes do not match their checksum."""
+
+
+class DecodeError(DatasetError):
+    """A field of a sample could not be decoded."""
+
+
+class StateError(PenstockError):
+    """A saved state does not fit what it is loaded into."""
+
+
+class WorkerError(PenstockError):
+    """A worker process died without saying why."""

@@ -1,0 +1,57 @@
+"""A batch: fields by name, and which samples they came from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+
+class Batch(dict[str, Any]):
+    """Field → array, tensor or list, one entry a sample.
+
+    A plain dict for every tool that moves batches about; the rest are attributes.
+    """
+
+    ids: Any = None
+    """Number of each sample in the data set that was given to the loader."""
+    mask: Any = None
+    """False where a sample only fills up the last batch of an epoch and should not count."""
+    epoch: int = 0
+    """The epoch that these samples belong to, from 0."""
+    step: int = 0
+    """Number of this batch in its epoch, from 0; the same on all ranks."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], *, ids: Any, mask: Any, epoch: int, step: int) -> Batch:
+        """Return a batch with all that belongs to it."""
+        batch = cls(fields)
+        batch.ids, batch.mask, batch.epoch, batch.step = ids, mask, epoch, step
+        return batch
+
+    def __copy__(self) -> Batch:
+        return Batch.of(self, ids=self.ids, mask=self.mask, epoch=self.epoch, step=self.step)
+
+    def to(self, device: Any, *args: Any, **kwargs: Any) -> Batch:
+        """Return the batch with everything that can move moved, as `tensor.to` does."""
+        moved = copy.copy(self)
+        for name, value in self.items():
+            moved[name] = _moved(value, "to", (device, *args), kwargs)
+        moved.ids = _moved(self.ids, "to", (device, *args), kwargs)
+        moved.mask = _moved(self.mask, "to", (device, *args), kwargs)
+        return moved
+
+    def pin_memory(self, device: Any = None) -> Batch:
+        """Return the batch in page-locked memory; torch's DataLoader calls this."""
+        pinned = copy.copy(self)
+        arguments = () if device is None else (device,)
+        for name, value in self.items():
+            pinned[name] = _moved(value, "pin_memory", arguments, {})
+        return pinned
+
+
+def _moved(value: Any, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_moved(v, verb, args, kwargs) for v in value]
+    move = getattr(value, verb, None)
+    return value if move is None else move(*args, **kwargs)

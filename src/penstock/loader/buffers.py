@@ -1,0 +1,76 @@
+"""Memory for batches, used again and again.
+
+Fresh memory costs a page fault for every 4 KiB, as much as filling it. So buffers are leased: when the last
+array or tensor that looks into a buffer is gone, whoever held it, the buffer returns to its pool. Nobody
+has to give anything back, and nothing is overwritten while somebody can still see it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_SMALLEST_BYTES = 64 << 10
+
+
+class BufferPool:
+    """Buffers of a few sizes; keeps at most `kept_bytes_max` that nobody uses."""
+
+    def __init__(self, kept_bytes_max: int) -> None:
+        self._kept_bytes_max = kept_bytes_max
+        # Deques append and pop atomically. A lock would be a trap here: buffers come back while the
+        # garbage collector runs, which may be inside `lease`, in the very thread that holds it.
+        self._free: dict[int, deque[mmap.mmap]] = {}
+
+    def lease(self, size_bytes: int) -> Bytes:
+        """Return at least `size_bytes` of writable memory, page-aligned, as an array of bytes."""
+        room = _room_for(size_bytes)
+        try:
+            memory = self._free[room].pop()
+        except (KeyError, IndexError):
+            memory = mmap.mmap(-1, room)
+        # The small object between buffer and array is what can be watched: all views keep it alive.
+        holder = _holder_type(size_bytes).from_buffer(memory)
+        weakref.finalize(holder, self._give_back, memory, room).atexit = False
+        return np.frombuffer(holder, np.uint8)
+
+    def _give_back(self, memory: mmap.mmap, room: int) -> None:
+        kept_bytes = sum(r * len(free) for r, free in list(self._free.items()))
+        if kept_bytes + room <= self._kept_bytes_max:
+            self._free.setdefault(room, deque()).append(memory)
+
+    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an uninitialised array in leased memory."""
+        kind = np.dtype(dtype)
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if size_bytes < _SMALLEST_BYTES:
+            return np.empty(shape, kind)
+        return self.lease(size_bytes).view(kind).reshape(shape)
+
+
+def _room_for(size_bytes: int) -> int:
+    """Return a size with at most an eighth to spare, so that batches of similar size share buffers."""
+    size = max(size_bytes, _SMALLEST_BYTES)
+    step = 1 << max(size.bit_length() - 4, 12)
+    return -(-size // step) * step
+
+
+_types: dict[int, Any] = {}
+_TYPES_MAX = 4096
+
+
+def _holder_type(size_bytes: int) -> Any:
+    kind = _types.get(size_bytes)
+    if kind is None:
+        if len(_types) >= _TYPES_MAX:
+            _types.clear()
+        kind = _types[size_bytes] = ctypes.c_ubyte * size_bytes
+    return kind

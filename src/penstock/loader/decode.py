@@ -1,0 +1,145 @@
+"""Samples that need work: split, decoded, transformed, and put in their places.
+
+This is the general way; what it does to a sample is exactly what `dataset[i]` does, then the user's
+transform. Randomness in a transform comes from a generator keyed by (seed, epoch, sample), so an
+augmented sample does not depend on which thread, rank or world size made it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.loader.buffers import BufferPool
+from penstock.loader.job import Group, Job, Piece, cut
+from penstock.loader.processes import ProcessPool
+from penstock.loader.reads import SampleReader
+from penstock.loader.sinks import Sinks
+from penstock.loader.stats import Counters
+
+Transform = Callable[..., Any]
+Collate = Callable[[list[Any]], Any]
+
+
+def wants_generator(transform: Transform | None) -> bool:
+    """Return whether a transform takes a random generator beside the sample."""
+    if transform is None:
+        return False
+    try:
+        parameters = inspect.signature(transform).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    return len(needed) == 2
+
+
+def generator_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
+    """Return the random numbers that belong to one sample of one epoch."""
+    return np.random.Generator(np.random.PCG64([seed, epoch, sample_id]))
+
+
+class DecodeMaker:
+    """Makes batches of samples that are decoded one by one."""
+
+    def __init__(
+        self,
+        *,
+        pool: BufferPool,
+        reader: SampleReader,
+        counters: Counters,
+        transform: Transform | None,
+        collate: Collate | None,
+        padding: Mapping[str, Any],
+        seed: int,
+        num_threads: int,
+        processes: ProcessPool | None,
+    ) -> None:
+        self._pool = pool
+        self._reader = reader
+        self._counters = counters
+        self._transform = transform
+        self._with_generator = wants_generator(transform)
+        self._collate = collate
+        self._padding = padding
+        self._seed = seed
+        self._num_threads = num_threads
+        self._processes = processes
+
+    def plan(self, job: Job) -> list[Piece]:
+        """Cut a job so that all threads have something to do and none waits for the last."""
+        job.size_bytes = sum(g.size_bytes for g in job.groups if not g.bound.by_block)
+        if self._collate is None:
+            job.state = Sinks(job.num_samples, self._pool)
+        else:
+            job.state = [None] * job.num_samples
+        return cut(job.groups, max(1, -(-job.num_samples // (4 * self._num_threads))))
+
+    def work(self, job: Job, piece: Piece) -> None:
+        """Decode and transform the samples of a piece."""
+        group = job.groups[piece.group]
+        where = group.where[piece.start : piece.stop].tolist()
+        if self._processes is not None:
+            samples: Iterator[Any] = iter(self._processes.samples(job, where))
+        else:
+            samples = self._samples(job, group, piece)
+        begin = time.perf_counter()
+        for i, sample in zip(where, samples, strict=True):
+            if self._collate is None:
+                job.state.put(i, _as_mapping(sample))
+            else:
+                job.state[i] = sample
+        self._counters.add_decode(time.perf_counter() - begin)
+
+    def _samples(self, job: Job, group: Group, piece: Piece) -> Iterator[Any]:
+        stage = job.staged.get(piece.group)
+        bound, slot = group.bound, job.slots[0]
+        ids = slot.ids[group.where[piece.start : piece.stop]].tolist()
+        local_ids = group.local_ids[piece.start : piece.stop]
+        if bound.by_block:
+            rows = group.extents[0].row.tolist()
+            encoded = (stage.block(j).sample(rows[j]) for j in range(piece.start, piece.stop))
+        else:
+            if stage is None:
+                raws = self._reader.raws(group, piece)
+            else:
+                tables = range(len(group.extents))
+                raws = [
+                    [stage.raw(t, j) for t in tables] for j in range(piece.start, piece.stop)
+                ]
+            encoded = iter(bound.format.split(bound.part, local_ids, raws))
+        for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):
+            decoded = bound.decoded(sample, local)
+            yield self._transformed(decoded, slot.epoch, i)
+
+    def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int) -> Any:
+        if self._transform is None:
+            return sample
+        if self._with_generator:
+            return self._transform(sample, generator_for(self._seed, epoch, sample_id))
+        return self._transform(sample)
+
+    def finish(self, job: Job) -> list[Any]:
+        """Return the batch."""
+        begin = time.perf_counter()
+        if self._collate is None:
+            result = job.state.fields(self._padding)
+        else:
+            result = self._collate(job.state)
+        self._counters.add_decode(time.perf_counter() - begin)
+        return [result]
+
+
+def _as_mapping(sample: Any) -> Mapping[str, Any]:
+    if isinstance(sample, Mapping):
+        return sample
+    if isinstance(sample, tuple | list):
+        return {str(i): value for i, value in enumerate(sample)}
+    return {"data": sample}

@@ -1,0 +1,179 @@
+"""Rows of arrays: copied straight from the mapped file into the batch.
+
+When every field has one type and one shape and lies at even distances, a batch is a gather: one NumPy call
+for each array, no Python for each sample. Tiny batches are gathered several at a time into one buffer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.fields import VALUE, Field
+from penstock.loader.buffers import BufferPool
+from penstock.loader.job import Group, Job, Piece, cut
+from penstock.loader.reads import SampleReader
+from penstock.loader.staging import GroupStage
+from penstock.loader.stats import Counters
+from penstock.storage.folder import FolderStore
+
+_PIECE_BYTES = 8 << 20
+
+
+def can_gather(bounds: tuple[BoundPart, ...]) -> bool:
+    """Return whether all samples are rows of arrays with the same fields."""
+    first = bounds[0]
+    return all(
+        all(t.addressing == "even" for t in b.part.tables)
+        and all(f.encoding == VALUE and f.is_fixed for f in b.part.fields)
+        and not b.steps
+        and b.part.fields == first.part.fields
+        and len(b.part.tables) == len(first.part.tables)
+        for b in bounds
+    )
+
+
+class GatherMaker:
+    """Makes batches of fixed rows."""
+
+    def __init__(
+        self,
+        bounds: tuple[BoundPart, ...],
+        pool: BufferPool,
+        reader: SampleReader,
+        counters: Counters,
+    ) -> None:
+        self._pool = pool
+        self._reader = reader
+        self._counters = counters
+        self._fields = bounds[0].part.fields
+        self._tables = _fields_of_tables(bounds[0])
+        self._widths = [int(t.even_layout()[2][0]) for t in bounds[0].part.tables]
+        self._mapped: dict[tuple[int, int, int, int], npt.NDArray[np.uint8]] = {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample."""
+        return sum(self._widths)
+
+    def plan(self, job: Job) -> list[Piece]:
+        """Lease one array of rows for each table."""
+        job.state = [self._pool.array((job.num_samples, w), np.uint8) for w in self._widths]
+        job.size_bytes = job.num_samples * sum(self._widths)
+        return cut(job.groups, max(1, _PIECE_BYTES // max(1, sum(self._widths))))
+
+    def work(self, job: Job, piece: Piece) -> None:
+        """Copy the rows of a piece to their places."""
+        group = job.groups[piece.group]
+        stage = job.staged.get(piece.group)
+        begin = time.perf_counter()
+        for table, target in enumerate(job.state):
+            if stage is not None:
+                _from_stage(stage, group, piece, table, target)
+            elif isinstance(group.bound.store, FolderStore):
+                self._from_map(group, piece, table, target)
+            else:
+                where = group.where[piece.start : piece.stop].tolist()
+                views = [memoryview(target[i]) for i in where]
+                self._reader.read_into(group, table, piece, views)
+        if stage is None and isinstance(group.bound.store, FolderStore):
+            seconds = time.perf_counter() - begin
+            num_samples = piece.stop - piece.start
+            size_bytes = num_samples * sum(self._widths)
+            self._counters.add_reads("folder", size_bytes, num_samples, seconds)
+
+    def _from_map(
+        self, group: Group, piece: Piece, table: int, target: npt.NDArray[np.uint8]
+    ) -> None:
+        extents = group.extents[table]
+        numbers = extents.object[piece.start : piece.stop]
+        offsets = extents.offset[piece.start : piece.stop]
+        base, stride, _ = group.bound.part.tables[table].even_layout()
+        first, last = int(numbers.min()), int(numbers.max())
+        for number in range(first, last + 1):
+            chosen = slice(None) if first == last else np.flatnonzero(numbers == number)
+            rows = (offsets[chosen] - base[number]) // stride[number]
+            if len(rows):
+                source = self._rows(group.bound, table, number)
+                where = group.where[piece.start : piece.stop][chosen]
+                _copy_rows(source, rows, target, where)
+
+    def _rows(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
+        name = (id(bound), bound.first, table, number)
+        mapped = self._mapped.get(name)
+        if mapped is None:
+            mapped = self._mapped[name] = self._map(bound, table, number)
+        return mapped
+
+    def _map(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
+        layout = bound.part.tables[table]
+        base, stride, width = (int(a[number]) for a in layout.even_layout())
+        count = int(layout.first_sample[number + 1] - layout.first_sample[number])
+        file = self._reader.file(bound, table, number)
+        view = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
+        return np.ndarray((count, width), np.uint8, view, base, (stride, 1))
+
+    def finish(self, job: Job) -> list[Any]:
+        """Return the rows as arrays of their own type, cut into the batches of the job."""
+        fields: dict[str, npt.NDArray[Any]] = {}
+        for names, rows in zip(self._tables, job.state, strict=True):
+            fields |= _views(names, rows)
+        fields = {f.name: fields[f.name] for f in self._fields}
+        out, start = [], 0
+        for slot in job.slots:
+            stop = start + len(slot.ids)
+            out.append({name: array[start:stop] for name, array in fields.items()})
+            start = stop
+        return out
+
+
+def _from_stage(
+    stage: GroupStage, group: Group, piece: Piece, table: int, target: npt.NDArray[np.uint8]
+) -> None:
+    for j in range(piece.start, piece.stop):
+        target[group.where[j]] = np.frombuffer(stage.raw(table, j), np.uint8)
+
+
+def _copy_rows(
+    source: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int64],
+    target: npt.NDArray[np.uint8],
+    where: npt.NDArray[np.int64],
+) -> None:
+    start, count = int(where[0]), len(where)
+    in_a_row = count == 1 or int(where[-1]) - start == count - 1
+    if in_a_row and source.flags.c_contiguous:
+        # "clip" because "raise" would gather into a second buffer first; rows are in range.
+        source.take(rows, axis=0, out=target[start : start + count], mode="clip")
+    elif in_a_row:
+        target[start : start + count] = source[rows]
+    else:
+        target[where] = source[rows]
+
+
+def _fields_of_tables(bound: BoundPart) -> list[tuple[Field, ...]]:
+    """Return which fields lie in which table: one each, or all of a record in a single one."""
+    fields, tables = bound.part.fields, bound.part.tables
+    if len(tables) == 1:
+        return [fields]
+    assert len(fields) == len(tables), (len(fields), len(tables))
+    return [(f,) for f in fields]
+
+
+def _views(fields: tuple[Field, ...], rows: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+    out: dict[str, npt.NDArray[Any]] = {}
+    at = 0
+    for f in fields:
+        assert f.dtype is not None
+        assert f.shape is not None
+        kind = np.dtype(f.dtype)
+        size = kind.itemsize * int(np.prod(f.shape, dtype=np.int64))
+        part = rows if size == rows.shape[1] else np.ascontiguousarray(rows[:, at : at + size])
+        out[f.name] = part.view(kind).reshape(len(rows), *f.shape)
+        at += size
+    return out

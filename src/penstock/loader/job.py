@@ -1,0 +1,103 @@
+"""A batch in the making: which samples it holds, where they lie, what is left to do.
+
+A job is planned by one thread, worked on by several, a *piece* at a time, finished by the one that did the
+last piece and handed over by the consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.part import Extents, Ints
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One batch of the stream, before anything is known but its samples."""
+
+    epoch: int
+    step: int
+    ids: Ints
+    mask: Mask
+    cursor_after: tuple[int, int]
+    """Epoch and position of the whole world once this batch is delivered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The samples of a batch that lie in one part."""
+
+    bound: BoundPart
+    where: Ints
+    """Their places in the batch."""
+    local_ids: Ints
+    """Their numbers in the part."""
+    extents: tuple[Extents, ...]
+    """Where they lie, one for each table."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these samples in the store; of blocks, an upper bound."""
+        return sum(int(e.length.sum()) for e in self.extents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some samples of one group, as many as one thread takes at a time."""
+
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A batch in the making."""
+
+    slots: list[Slot]
+    """The batches that this job makes; several where they are tiny."""
+    groups: list[Group]
+    num_samples: int
+    state: Any = None
+    """What the maker keeps between planning and finishing."""
+    staged: dict[int, Any] = field(default_factory=dict)
+    """What is read ahead for it, by group; groups that are read on the spot are not in it."""
+    pieces_left: int = 0
+    results: list[Mapping[str, Any] | Any] = field(default_factory=list)
+    """One for each slot, once finished."""
+    error: BaseException | None = None
+    is_done: bool = False
+    size_bytes: int = 0
+
+
+class Maker(Protocol):
+    """One way to turn bytes into batches."""
+
+    def plan(self, job: Job) -> list[Piece]:
+        """Prepare a job and return the pieces it falls into."""
+        ...
+
+    def work(self, job: Job, piece: Piece) -> None:
+        """Do a piece; several threads may work on one job at once."""
+        ...
+
+    def finish(self, job: Job) -> list[Any]:
+        """Return the fields of each batch of the job, when all pieces are done."""
+        ...
+
+
+def cut(groups: list[Group], samples_a_piece: int) -> list[Piece]:
+    """Return pieces of at most that many samples."""
+    return [
+        Piece(group=g, start=start, stop=min(start + samples_a_piece, len(group.where)))
+        for g, group in enumerate(groups)
+        for start in range(0, len(group.where), samples_a_piece)
+    ]

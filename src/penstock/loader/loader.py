@@ -1,0 +1,316 @@
+"""`Loader`: from a data set to batches in the training loop.
+
+A loader is cheap to make: no thread, file or connection exists before the first batch is asked for. Iterating
+it once goes through `epochs` epochs; iterating again goes on with the next. Leaving a loop early and
+starting anew begins the same epochs again, as torch's DataLoader does; `state_dict` is for going on.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import Mixture
+from penstock.errors import OptionError
+from penstock.loader.buffers import BufferPool
+from penstock.loader.convert import converter
+from penstock.loader.decode import Collate, DecodeMaker, Transform
+from penstock.loader.gather import GatherMaker, can_gather
+from penstock.loader.iteration import Iteration
+from penstock.loader.job import Maker, Slot
+from penstock.loader.processes import ProcessPool
+from penstock.loader.raw import RawMaker, can_stay_raw
+from penstock.loader.reads import SampleReader, is_local
+from penstock.loader.runner import Runner
+from penstock.loader.staging import Stager
+from penstock.loader.stats import Counters, Stats
+from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of, make_order
+from penstock.order import BlocksOrder, Cursor
+from penstock.trace import Recorder
+from penstock.units import bytes_of
+from penstock.world import World
+
+_READERS = 32
+_THREADS_MAX = 32
+_JOBS_MAX = 4096
+_TINY_JOB_BYTES = 2 << 20
+_BATCHES_A_JOB_MAX = 16
+
+
+class Loader:
+    """Batches of a data set, in a known order, on every rank its own share.
+
+    Args:
+        dataset: a `Dataset` or a `Mixture`.
+        batch_size: samples a batch on this rank.
+        global_batch_size: samples a batch on all ranks together, instead of `batch_size`; what a batch
+            holds then stays the same on any number of ranks.
+        epochs: how many one iteration goes through; None never ends.
+        seed: of the order, and of the random numbers that a transform may ask for.
+        shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for remote
+            stores; mixes inside a window) or None (as stored).
+        drop_last: leave out an incomplete last batch; else it is filled up and `batch.mask` says so.
+        world: who takes part; by default what torchrun, Slurm or MPI say when iteration begins.
+        transform: called with each decoded sample (and a random generator if it takes two arguments).
+        collate: called with a list of samples instead of joining their fields.
+        pad: fields whose ragged arrays become one array, with the value to fill up with.
+        workers: "thread", or "process" for transforms that hold the interpreter's lock.
+        threads: how many work on samples; by default this rank's share of the cores.
+        look_ahead: bytes of batches made ahead of the training loop.
+        output: "torch", "numpy", or "auto" for torch where it is installed.
+        trace: a file to write a trace to when the loader is closed; Perfetto opens it.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        epochs: int | None = 1,
+        seed: int = 0,
+        shuffle: Literal["global", "blocks"] | None = "global",
+        drop_last: bool = False,
+        world: World | None = None,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, Any] | None = None,
+        workers: Literal["thread", "process"] = "thread",
+        threads: int | None = None,
+        look_ahead: int | str = "512MB",
+        output: Literal["auto", "torch", "numpy"] = "auto",
+        trace: str | Path | None = None,
+    ) -> None:
+        if (batch_size is None) == (global_batch_size is None):
+            raise OptionError(
+                "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
+                f"of them; got {batch_size} and {global_batch_size}"
+            )
+        for name, value in (
+            ("batch_size", batch_size),
+            ("global_batch_size", global_batch_size),
+            ("epochs", epochs),
+            ("threads", threads),
+        ):
+            if value is not None and value < 1:
+                raise OptionError(f"{name} must be at least 1, got {value}")
+        if workers not in ("thread", "process"):
+            raise OptionError(f"workers={workers!r}: there are 'thread' and 'process'")
+        if collate is not None and pad:
+            raise OptionError("pad= fills up what Penstock joins; with collate= you join yourself")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
+        self.epochs = epochs
+        self.seed = seed
+        self.drop_last = drop_last
+        self.order = make_order(dataset, shuffle, seed, global_batch_size)
+        self._world = world
+        self._transform = transform
+        self._collate = collate
+        self._pad = dict(pad or {})
+        self._workers = workers
+        self._threads = threads
+        self._look_ahead_bytes = bytes_of(look_ahead)
+        self._output = output
+        self._trace_path = trace
+        self._recorder = Recorder() if trace is not None else None
+        self._counters = Counters()
+        self._cursor = (0, 0)
+        self._begin_at = (0, 0)
+        self._current: weakref.ref[Iteration] | None = None
+
+    # -- where the stream stands -------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        """The world of this loader; read from the environment when none was given."""
+        return self._world or World.from_env()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._cursor[0]
+
+    def _stream(self) -> Stream:
+        world = self.world
+        total = self.global_batch_size or (self.batch_size or 0) * world.num_ranks
+        return Stream(
+            dataset=self.dataset,
+            order=self.order,
+            world=world,
+            global_batch_size=total,
+            drop_last=self.drop_last,
+        )
+
+    def __len__(self) -> int:
+        if self.epochs is None:
+            raise TypeError("a loader with epochs=None never ends, it has no length")
+        return self.epochs * self._stream().steps().steps_per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the stream stands: what was delivered, not what was made ahead."""
+        epoch, position = self._cursor
+        cursor = Cursor.at(
+            self.order, fingerprint=self.dataset.fingerprint, epoch=epoch, position=position
+        )
+        return dict(cursor.to_state())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved place, also on another number of ranks, at the next `iter`."""
+        cursor = Cursor.from_state(
+            state, order=self.order, fingerprint=self.dataset.fingerprint
+        )
+        self.close()
+        self._cursor = self._begin_at = (cursor.epoch, cursor.position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration at an epoch; nothing changes if it would anyway."""
+        if epoch != self._begin_at[0]:
+            self._cursor = self._begin_at = (epoch, 0)
+
+    # -- iterating ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        self.close()
+        self._cursor = self._begin_at
+        iteration = self._start(self._stream())
+        self._current = weakref.ref(iteration)
+        return iteration
+
+    def _start(self, stream: Stream) -> Iteration:
+        bounds = self.dataset.bound
+        num_threads = self._threads or _threads_for(stream.world)
+        local = all(is_local(b) for b in bounds)
+        pool = BufferPool(self._look_ahead_bytes)
+        reader = SampleReader(pool, self._counters)
+        processes = None
+        if self._workers == "process":
+            processes = ProcessPool(num_threads, self.dataset, self._transform, self.seed)
+        maker = self._maker(pool, reader, num_threads, processes)
+        epoch, position = self._begin_at
+        end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
+        batches_a_job = self._batches_a_job(maker, stream)
+        runner = Runner(
+            jobs_of(stream.slots(epoch, position, end_epoch), self.dataset, batches_a_job),
+            maker,
+            self._stager(pool, stream),
+            self._counters,
+            num_threads=num_threads,
+            num_readers=0 if local else _READERS,
+            # Local reads need no more than keeps all threads busy; remote ones, all there is room for.
+            jobs_max=2 * num_threads + 2 if local else _JOBS_MAX,
+            stage_bytes_max=self._look_ahead_bytes,
+            recorder=self._recorder,
+        )
+        return Iteration(
+            runner,
+            self._counters,
+            converter(self._output),
+            delivered=_mover(weakref.ref(self), end_epoch),
+            processes=processes,
+            recorder=self._recorder,
+        )
+
+    def _maker(
+        self,
+        pool: BufferPool,
+        reader: SampleReader,
+        num_threads: int,
+        processes: ProcessPool | None,
+    ) -> Maker:
+        bounds = self.dataset.bound
+        is_plain = self._transform is None and self._collate is None and not self._pad
+        if is_plain and processes is None and can_gather(bounds):
+            return GatherMaker(bounds, pool, reader, self._counters)
+        if is_plain and processes is None and can_stay_raw(bounds):
+            return RawMaker(pool, reader)
+        return DecodeMaker(
+            pool=pool,
+            reader=reader,
+            counters=self._counters,
+            transform=self._transform,
+            collate=self._collate,
+            padding=self._pad,
+            seed=self.seed,
+            num_threads=num_threads,
+            processes=processes,
+        )
+
+    def _batches_a_job(self, maker: Maker, stream: Stream) -> int:
+        if not isinstance(maker, GatherMaker):
+            return 1
+        batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
+        return max(1, min(_BATCHES_A_JOB_MAX, _TINY_JOB_BYTES // max(1, batch_bytes)))
+
+    def _stager(self, pool: BufferPool, stream: Stream) -> Stager:
+        in_blocks = isinstance(self.order, BlocksOrder)
+        own_runs = (
+            isinstance(self.order, BlocksOrder)
+            and isinstance(self.dataset, Dataset)
+            and self.dataset.selection is None
+        )
+        return Stager(
+            pool,
+            self._counters,
+            # The window in use, and the next one on its way.
+            stage_bytes=max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0),
+            run_starts=self.order.block_starts if own_runs else None,  # type: ignore[attr-defined]
+            recorder=self._recorder,
+        )
+
+    # -- closing -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the iteration that runs, with all its threads."""
+        iteration = self._current() if self._current is not None else None
+        self._current = None
+        if iteration is not None and iteration.is_open:
+            iteration.close()
+        if self._recorder is not None and self._trace_path is not None and len(self._recorder):
+            self._recorder.write(self._trace_path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def stats(self) -> Stats:
+        """Return what was counted since the loader was made."""
+        iteration = self._current() if self._current is not None else None
+        return self._counters.stats(iteration.running_s if iteration is not None else 0.0)
+
+    def __repr__(self) -> str:
+        size = self.batch_size or self.global_batch_size
+        return f"Loader({self.dataset!r}, batch_size={size}, shuffle={self.order.mode!r})"
+
+
+def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:
+    """Return what moves the loader's cursor when a batch is delivered."""
+
+    def delivered(slot: Slot) -> None:
+        owner = loader()
+        if owner is not None:
+            owner._cursor = slot.cursor_after
+            if slot.cursor_after[0] == end_epoch:
+                owner._begin_at = slot.cursor_after  # Done: the next iteration is the next epoch.
+
+    return delivered
+
+
+def _threads_for(world: World) -> int:
+    """Return this rank's share of the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    ranks_here = -(-world.num_ranks // world.num_nodes)
+    return max(1, min(_THREADS_MAX, cores // ranks_here))

@@ -1,0 +1,82 @@
+"""Worker processes, for transforms that hold the interpreter's lock.
+
+Processes are spawned, never forked: they start clean, whatever threads and connections this one has. Each
+reads, decodes and transforms on its own, so only ids go out and finished samples come back. An error
+there reaches the caller with the traceback of the process it happened in.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import OptionError, WorkerError
+
+if TYPE_CHECKING:
+    from penstock.loader.job import Job
+
+_dataset: Any = None
+_transform: Any = None
+_seed = 0
+
+
+class ProcessPool:
+    """A fixed number of processes that make samples."""
+
+    def __init__(self, num_processes: int, dataset: Any, transform: Any, seed: int) -> None:
+        try:
+            payload = pickle.dumps((dataset, transform, seed))
+        except Exception as error:
+            raise OptionError(
+                f"workers='process' sends the data set and the transform to other processes, but "
+                f"they cannot be pickled ({error}); define the transform at the top of a module"
+            ) from error
+        self._executor = ProcessPoolExecutor(
+            num_processes,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start,
+            initargs=(payload,),
+        )
+
+    def samples(self, job: Job, where: list[int]) -> list[Any]:
+        """Return transformed samples at some places of a batch, made by a process."""
+        slot = job.slots[0]
+        try:
+            return self._executor.submit(_make, slot.epoch, slot.ids[where].tolist()).result()
+        except BrokenProcessPool as error:
+            raise WorkerError(
+                "a worker process died without an error of its own: it ran out of memory, was "
+                "killed, or crashed in native code; run once with workers='thread' to see more"
+            ) from error
+
+    def close(self) -> None:
+        """End the processes at once."""
+        processes = list((self._executor._processes or {}).values())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _start(payload: bytes) -> None:
+    global _dataset, _transform, _seed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop; it ends us.
+    _dataset, _transform, _seed = pickle.loads(payload)
+
+
+def _make(epoch: int, ids: list[int]) -> list[Any]:
+    from penstock.loader.decode import generator_for, wants_generator
+
+    samples = _dataset.__getitems__(ids)
+    if _transform is None:
+        return list(samples)
+    if wants_generator(_transform):
+        return [
+            _transform(s, generator_for(_seed, epoch, i)) for i, s in zip(ids, samples, strict=True)
+        ]
+    return [_transform(s) for s in samples]

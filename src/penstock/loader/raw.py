@@ -1,0 +1,84 @@
+"""Fields that stay bytes: read straight into the batch, handed out as views of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.fields import is_raw
+from penstock.loader.buffers import BufferPool
+from penstock.loader.job import Job, Piece, cut
+from penstock.loader.reads import SampleReader
+
+_PIECE_BYTES = 4 << 20
+
+
+def can_stay_raw(bounds: tuple[BoundPart, ...]) -> bool:
+    """Return whether no field of any sample needs work."""
+    return all(
+        len(b.part.tables) == 1
+        and b.part.tables[0].addressing == "extents"
+        and all(f.name in b.steps and is_raw(b.steps[f.name][1]) for f in b.part.fields)
+        for b in bounds
+    )
+
+
+class RawMaker:
+    """Makes batches whose fields are lists of byte arrays in one buffer."""
+
+    def __init__(self, pool: BufferPool, reader: SampleReader) -> None:
+        self._pool = pool
+        self._reader = reader
+
+    def plan(self, job: Job) -> list[Piece]:
+        """Lease the buffer and decide where in it each sample goes."""
+        lengths = np.zeros(job.num_samples, np.int64)
+        for group in job.groups:
+            lengths[group.where] = group.extents[0].length
+        ends = np.cumsum(lengths)
+        job.size_bytes = int(ends[-1])
+        job.state = (self._pool.array((job.size_bytes,), np.uint8), (ends - lengths).tolist())
+        mean = max(1, job.size_bytes // job.num_samples)
+        return cut(job.groups, max(1, _PIECE_BYTES // mean))
+
+    def work(self, job: Job, piece: Piece) -> None:
+        """Read the samples of a piece into their places."""
+        group = job.groups[piece.group]
+        buffer, starts = job.state
+        whole = memoryview(buffer)
+        where = group.where[piece.start : piece.stop].tolist()
+        lengths = group.extents[0].length[piece.start : piece.stop].tolist()
+        views = [whole[starts[i] : starts[i] + n] for i, n in zip(where, lengths, strict=True)]
+        stage = job.staged.get(piece.group)
+        if stage is None:
+            self._reader.read_into(group, 0, piece, views)
+        else:
+            for j, view in zip(range(piece.start, piece.stop), views, strict=True):
+                view[:] = stage.raw(0, j)
+
+    def finish(self, job: Job) -> list[Any]:
+        """Return a list of arrays for each field, all looking into the one buffer."""
+        buffer, starts = job.state
+        columns: dict[str, list[npt.NDArray[np.uint8] | None]] = {}
+        for group in job.groups:
+            for name in (f.name for f in group.bound.part.fields):
+                columns.setdefault(name, [None] * job.num_samples)
+            _fill(columns, group, buffer, starts)
+        return [columns]
+
+
+def _fill(
+    columns: dict[str, list[npt.NDArray[np.uint8] | None]],
+    group: Any,
+    buffer: npt.NDArray[np.uint8],
+    starts: list[int],
+) -> None:
+    lengths = group.extents[0].length.tolist()
+    whole = [(buffer[starts[i] : starts[i] + n],) for i, n in zip(group.where, lengths, strict=True)]
+    split = group.bound.format.split(group.bound.part, group.local_ids, whole)
+    for i, sample in zip(group.where.tolist(), split, strict=True):
+        for name, value in sample.items():
+            columns[name][i] = value

@@ -1,0 +1,223 @@
+"""The threads of a running loader: plan, read ahead, work, deliver in order.
+
+Workers take whatever can be done next: a piece of a planned batch, or, when there is none and the stage has
+room, the planning of the next batch. Readers do what takes a round trip. The consumer only waits. All share
+one lock and one state; nobody holds the loader itself, so that a loader nobody holds can be collected, and
+its threads end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.loader.job import Job, Maker, Piece
+from penstock.loader.staging import Read, Stager
+from penstock.loader.stats import Counters
+from penstock.trace import Kind, Recorder
+
+_JOIN_S = 5.0
+
+
+class Runner:
+    """Makes jobs, in any order inside and in their own order outside."""
+
+    def __init__(
+        self,
+        jobs: Iterator[Job],
+        maker: Maker,
+        stager: Stager,
+        counters: Counters,
+        *,
+        num_threads: int,
+        num_readers: int,
+        jobs_max: int,
+        stage_bytes_max: int,
+        recorder: Recorder | None,
+    ) -> None:
+        self._jobs = jobs
+        self._maker = maker
+        self._stager = stager
+        self._counters = counters
+        self._recorder = recorder
+        self._jobs_max = jobs_max
+        self._stage_bytes_max = stage_bytes_max
+        lock = threading.Lock()
+        self._work_here = threading.Condition(lock)
+        self._reads_here = threading.Condition(lock)
+        self._ready = threading.Condition(lock)
+        self._stage: deque[Job] = deque()
+        self._stage_bytes = 0
+        self._pieces: deque[tuple[Job, Piece]] = deque()
+        self._reads: deque[tuple[Job, Read, _Countdown]] = deque()
+        self._is_planning = False
+        self._is_exhausted = False
+        self._is_stopped = False
+        self._threads = [
+            threading.Thread(target=loop, name=f"penstock-{name}-{i}", daemon=True)
+            for name, loop, count in (
+                ("work", self._work_loop, num_threads),
+                ("read", self._read_loop, num_readers),
+            )
+            for i in range(count)
+        ]
+
+    def start(self) -> None:
+        """Start all threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End all threads; reads that are under way are waited for, what they bring is dropped."""
+        with self._work_here:
+            self._is_stopped = True
+            self._pieces.clear()
+            self._reads.clear()
+            for condition in (self._work_here, self._reads_here, self._ready):
+                condition.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(_JOIN_S)
+
+    def next(self) -> Job | None:
+        """Return the next job when it is done, or None when there are no more."""
+        with self._ready:
+            while not (self._stage and self._stage[0].is_done):
+                if self._is_stopped or (self._is_exhausted and not self._stage):
+                    return None
+                self._ready.wait()
+            job = self._stage.popleft()
+            self._stage_bytes -= job.size_bytes
+            self._work_here.notify()
+        if job.error is not None:
+            raise job.error
+        return job
+
+    # -- threads -----------------------------------------------------------------------------
+
+    def _work_loop(self) -> None:
+        while True:
+            with self._work_here:
+                while not (self._is_stopped or self._pieces or self._may_plan()):
+                    self._work_here.wait()
+                if self._is_stopped:
+                    return
+                item = self._pieces.popleft() if self._pieces else None
+                if item is None:
+                    self._is_planning = True
+            if item is None:
+                item = self._plan_next()
+            if item is not None:
+                self._do(*item)
+
+    def _may_plan(self) -> bool:
+        if self._is_planning or self._is_exhausted or len(self._stage) >= self._jobs_max:
+            return False
+        # One batch is always allowed, however large: a stage that is too small must not stand still.
+        return not self._stage or self._stage_bytes < self._stage_bytes_max
+
+    def _plan_next(self) -> tuple[Job, Piece] | None:
+        """Plan the next job; return a piece of it that the caller does itself."""
+        begin = time.perf_counter_ns()
+        pieces: list[Piece] = []
+        reads: list[Read] = []
+        error: BaseException | None = None
+        try:
+            job = next(self._jobs, None)
+            if job is not None:
+                pieces = self._maker.plan(job)
+                reads = self._stager.stage(job)
+        except BaseException as caught:  # Whatever it is, the consumer must see it.
+            error, job = caught, Job(slots=[], groups=[], num_samples=0)
+        if self._recorder is not None and job is not None:
+            self._recorder.span(Kind.PLAN, begin, time.perf_counter_ns(), reads=len(reads))
+        with self._work_here:
+            self._is_planning = False
+            if job is None:
+                self._is_exhausted = True
+                self._ready.notify_all()
+                return None
+            self._stage.append(job)
+            self._stage_bytes += job.size_bytes
+            if error is not None:
+                self._is_exhausted = True
+                job.error, job.is_done = error, True
+                self._ready.notify_all()
+                return None
+            job.pieces_left = len(pieces)
+            if reads:
+                countdown = _Countdown(len(reads), pieces)
+                self._reads.extend((job, read, countdown) for read in reads)
+                self._reads_here.notify(len(reads))
+                self._work_here.notify()
+                return None
+            self._pieces.extend((job, piece) for piece in pieces[1:])
+            self._work_here.notify(len(pieces))
+            return job, pieces[0]
+
+    def _do(self, job: Job, piece: Piece) -> None:
+        begin = time.perf_counter_ns()
+        error = _error_of(lambda: self._maker.work(job, piece) if job.error is None else None)
+        if self._recorder is not None:
+            n = piece.stop - piece.start
+            self._recorder.span(Kind.WORK, begin, time.perf_counter_ns(), samples=n)
+        self._settle(job, 1, error)
+
+    def _read_loop(self) -> None:
+        while True:
+            with self._reads_here:
+                while not (self._is_stopped or self._reads):
+                    self._reads_here.wait()
+                if self._is_stopped:
+                    return
+                job, read, countdown = self._reads.popleft()
+            error = None if job.error is not None else _error_of(read)
+            with self._work_here:
+                countdown.left -= 1
+                job.error = job.error or error
+                if countdown.left or self._is_stopped:
+                    continue
+                if job.error is None:
+                    self._pieces.extend((job, piece) for piece in countdown.pieces)
+                    self._work_here.notify(len(countdown.pieces))
+                    continue
+            self._settle(job, len(countdown.pieces), job.error)
+
+    def _settle(self, job: Job, num_pieces: int, error: BaseException | None) -> None:
+        """Count pieces as done; who does the last one finishes the job."""
+        with self._work_here:
+            job.error = job.error or error
+            job.pieces_left -= num_pieces
+            if job.pieces_left:
+                return
+        begin = time.perf_counter_ns()
+        if job.error is None:
+            job.error = _error_of(lambda: job.results.extend(self._maker.finish(job)))
+        job.state = None
+        self._stager.release(job)
+        if self._recorder is not None:
+            self._recorder.span(Kind.FINISH, begin, time.perf_counter_ns())
+        with self._ready:
+            job.is_done = True
+            self._ready.notify_all()
+
+
+class _Countdown:
+    """Reads of a job that have not come back yet, and what can be done when they have."""
+
+    __slots__ = ("left", "pieces")
+
+    def __init__(self, left: int, pieces: list[Piece]) -> None:
+        self.left = left
+        self.pieces = pieces
+
+
+def _error_of(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except BaseException as error:  # It is raised where the batch is asked for.
+        return error
+    return None

@@ -1,0 +1,201 @@
+"""The stream of batches: which samples, in which order, from which place on. No bytes in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+import numpy as np
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import Mixture
+from penstock.dataset.part import Ints
+from penstock.errors import OptionError
+from penstock.loader.job import Group, Job, Slot
+from penstock.order import (
+    BlocksOrder,
+    GlobalOrder,
+    MixtureOrder,
+    Order,
+    SequentialOrder,
+    Steps,
+)
+from penstock.order.mixture import PERIOD_DEFAULT
+from penstock.world import World
+
+RUN_BYTES = 4 << 20
+"""Runs of samples that `blocks` keeps together, where a format has no blocks of its own."""
+WINDOW_BYTES = 256 << 20
+"""Samples that `blocks` mixes with each other; not the machine's memory decides, but the order."""
+_WINDOW_SAMPLES_MIN = 4096
+_POSITIONS_AHEAD = 16_384
+_RANKS_TOGETHER_MAX = 16
+"""Up to so many ranks, computing everybody's ids at once is quicker than one's own step by step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """All that decides which batch comes when, on one rank."""
+
+    dataset: Dataset | Mixture
+    order: Order
+    world: World
+    global_batch_size: int
+    drop_last: bool
+
+    def steps(self, start: int = 0) -> Steps:
+        """Return the steps of an epoch from a position on."""
+        return Steps(
+            num_samples=self.order.num_samples,
+            global_batch_size=self.global_batch_size,
+            num_ranks=self.world.num_ranks,
+            drop_last=self.drop_last,
+            start=start,
+        )
+
+    def slots(self, epoch: int, position: int, end_epoch: int | None) -> Iterator[Slot]:
+        """Yield the batches of this rank from a place on, epoch after epoch."""
+        for e in count(epoch):
+            if end_epoch is not None and e >= end_epoch:
+                return
+            yield from self._epoch_slots(e, position if e == epoch else 0)
+
+    def _epoch_slots(self, epoch: int, start: int) -> Iterator[Slot]:
+        steps = self.steps(start)
+        done_before = start // self.global_batch_size
+        share = steps.share(self.world.rank)
+        ahead = max(1, _POSITIONS_AHEAD // self.global_batch_size)
+        for first in range(0, steps.num_steps, ahead):
+            last = min(first + ahead, steps.num_steps)
+            ids = self._ids(epoch, steps, first, last, share)
+            for step in range(first, last):
+                _, mask = steps.positions(step, self.world.rank)
+                is_last = step + 1 == steps.num_steps
+                after = (epoch + 1, 0) if is_last else (epoch, steps.position_after(step + 1))
+                yield Slot(
+                    epoch=epoch,
+                    step=done_before + step,
+                    ids=ids[step - first],
+                    mask=mask,
+                    cursor_after=after,
+                )
+
+    def _ids(
+        self, epoch: int, steps: Steps, first: int, last: int, share: tuple[int, int]
+    ) -> list[Ints]:
+        """Return this rank's ids for some steps; computing a few thousand at once costs least."""
+        low, high = share
+        out = []
+        if self.world.num_ranks <= _RANKS_TOGETHER_MAX:
+            start, _ = steps.bounds(first)
+            _, stop = steps.bounds(last - 1)
+            run = self.order.ids(epoch, start, stop)
+            size = self.global_batch_size
+            out = [run[i * size + low : i * size + high] for i in range(last - first)]
+            if stop - start < size * len(out):
+                out[-1] = self._padded(epoch, steps, last - 1)
+            return out
+        for step in range(first, last):
+            begin, end = steps.bounds(step)
+            if end - begin < self.global_batch_size:
+                out.append(self._padded(epoch, steps, step))
+            else:
+                out.append(self.order.ids(epoch, begin + low, begin + high))
+        return out
+
+    def _padded(self, epoch: int, steps: Steps, step: int) -> Ints:
+        positions, _ = steps.positions(step, self.world.rank)
+        out = np.empty(len(positions), np.int64)
+        for i, p in enumerate(positions.tolist()):
+            out[i] = self.order.ids(epoch, p, p + 1)[0]
+        return out
+
+
+def jobs_of(
+    slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int
+) -> Iterator[Job]:
+    """Yield jobs: where the samples of the next batches lie."""
+    while True:
+        several = list(islice(slots, batches_a_job))
+        if not several:
+            return
+        ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
+        groups = [
+            Group(
+                bound=bound,
+                where=where,
+                local_ids=local,
+                extents=tuple(t.extents(local) for t in bound.part.tables),
+            )
+            for bound, where, local in dataset.groups(ids)
+        ]
+        yield Job(slots=several, groups=groups, num_samples=len(ids))
+
+
+def make_order(
+    dataset: Dataset | Mixture, shuffle: str | None, seed: int, global_batch_size: int | None
+) -> Order:
+    """Return the order that a user's words mean."""
+    if isinstance(dataset, Mixture):
+        if shuffle != "global":
+            raise OptionError(f"a mixture is shuffled globally; shuffle={shuffle!r} is not for it")
+        return MixtureOrder(
+            sizes=tuple(map(len, dataset.datasets)),
+            weights=dataset.weights,
+            seed=seed,
+            num_samples=dataset.samples_per_epoch,
+            period=global_batch_size or PERIOD_DEFAULT,
+        )
+    if len(dataset) == 0:
+        raise OptionError(f"{dataset!r} is empty; there is nothing to load")
+    if shuffle is None or shuffle == "sequential":
+        return SequentialOrder(num_samples=len(dataset))
+    if shuffle == "global":
+        return GlobalOrder(num_samples=len(dataset), seed=seed)
+    if shuffle == "blocks":
+        starts = block_starts(dataset)
+        return BlocksOrder(
+            block_starts=starts, seed=seed, window_blocks=_window_blocks(dataset, starts)
+        )
+    raise OptionError(f"shuffle={shuffle!r}: there are 'global', 'blocks' and None")
+
+
+def _window_blocks(dataset: Dataset, starts: Ints) -> int:
+    num_blocks = len(starts) - 1
+    block_bytes = max(1, dataset.size_bytes // num_blocks)
+    block_samples = max(1, len(dataset) // num_blocks)
+    return max(4, WINDOW_BYTES // block_bytes, -(-_WINDOW_SAMPLES_MIN // block_samples))
+
+
+def block_starts(dataset: Dataset) -> Ints:
+    """Return the first sample of each block: the format's own, or runs of a few megabytes."""
+    if dataset.selection is not None:
+        # A selection may jump about: runs of equal length in the view keep the order exact.
+        mean = max(1, dataset.size_bytes // int(dataset.starts[-1]))
+        return _even_starts(len(dataset), max(1, RUN_BYTES // mean))
+    starts = [np.zeros(1, np.int64)]
+    for bound in dataset.bound:
+        table = bound.part.tables[0]
+        if table.addressing == "blocks":
+            own = table.block_starts()
+        else:
+            own = _run_starts(table.first_sample, table.sample_bytes())
+        starts.append(own[1:] + bound.first)
+    return np.concatenate(starts)
+
+
+def _even_starts(num_samples: int, run: int) -> Ints:
+    return np.append(np.arange(0, num_samples, run), num_samples).astype(np.int64)
+
+
+def _run_starts(first_sample: Ints, lengths: Ints) -> Ints:
+    """Return where runs of about `RUN_BYTES` start; no run crosses the end of an object."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    before = np.concatenate([[0], ends[:-1]])
+    number = np.repeat(np.arange(len(first_sample) - 1), np.diff(first_sample))
+    inside = before - before[np.minimum(first_sample[:-1], len(before) - 1)][number]
+    run = inside // RUN_BYTES
+    is_first = np.ones(len(run), bool)
+    is_first[1:] = (run[1:] != run[:-1]) | (number[1:] != number[:-1])
+    return np.append(np.flatnonzero(is_first), len(run)).astype(np.int64)

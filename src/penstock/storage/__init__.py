@@ -1,0 +1,39 @@
+"""Storage: where bytes live.
+
+A `Store` maps keys to immutable bytes (`base`): memory, a folder, or a remote object store.
+`locate` turns what a user writes into objects, `retry` asks again, `coalesce` merges near ranges,
+`pool` reads many at once. What the bytes mean is `dataset`'s business; when they are read is
+`loader`'s.
+"""
+
+from penstock.storage.base import Buffer, ObjectInfo, Store
+from penstock.storage.coalesce import Merged, merge_ranges
+from penstock.storage.folder import FolderStore
+from penstock.storage.locate import Located, open_store, resolve
+from penstock.storage.memory import MemoryStore
+from penstock.storage.options import StoreOptions
+from penstock.storage.places import Place, split_uri
+from penstock.storage.pool import Pool, ReadRequest
+from penstock.storage.remote import RemoteStore
+from penstock.storage.retry import Retrying, RetryPolicy
+
+__all__ = [
+    "Buffer",
+    "FolderStore",
+    "Located",
+    "MemoryStore",
+    "Merged",
+    "ObjectInfo",
+    "Place",
+    "Pool",
+    "ReadRequest",
+    "RemoteStore",
+    "RetryPolicy",
+    "Retrying",
+    "Store",
+    "StoreOptions",
+    "merge_ranges",
+    "open_store",
+    "resolve",
+    "split_uri",
+]

@@ -1,0 +1,89 @@
+"""The one thing every place that holds bytes can do: the Store protocol.
+
+A store maps keys (relative names with `/`) to immutable bytes. All calls block and may come from
+many threads at once; concurrency is the caller's business, see `storage.pool`. A store is a value:
+it can be pickled, it holds no client, thread, socket or file before its first call, and after a
+fork the child makes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+Buffer = bytes | bytearray | memoryview
+"""What can be written: anything flat that exposes its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a store knows of an object without reading it."""
+
+    key: str
+    """Name relative to the store's root, with `/` between parts."""
+    size_bytes: int
+    """Length of the object."""
+    etag: str = ""
+    """The store's own mark of this content; empty where it has none (folders)."""
+    mtime_ns: int = 0
+    """Last change in nanoseconds since 1970; 0 where unknown."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place that holds objects."""
+
+    @property
+    def uri(self) -> str:
+        """The root, as the user would write it, ending with `/`."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """One word for statistics: memory, folder, s3, gs, az, http."""
+        ...
+
+    @property
+    def can_list(self) -> bool:
+        """False for plain http, where nothing can be listed."""
+        ...
+
+    def info(self, key: str) -> ObjectInfo:
+        """Return size and marks of an object, or raise `NotFoundError`."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield all objects whose key starts with `prefix`, sorted by key."""
+        ...
+
+    def read(self, key: str) -> memoryview:
+        """Return a whole object."""
+        ...
+
+    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+        """Return exactly `length` bytes from `offset`.
+
+        A range that reaches past the end is a `RangeError`; an answer that is too short is a
+        `TruncatedError`.
+        """
+        ...
+
+    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `offset`; errors as in `read_range`."""
+        ...
+
+    def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
+        """Put a whole object: afterwards readers see all of it, before that nothing of it.
+
+        With `only_if_absent` exactly one of several writers wins; the others get `ExistsError`.
+        """
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens when it is not there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of clients and files. The store may be used again; it then opens them anew."""
+        ...

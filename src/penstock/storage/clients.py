@@ -1,0 +1,174 @@
+"""obstore clients: made on first use, shared by equal stores, never used across a fork.
+
+obstore runs its network on threads of its own runtime. A forked child inherits the runtime without
+its threads, so any call there would wait for ever. Therefore a child that was forked after obstore
+was loaded is *cut off*: it reads through a relay process of its own (see `relayed`). This module
+knows whether we are cut off, and is the only one that imports obstore.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import OptionError
+from penstock.storage.credentials import aws_settings
+from penstock.storage.options import StoreOptions
+from penstock.storage.places import Place
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+REMOTE_SCHEMES = ("s3", "gs", "az", "abfs", "http", "https")
+_CONNECT_TIMEOUT_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """An open client and, in words, the credentials it uses."""
+
+    store: ObjectStore
+    """What obstore's functions take."""
+    credentials: str
+    """Never holds a secret."""
+
+
+_Address = tuple[str, str, StoreOptions]
+_clients: dict[_Address, Client] = {}
+_lock = threading.Lock()
+_is_cut_off = False
+
+
+def is_cut_off() -> bool:
+    """Return whether obstore must not be called in this process."""
+    return _is_cut_off
+
+
+def client_of(place: Place, options: StoreOptions) -> Client:
+    """Return the client of a place's container, made on first use."""
+    assert not _is_cut_off, "a forked child must not touch its parent's client"
+    address = (place.scheme, place.container, options)
+    client = _clients.get(address)
+    if client is None:
+        with _lock:
+            client = _clients.get(address) or _make(place, options)
+            _clients[address] = client
+    return client
+
+
+def forget_client(place: Place, options: StoreOptions) -> None:
+    """Let go of a container's client."""
+    _clients.pop((place.scheme, place.container, options), None)
+
+
+def _after_fork_in_child() -> None:
+    global _is_cut_off, _clients, _lock
+    # Loaded counts as started: other code of the process may have called obstore too.
+    _is_cut_off = _is_cut_off or "obstore" in sys.modules
+    if _is_cut_off:
+        # Dropping the parent's clients would run their destructors on a runtime without threads.
+        _abandoned.append(_clients)
+    _clients, _lock = {}, threading.Lock()
+
+
+_abandoned: list[dict[_Address, Client]] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _make(place: Place, options: StoreOptions) -> Client:
+    make: Callable[[Place, StoreOptions], Client] = {
+        "s3": _s3, "gs": _gs, "az": _az, "abfs": _az, "http": _http, "https": _http,
+    }[place.scheme]  # fmt: skip
+    try:
+        return make(place, options)
+    except OptionError:
+        raise
+    except Exception as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise OptionError(f"{place.container_uri} cannot be opened: {first_line}") from error
+
+
+def _settings(options: StoreOptions, *, is_http: bool) -> dict[str, Any]:
+    client_options: ClientConfig = {
+        # `timeout` covers a whole request however long the object: silence is what we bound.
+        "timeout": timedelta(seconds=options.deadline_s),
+        "read_timeout": timedelta(seconds=options.timeout_s),
+        "connect_timeout": timedelta(seconds=min(options.timeout_s, _CONNECT_TIMEOUT_S_MAX)),
+        "allow_http": is_http,
+    }
+    # Ours (`retry.Retrying`) is the only retry: it is counted, bounded and tested in virtual time.
+    retry_config: RetryConfig = {
+        "max_retries": 0,
+        "retry_timeout": timedelta(seconds=options.timeout_s),
+    }
+    return {"client_options": client_options, "retry_config": retry_config}
+
+
+def _s3(place: Place, options: StoreOptions) -> Client:
+    from obstore.store import S3Store
+
+    aws = aws_settings(options, os.environ)
+    config: dict[str, Any] = {"region": aws.region, "skip_signature": options.anonymous}
+    if aws.access_key:
+        config |= {"access_key_id": aws.access_key, "secret_access_key": aws.secret_key or ""}
+    if aws.session_token:
+        config["session_token"] = aws.session_token
+    # A dot in the bucket's name would not match the certificate of `*.s3.amazonaws.com`.
+    is_path_style = options.path_style
+    if is_path_style is None:
+        is_path_style = aws.endpoint is not None or "." in place.container
+    config["virtual_hosted_style_request"] = not is_path_style
+    if aws.endpoint:
+        scheme, _, host = aws.endpoint.rstrip("/").partition("://")
+        prefix = "" if is_path_style else f"{place.container}."
+        config["endpoint"] = f"{scheme}://{prefix}{host}"
+    is_http = bool(aws.endpoint and aws.endpoint.startswith("http://"))
+    store = S3Store(place.container, config=config, **_settings(options, is_http=is_http))  # type: ignore[arg-type]
+    return Client(store=store, credentials=aws.kind)
+
+
+def _gs(place: Place, options: StoreOptions) -> Client:
+    from obstore.store import GCSStore
+
+    if options.endpoint:
+        raise OptionError("gs:// takes no endpoint; for a compatible server use s3:// and its keys")
+    config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
+    store = GCSStore(place.container, config=config, **_settings(options, is_http=False))  # type: ignore[arg-type]
+    return Client(store=store, credentials=_usual(options, "Google's"))
+
+
+def _az(place: Place, options: StoreOptions) -> Client:
+    from obstore.store import AzureStore
+
+    container, _, host = place.container.partition("@")
+    config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
+    if host:
+        config["account_name"] = host.partition(".")[0]
+    if options.access_key:
+        config |= {"account_name": options.access_key, "account_key": options.secret_key}
+    if options.endpoint:
+        config["endpoint"] = options.endpoint
+    is_http = bool(options.endpoint and options.endpoint.startswith("http://"))
+    store = AzureStore(container, config=config, **_settings(options, is_http=is_http))  # type: ignore[arg-type]
+    return Client(store=store, credentials=_usual(options, "Azure's"))
+
+
+def _http(place: Place, options: StoreOptions) -> Client:
+    from obstore.store import HTTPStore
+
+    url = f"{place.scheme}://{place.container}"
+    store = HTTPStore.from_url(url, **_settings(options, is_http=place.scheme == "http"))
+    return Client(store=store, credentials="a request without credentials")
+
+
+def _usual(options: StoreOptions, whose: str) -> str:
+    if options.anonymous:
+        return "no credentials (anonymous)"
+    if options.access_key:
+        return "the key of the options"
+    return f"{whose} credentials of the environment"

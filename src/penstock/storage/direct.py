@@ -1,0 +1,172 @@
+"""Remote objects through obstore, in a process that may use it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from penstock.errors import NotFoundError, OptionError, RangeError, StoreError
+from penstock.storage.base import Buffer, ObjectInfo
+from penstock.storage.clients import Client, client_of, forget_client
+from penstock.storage.failures import Asked, translated
+from penstock.storage.options import StoreOptions
+from penstock.storage.places import Place
+from penstock.storage.ranges import range_error, truncated_error
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+_LIST_CHUNK = 1000
+_PART_BYTES = 8 * 2**20
+"""Objects above this size are uploaded in parts of it, a few at once."""
+_PARTS_AT_ONCE = 4
+
+
+class Direct:
+    """The objects below one place. Keys are checked by the caller."""
+
+    def __init__(self, place: Place, options: StoreOptions) -> None:
+        assert not place.path or place.path.endswith("/")
+        self._place = place
+        self._options = options
+
+    @contextlib.contextmanager
+    def _asking(self, key: str) -> Iterator[Client]:
+        """Give the client, and turn its errors into ours."""
+        client = client_of(self._place, self._options)
+        try:
+            yield client
+        except (StoreError, OptionError):
+            raise
+        except Exception as error:
+            asked = Asked(
+                uri=self._place.uri + key,
+                container=self._place.container_uri,
+                credentials=client.credentials,
+                timeout_s=self._options.timeout_s,
+            )
+            # The client's own text repeats all of this in forty lines; it stays as the context.
+            raise translated(error, asked) from error
+
+    def info(self, key: str) -> ObjectInfo:
+        """Ask for an object's marks."""
+        import obstore
+
+        with self._asking(key) as client:
+            return _info(key, obstore.head(client.store, self._place.path + key))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Ask for all pages and sort them: not every server keeps the order S3 promises."""
+        found = [info for page in self._pages(prefix) for info in page]
+        return iter(sorted(found, key=lambda info: info.key))
+
+    def peek(self, prefix: str = "") -> tuple[str, ...]:
+        """Return keys of the first page only: enough for a hint, and one request."""
+        return tuple(info.key for info in next(self._pages(prefix), ()))
+
+    def _pages(self, prefix: str) -> Iterator[tuple[ObjectInfo, ...]]:
+        import obstore
+
+        # obstore lists below whole parts of a name, so the last part is compared here.
+        full = self._place.path + prefix
+        folder = full.rpartition("/")[0]
+        with self._asking(prefix) as client:
+            for page in obstore.list(client.store, folder or None, chunk_size=_LIST_CHUNK):
+                yield tuple(
+                    _info(meta["path"][len(self._place.path) :], meta)
+                    for meta in page
+                    if meta["path"].startswith(full)
+                )
+
+    def read(self, key: str) -> memoryview:
+        """Ask for a whole object."""
+        import obstore
+
+        with self._asking(key) as client:
+            result = obstore.get(client.store, self._place.path + key)
+            expected_bytes = result.meta["size"]
+            data = memoryview(result.bytes())
+        if data.nbytes != expected_bytes:
+            raise truncated_error(self._place.uri + key, data.nbytes, expected_bytes)
+        return data
+
+    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+        """Ask for a range, and make sure that all of it came."""
+        import obstore
+
+        if length == 0:
+            return self._empty_range(key, offset)
+        try:
+            with self._asking(key) as client:
+                path = self._place.path + key
+                data = memoryview(
+                    obstore.get_range(client.store, path, start=offset, length=length)
+                )
+        except RangeError:
+            size_bytes = self.info(key).size_bytes
+            raise range_error(self._place.uri + key, offset, length, size_bytes) from None
+        if data.nbytes != length:
+            # Servers cut a range at the object's end without a word; its size tells which it was.
+            raise self._short(key, offset, length, data.nbytes)
+        return data
+
+    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+        """Ask for a range and copy it."""
+        target[:] = self.read_range(key, offset, target.nbytes)
+
+    def _empty_range(self, key: str, offset: int) -> memoryview:
+        size_bytes = self.info(key).size_bytes
+        if offset > size_bytes:
+            raise range_error(self._place.uri + key, offset, 0, size_bytes)
+        return memoryview(b"")
+
+    def _short(self, key: str, offset: int, length: int, found_bytes: int) -> StoreError:
+        size_bytes = self.info(key).size_bytes
+        uri = self._place.uri + key
+        if offset + length > size_bytes:
+            return range_error(uri, offset, length, size_bytes)
+        return truncated_error(uri, found_bytes, length)
+
+    def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
+        """Put an object; a conditional one goes up in one piece, others in parts when large."""
+        import obstore
+
+        if self._place.scheme in ("http", "https"):
+            raise OptionError(
+                f"{self._place.uri}{key}: plain http is read only; write to a folder or a bucket"
+            )
+        flat = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        with self._asking(key) as client:
+            result = obstore.put(
+                client.store,
+                self._place.path + key,
+                flat,
+                mode="create" if only_if_absent else "overwrite",
+                use_multipart=False if only_if_absent or flat.nbytes <= _PART_BYTES else None,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        return ObjectInfo(key=key, size_bytes=flat.nbytes, etag=result["e_tag"] or "")
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        import obstore
+
+        with contextlib.suppress(NotFoundError), self._asking(key) as client:
+            obstore.delete(client.store, self._place.path + key)
+
+    def close(self) -> None:
+        """Let go of the client."""
+        forget_client(self._place, self._options)
+
+
+def _info(key: str, meta: ObjectMeta) -> ObjectInfo:
+    modified: datetime | None = meta.get("last_modified")
+    return ObjectInfo(
+        key=key,
+        size_bytes=meta["size"],
+        etag=meta["e_tag"] or "",
+        mtime_ns=int(modified.timestamp()) * 10**9 if modified else 0,
+    )

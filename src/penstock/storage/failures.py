@@ -1,0 +1,181 @@
+"""The client's errors in our words: what failed, which numbers, and the way out.
+
+obstore gives a class for a few statuses and otherwise one class whose text holds the status, the
+server's own error code and the kind of network failure. The text is read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from penstock.errors import (
+    DeniedError,
+    ExistsError,
+    NotFoundError,
+    OptionError,
+    RangeError,
+    StoreError,
+    TruncatedError,
+    UnavailableError,
+    UnreachableError,
+)
+
+_TEXT_MAX = 200
+"""Characters of the server's own words that a message quotes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked of whom, for the message."""
+
+    uri: str
+    """The object or prefix."""
+    container: str
+    """The bucket, as a uri."""
+    credentials: str
+    """Which credentials were used, in words."""
+    timeout_s: float
+    """How long silence was borne."""
+
+
+def translated(error: BaseException, asked: Asked) -> Exception:
+    """Return our error for one of the client's."""
+    text = str(error)
+    status = _status(text)
+    if "169.254.169.254" in text or "metadata.google.internal" in text:
+        return _no_credentials(asked)
+    if "redirect without LOCATION" in text:
+        return _other_region(asked, "301", "...")
+    if status is not None:
+        return _of_status(status, _code(text), text, asked)
+    if isinstance(error, FileNotFoundError) or "NotFound" in type(error).__name__:
+        return _not_found("", asked)
+    if type(error).__name__ == "NotSupportedError":
+        return StoreError(
+            f"{asked.uri}: the server answers no ranges (it sends 200 instead of 206); "
+            "use another server or copy the data to a folder or bucket",
+            uri=asked.uri,
+        )
+    if isinstance(error, ValueError):
+        return OptionError(f"{asked.uri}: {text.splitlines()[0]}")
+    return _of_network(text, asked)
+
+
+def _status(text: str) -> int | None:
+    found = re.search(r"status code: (\d{3})\b", text)
+    return int(found[1]) if found else None
+
+
+def _code(text: str) -> str:
+    found = re.search(r"<Code>([A-Za-z0-9]{1,60})</Code>", text)
+    return found[1] if found else ""
+
+
+def _of_status(status: int, code: str, text: str, asked: Asked) -> Exception:
+    shown = f"{status} {code}".strip()
+    uri = asked.uri
+    if status in (401, 403):
+        return _denied(shown, code, asked)
+    if status == 404:
+        return _not_found(code, asked)
+    if status == 416:
+        return RangeError(f"{uri}: the range lies outside the object ({shown})", uri=uri)
+    if code in ("ConditionalRequestConflict", "OperationAborted", "SlowDown"):
+        # S3's 409 here means "two at once, nobody has won yet": asking again settles it.
+        return UnavailableError(f"{uri}: two writers at once ({shown}); ask again", uri=uri)
+    if status in (409, 412):
+        return ExistsError(f"{uri} exists already ({shown})", uri=uri)
+    if status in (408, 429) or status >= 500:
+        return UnavailableError(
+            f"{uri}: the store answered {shown}; it is overloaded or down. If this lasts, read "
+            "with fewer requests at once",
+            uri=uri,
+        )
+    if status in (301, 307, 400) and (region := _region(text)):
+        return _other_region(asked, shown, region)
+    return StoreError(f"{uri}: the store refused the request ({shown}): {_said(text)}", uri=uri)
+
+
+def _denied(shown: str, code: str, asked: Asked) -> DeniedError:
+    way_out = {
+        "SignatureDoesNotMatch": "the secret does not belong to this key: check it",
+        "InvalidAccessKeyId": "the store does not know this key: check the key and the endpoint",
+        "ExpiredToken": "the session has expired: sign in again",
+        "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    }.get(
+        code,
+        "check that they may read this bucket, choose others with profile= or AWS_PROFILE, "
+        "or pass anonymous=True for a public bucket",
+    )
+    return DeniedError(
+        f"{asked.uri}: the store refuses {asked.credentials} ({shown}); {way_out}", uri=asked.uri
+    )
+
+
+def _no_credentials(asked: Asked) -> DeniedError:
+    return DeniedError(
+        f"{asked.uri}: no credentials were found in options, environment or profile, and this "
+        "machine has no role of its own; set AWS_PROFILE or AWS_ACCESS_KEY_ID (for gs and az their "
+        "usual variables), or pass anonymous=True for a public bucket",
+        uri=asked.uri,
+    )
+
+
+def _not_found(code: str, asked: Asked) -> NotFoundError:
+    if code in ("NoSuchBucket", "ContainerNotFound"):
+        return NotFoundError(
+            f"{asked.container} does not exist (404 {code}); check the bucket's name and endpoint",
+            uri=asked.uri,
+        )
+    return NotFoundError(
+        f"{asked.uri} does not exist (404); check the name, upper and lower case count",
+        uri=asked.uri,
+    )
+
+
+def _region(text: str) -> str:
+    found = re.search(r"<Region>([a-z0-9-]+)</Region>", text)
+    return repr(found[1]) if found else ""
+
+
+def _other_region(asked: Asked, shown: str, region: str) -> OptionError:
+    return OptionError(
+        f"{asked.uri}: the bucket lives in another region ({shown}); pass region={region}"
+    )
+
+
+def _of_network(text: str, asked: Asked) -> Exception:
+    found = re.search(r"performing [A-Z]+ (https?://\S+)", text)
+    host = urlsplit(found[1]).netloc if found else asked.container
+    kind = re.search(r"\bkind: (Timeout|Connect|Interrupted|Request|Decode|Unknown)", text)
+    if "IncompleteBody" in text or "UnexpectedEof" in text:
+        return TruncatedError(
+            f"{asked.uri}: the answer ended before all promised bytes had arrived; "
+            "asking again usually helps",
+            uri=asked.uri,
+        )
+    if kind is None:
+        return StoreError(f"{asked.uri}: {_said(text)}", uri=asked.uri)
+    if "dns error" in text:
+        why = "its name cannot be resolved; check the spelling, the endpoint and the network"
+    elif "ConnectionRefused" in text:
+        why = "the connection was refused; is the server running on that port?"
+    elif kind[1] == "Timeout" or "TimedOut" in text:
+        why = (
+            f"nothing arrived within {asked.timeout_s:g} s; check the network, "
+            "or raise timeout_s for a slow store"
+        )
+    elif "certificate" in text.lower():
+        why = "its certificate is not trusted; check the endpoint's name and the system's roots"
+    else:
+        why = "the connection broke; check the network and the server"
+    return UnreachableError(f"{asked.uri}: cannot reach {host}: {why}", uri=asked.uri)
+
+
+def _said(text: str) -> str:
+    """Return the server's or the client's own words, cut to one line."""
+    message = re.search(r"<Message>(.*?)</Message>", text, re.S)
+    words = message[1] if message else text.split("\n\nDebug source", maxsplit=1)[0]
+    return " ".join(words.split())[:_TEXT_MAX]

@@ -1,0 +1,75 @@
+"""Open files of this process, kept for the next range of the same file.
+
+On network file systems an open costs a round trip and a `stat` usually does not, so a file stays
+open and a `stat` tells whether its name still means the same file (an inode cannot be used again
+while it is open, so the comparison is exact). The cache is bounded; a file that a thread still
+reads from is closed when that thread lets go of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+
+FILES_OPEN_MAX = 256
+"""Files kept open per process; the usual limit of a process is 1024."""
+
+
+class OpenFile:
+    """A descriptor that closes itself with its last user."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self.descriptor)
+        self.identity = (status.st_dev, status.st_ino)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class FileCache:
+    """The most recently used files, by path."""
+
+    def __init__(self, files_max: int = FILES_OPEN_MAX) -> None:
+        self._files_max = files_max
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Start over, with a lock nobody holds."""
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def open(self, path: str) -> OpenFile:
+        """Return the file that has this name now."""
+        status = os.stat(path)  # noqa: PTH116 - a Path costs as much as the call
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None and file.identity == (status.st_dev, status.st_ino):
+                self._files.move_to_end(path)
+                return file
+        file = OpenFile(path)  # outside the lock: it may take a round trip
+        with self._lock:
+            self._files[path] = file
+            self._files.move_to_end(path)
+            while len(self._files) > self._files_max:
+                self._files.popitem(last=False)
+        return file
+
+    def forget(self, prefix: str) -> None:
+        """Drop the files below a folder."""
+        with self._lock:
+            for path in [path for path in self._files if path.startswith(prefix)]:
+                del self._files[path]
+
+
+files = FileCache()
+"""The one cache of this process."""
+
+# Descriptors survive a fork, but another thread may have held the lock at that moment.
+os.register_at_fork(after_in_child=files.forget_all)

@@ -1,0 +1,219 @@
+"""From what the user writes to objects in a store.
+
+A folder, a prefix, one object, a glob, braces, or a list of these: each is turned into a *find* (a
+base place and keys below it), and finds of one container are joined under their common folder.
+Hidden names are left out of listings, but an object that is named in full is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.errors import NotFoundError, OptionError
+from penstock.storage.base import ObjectInfo, Store
+from penstock.storage.folder import FolderStore
+from penstock.storage.keys import is_hidden
+from penstock.storage.memory import MemoryStore
+from penstock.storage.nearby import near_names
+from penstock.storage.options import StoreOptions
+from penstock.storage.patterns import expand_braces, fixed_folder, glob_regex, has_glob
+from penstock.storage.places import Place, split_uri
+from penstock.storage.pool import Pool
+from penstock.storage.remote import RemoteStore
+from penstock.storage.retry import Retrying, RetryPolicy
+
+_CHECKS_AT_ONCE = 16
+"""Requests at once when objects are named one by one."""
+_SPEC_ITEMS_MAX = 3
+"""Items of a list that its spec names before it only counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Objects, and the store whose keys they have."""
+
+    store: Store
+    """Rooted at the folder that all objects share."""
+    objects: list[ObjectInfo]
+    """Sorted by key unless the user gave an order (braces, list)."""
+    is_everything: bool
+    """Whether these are all objects below the root, as for a folder or prefix."""
+    spec: str
+    """What the user wrote, for messages and for the index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Find:
+    """Objects below one place; its path is empty or ends with `/`, keys are relative to it."""
+
+    base: Place
+    objects: list[ObjectInfo]
+    is_everything: bool
+
+
+def open_store(uri: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
+    """Return the store rooted at a folder, bucket, prefix or address; nothing is opened yet."""
+    return _store_at(split_uri(os.fspath(uri)), options or StoreOptions())
+
+
+def _store_at(place: Place, options: StoreOptions) -> Store:
+    if place.scheme == "file":
+        return FolderStore(place.path)
+    if place.scheme == "memory":
+        if place.path:
+            raise OptionError(f"{place.uri}: a memory store has no folders; use memory://name/")
+        return MemoryStore(place.container)
+    policy = RetryPolicy(deadline_s=options.deadline_s)
+    return Retrying(RemoteStore(place.uri, options), policy)
+
+
+def resolve(
+    uri: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    options: StoreOptions | None = None,
+) -> Located:
+    """Return the objects that a uri, a pattern or a list of them stands for."""
+    options = options or StoreOptions()
+    items = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
+    if not items:
+        raise OptionError("an empty list names no objects; pass at least one path or uri")
+    texts = [os.fspath(item) for item in items]
+    finds = _finds(texts, options)
+    spec = texts[0] if len(texts) == 1 else _list_spec(texts)
+    if len(finds) == 1:
+        find = finds[0]
+        store = _store_at(find.base, options)
+        return Located(
+            store=store, objects=find.objects, is_everything=find.is_everything, spec=spec
+        )
+    base = _common_base(finds)
+    objects = _distinct(_rekeyed(find, base) for find in finds)
+    return Located(store=_store_at(base, options), objects=objects, is_everything=False, spec=spec)
+
+
+def _list_spec(texts: list[str]) -> str:
+    shown = ", ".join(texts[:_SPEC_ITEMS_MAX])
+    rest = len(texts) - _SPEC_ITEMS_MAX
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _finds(texts: list[str], options: StoreOptions) -> list[_Find]:
+    """Return a find for each item; many single names are checked in parallel."""
+    names = [name for text in texts for name in _expanded(text)]
+    if len(names) == 1:
+        return [_find(names[0], options)]
+    found: dict[int, _Find] = {}
+    with Pool(min(_CHECKS_AT_ONCE, len(names))) as pool:
+        numbered = pool.map_unordered(
+            lambda item: (item[0], _find(item[1], options)), enumerate(names)
+        )
+        found.update(numbered)
+    return [found[number] for number in range(len(names))]
+
+
+def _expanded(text: str) -> list[str]:
+    is_literal = "{" not in text or ("://" not in text and os.path.exists(text))  # noqa: PTH110
+    return [text] if is_literal else expand_braces(text)
+
+
+def _find(name: str, options: StoreOptions) -> _Find:
+    place = split_uri(name)
+    is_there = place.scheme == "file" and os.path.exists(place.path)  # noqa: PTH110
+    if has_glob(place.path) and not is_there:
+        return _find_glob(place, options)
+    if place.scheme in ("http", "https"):
+        return _find_http(place, options)
+    found = None if place.path.endswith("/") or not place.path else _find_object(place, options)
+    return found or _find_folder(place, options)
+
+
+def _find_object(place: Place, options: StoreOptions) -> _Find | None:
+    folder, _, name = place.path.rpartition("/")
+    base = replace(place, path=f"{folder}/" if folder or place.scheme == "file" else "")
+    if place.scheme == "memory":
+        base, name = replace(place, path=""), place.path
+    try:
+        info = _store_at(base, options).info(name)
+    except NotFoundError:
+        return None
+    return _Find(base=base, objects=[info], is_everything=False)
+
+
+def _find_folder(place: Place, options: StoreOptions) -> _Find:
+    below = place.path if place.path.endswith("/") or not place.path else f"{place.path}/"
+    base = replace(place, path=below)
+    if place.scheme == "memory":
+        root = replace(place, path="")
+        listed = _visible(_store_at(root, options), below)
+        found = _Find(base=root, objects=listed, is_everything=not below)
+    else:
+        objects = _visible(_store_at(base, options), "")
+        found = _Find(base=base, objects=objects, is_everything=True)
+    if not found.objects:
+        raise _missing(place, options)
+    return found
+
+
+def _visible(store: Store, prefix: str) -> list[ObjectInfo]:
+    return [info for info in store.list(prefix) if not is_hidden(info.key[len(prefix) :])]
+
+
+def _find_glob(place: Place, options: StoreOptions) -> _Find:
+    if place.scheme in ("http", "https"):
+        raise OptionError(
+            f"{place.uri}: plain http cannot be listed, so wildcards find nothing; write braces, "
+            "for example shard-{000..127}.tar, or pass a list"
+        )
+    folder = "" if place.scheme == "memory" else fixed_folder(place.path)
+    base = replace(place, path=folder)
+    pattern = glob_regex(place.path[len(folder) :])
+    objects = [
+        info for info in _visible(_store_at(base, options), "") if pattern.fullmatch(info.key)
+    ]
+    if not objects:
+        raise _missing(place, options)
+    return _Find(base=base, objects=objects, is_everything=False)
+
+
+def _find_http(place: Place, options: StoreOptions) -> _Find:
+    if place.path.endswith("/") or not place.path:
+        raise OptionError(
+            f"{place.uri} is a prefix, and plain http cannot be listed; name the objects, "
+            f"for example {place.uri}shard-{{000..127}}.tar, or pass a list"
+        )
+    found = _find_object(place, options)
+    if found is None:
+        raise NotFoundError(f"{place.uri} does not exist (404); check the name", uri=place.uri)
+    return found
+
+
+def _missing(place: Place, options: StoreOptions) -> NotFoundError:
+    near = near_names(place, lambda root: _store_at(root, options))
+    hint = f"; near it there is {', '.join(near)}" if near else "; check the name"
+    what = "no object matches" if has_glob(place.path) else "there is no object and no folder"
+    return NotFoundError(f"{what} {place.uri}{hint}", uri=place.uri)
+
+
+def _common_base(finds: list[_Find]) -> Place:
+    first = finds[0].base
+    for find in finds:
+        if find.base.container_uri != first.container_uri:
+            raise OptionError(
+                f"{first.container_uri} and {find.base.container_uri} are different stores; one "
+                "data set lies in one store: copy one of them, or open each and mix them"
+            )
+    shared = first.path
+    while not all(find.base.path.startswith(shared) for find in finds):
+        shared = shared[: shared.rstrip("/").rfind("/") + 1]
+    return replace(first, path=shared)
+
+
+def _rekeyed(find: _Find, base: Place) -> list[ObjectInfo]:
+    inside = find.base.path[len(base.path) :]
+    return [replace(info, key=inside + info.key) for info in find.objects]
+
+
+def _distinct(groups: Iterable[list[ObjectInfo]]) -> list[ObjectInfo]:
+    """Return the objects in the order given; one that is named twice counts once."""
+    return list({info.key: info for group in groups for info in group}.values())

@@ -1,0 +1,124 @@
+"""The relay: a fresh process that uses obstore for one that cannot (see `clients` and `relayed`).
+
+Started as `python -m penstock.storage.relay DESCRIPTOR`, where the descriptor is a control socket.
+Each thread of the owner sends one end of a socket pair through it and is then served by a thread
+here. The relay listens nowhere, has no name, and ends with the control socket: also when its owner
+is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock import errors
+from penstock.storage.base import ObjectInfo
+from penstock.storage.direct import Direct
+from penstock.storage.frames import (
+    PAYLOAD_BYTES_MAX,
+    Answer,
+    HungUpError,
+    Object,
+    Request,
+    receive_into,
+    receive_request,
+    send_frame,
+)
+from penstock.storage.options import StoreOptions
+from penstock.storage.places import split_uri
+
+_PAGE = 1000
+"""Objects of a listing in one frame."""
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer the calls of one thread until it hangs up."""
+    with connection:
+        try:
+            while True:
+                request = receive_request(connection)
+                body = _payload(connection, request)
+                for answer, payload in _answers(request, body):
+                    send_frame(connection, answer)
+                    if payload is not None:
+                        connection.sendall(payload)
+        except (HungUpError, ConnectionError):
+            return  # the owner's thread is gone, and with it whoever would read an error
+
+
+def _payload(connection: socket.socket, request: Request) -> memoryview:
+    assert request.payload_bytes <= PAYLOAD_BYTES_MAX, request.payload_bytes
+    body = np.empty(request.payload_bytes, np.uint8).data
+    receive_into(connection, body)
+    return body
+
+
+def _answers(request: Request, body: memoryview) -> Iterator[tuple[Answer, memoryview | None]]:
+    try:
+        yield from _results(request, body)
+    except Exception as error:
+        # Only the errors of our own file travel; anything else is a bug, and says so in words.
+        is_ours = type(error).__name__ in vars(errors)
+        yield (
+            Answer(
+                error_class=type(error).__name__ if is_ours else "StoreError",
+                error_message=str(error) if is_ours else f"in the relay: {error!r}",
+                error_uri=getattr(error, "uri", ""),
+            ),
+            None,
+        )
+
+
+def _results(request: Request, body: memoryview) -> Iterator[tuple[Answer, memoryview | None]]:
+    options = StoreOptions(**request.options)  # type: ignore[arg-type]
+    store = Direct(split_uri(request.uri), options)
+    match request.operation:
+        case "info":
+            yield Answer(objects=[_object(store.info(request.key))]), None
+        case "list":
+            found = [_object(info) for info in store.list(request.key)]
+            for start in range(0, max(len(found), 1), _PAGE):
+                page = found[start : start + _PAGE]
+                yield Answer(objects=page, has_more=start + _PAGE < len(found)), None
+        case "peek":
+            yield Answer(keys=list(store.peek(request.key))), None
+        case "read":
+            data = store.read(request.key)
+            yield Answer(payload_bytes=data.nbytes), data
+        case "read_range":
+            data = store.read_range(request.key, request.offset, request.length)
+            yield Answer(payload_bytes=data.nbytes), data
+        case "write":
+            info = store.write(request.key, body, only_if_absent=request.only_if_absent)
+            yield Answer(objects=[_object(info)]), None
+        case "delete":
+            store.delete(request.key)
+            yield Answer(), None
+
+
+def _object(info: ObjectInfo) -> Object:
+    return Object(info.key, info.size_bytes, info.etag, info.mtime_ns)
+
+
+def main() -> None:
+    """Serve whoever comes through the control socket until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; we follow at end of file
+    control = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            # At once: requests still under way have nobody left who waits for them.
+            os._exit(0)
+        for descriptor in descriptors:
+            connection = socket.socket(fileno=descriptor)
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Object stores and plain http: `s3://`, `gs://`, `az://`, `abfs://`, `http(s)://`.
+
+A `RemoteStore` is a value: a place and options. How its calls travel is decided at each call:
+directly through obstore, or, in a process forked after obstore was loaded, through a relay (see
+`clients`). Errors are not retried here; wrap the store in `retry.Retrying`, as `locate.open_store`
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.errors import OptionError
+from penstock.storage.base import Buffer, ObjectInfo
+from penstock.storage.clients import REMOTE_SCHEMES, is_cut_off
+from penstock.storage.direct import Direct
+from penstock.storage.keys import checked_key
+from penstock.storage.options import StoreOptions
+from penstock.storage.places import Place, split_uri
+from penstock.storage.ranges import check_range
+from penstock.storage.relayed import Relayed
+
+
+class RemoteStore:
+    """The objects below a bucket, a prefix of one, or an http address."""
+
+    def __init__(self, uri: str, options: StoreOptions | None = None) -> None:
+        place = split_uri(uri)
+        if place.scheme not in REMOTE_SCHEMES:
+            raise OptionError(f"{uri!r} is not remote; remote are {', '.join(REMOTE_SCHEMES)}")
+        path = place.path.strip("/")
+        self.options = options or StoreOptions()
+        self._place = Place(
+            scheme=place.scheme, container=place.container, path=path + "/" if path else ""
+        )
+
+    def __repr__(self) -> str:
+        return f"RemoteStore({self.uri!r}, {self.options!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, RemoteStore)
+            and other._place == self._place
+            and other.options == self.options
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._place, self.options))
+
+    @property
+    def uri(self) -> str:
+        """Return the root with its scheme."""
+        return self._place.uri
+
+    @property
+    def source(self) -> str:
+        """Return s3, gs, az or http."""
+        return {"abfs": "az", "https": "http"}.get(self._place.scheme, self._place.scheme)
+
+    @property
+    def can_list(self) -> bool:
+        """Return False for plain http."""
+        return self.source != "http"
+
+    def _carrier(self) -> Direct | Relayed:
+        return (Relayed if is_cut_off() else Direct)(self._place, self.options)
+
+    def info(self, key: str) -> ObjectInfo:
+        """Return size and marks of an object."""
+        return self._carrier().info(checked_key(key))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield all objects below, sorted by key; the whole listing is read before the first."""
+        self._check_can_list(prefix)
+        yield from self._carrier().list(prefix)
+
+    def peek(self, prefix: str = "") -> tuple[str, ...]:
+        """Return some keys below, at the cost of one request."""
+        self._check_can_list(prefix)
+        return self._carrier().peek(prefix)
+
+    def _check_can_list(self, prefix: str) -> None:
+        if not self.can_list:
+            raise OptionError(
+                f"{self.uri}{prefix}: plain http cannot be listed; name the objects, for example "
+                f"{self.uri}shard-{{000..127}}.tar, or pass a list"
+            )
+
+    def read(self, key: str) -> memoryview:
+        """Return a whole object."""
+        return self._carrier().read(checked_key(key))
+
+    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+        """Return a part of an object."""
+        check_range(offset, length)
+        return self._carrier().read_range(checked_key(key), offset, length)
+
+    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with a part of an object."""
+        check_range(offset, target.nbytes)
+        self._carrier().read_into(checked_key(key), offset, target)
+
+    def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
+        """Put a whole object."""
+        return self._carrier().write(checked_key(key), data, only_if_absent=only_if_absent)
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self._carrier().delete(checked_key(key))
+
+    def close(self) -> None:
+        """Let go of the client; the next call makes a new one."""
+        self._carrier().close()
