@@ -1,7 +1,7 @@
 """Who takes part: nodes, ranks, and which of them this process is.
 
-A world is an argument. `World.from_env()` reads what torchrun, Slurm or MPI left in the environment, when
-it is called and never before; nothing here starts or joins a process group.
+A world is an argument. `World.from_env()` reads what torchrun, Slurm or MPI left in the
+environment, when it is called and never before; nothing here starts or joins a process group.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from penstock.errors import OptionError
 
-# (rank, number of ranks, rank inside the node, ranks inside the node), most specific launcher first.
+# (rank, number of ranks, rank inside the node, ranks inside the node), most specific launcher
+# first.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "Open MPI": (

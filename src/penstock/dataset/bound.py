@@ -12,7 +12,7 @@ from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
 from penstock.dataset.part import Ints, Part
-from penstock.errors import ChangedError, StoreError
+from penstock.errors import ChangedError, DatasetError, StoreError
 from penstock.storage.base import Store
 
 Decoders = Mapping[str, Decoder | None]
@@ -69,7 +69,15 @@ class BoundPart:
         number, offset = int(extents.object[0]), int(extents.offset[0])
         if raw is None:
             raw = self.read(0, number, offset, int(extents.length[0]))
-        return self.format.unpack(self.part, number, offset, raw)
+        return self.unpack_raw(number, offset, raw)
+
+    def unpack_raw(self, number: int, offset: int, raw: memoryview) -> Block:
+        """Return a block from its bytes; an error names the object and the place in it."""
+        try:
+            return self.format.unpack(self.part, number, offset, raw)
+        except DatasetError as error:
+            key = self.part.tables[0].key(number)
+            raise type(error)(f"{self.store.uri}{key} at byte {offset}: {error}") from error
 
     def decoded(self, encoded: Sample, local_id: int) -> dict[str, Any]:
         """Return the values of a sample's fields; a field that it lacks is None."""
@@ -85,10 +93,20 @@ class BoundPart:
         self, local_ids: Ints, raws: Sequence[Sequence[memoryview]]
     ) -> list[dict[str, Any]]:
         """Return samples that are addressed alone from their bytes."""
-        encoded = self.format.split(self.part, local_ids, raws)
-        return [
-            self.decoded(sample, int(i)) for sample, i in zip(encoded, local_ids, strict=True)
-        ]
+        encoded = self.split(local_ids, raws)
+        return [self.decoded(sample, int(i)) for sample, i in zip(encoded, local_ids, strict=True)]
+
+    def split(self, local_ids: Ints, raws: Sequence[Sequence[memoryview]]) -> list[Sample]:
+        """Return the encoded fields of samples; an error names the first sample that has it."""
+        try:
+            return self.format.split(self.part, local_ids, raws)
+        except DatasetError as error:
+            for j, i in enumerate(local_ids.tolist()):
+                try:
+                    self.format.split(self.part, local_ids[j : j + 1], [raws[j]])
+                except DatasetError as cause:
+                    raise type(cause)(f"{self.where(i)}: {cause}") from error
+            raise
 
 
 class _Lazy:
@@ -106,7 +124,7 @@ def _one(i: int) -> Ints:
 
 
 def explained(error: StoreError, bound: BoundPart, table: int, number: int) -> Exception:
-    """Return a `ChangedError` when an object shrank or grew since it was indexed, else the error."""
+    """Return a `ChangedError` when an object has another size now, else the error itself."""
     was = bound.part.tables[table].info(number)
     try:
         now = bound.store.info(was.key)

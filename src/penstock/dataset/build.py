@@ -1,8 +1,8 @@
 """Building an index: scan what is new, in parallel, and commit it as a version.
 
-Each unit's result is kept in the user's cache until the version is committed, so a build that was killed
-goes on where it stopped. What was indexed before is compared with what lies there now: a changed object
-is named, new ones are appended as a new version.
+Each unit's result is kept in the user's cache until the version is committed, so a build that was
+killed goes on where it stopped. What was indexed before is compared with what lies there now: a
+changed object is named, new ones are appended as a new version.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def build(
             old, units = [], recipe.format.units(recipe.objects, recipe.store, recipe.options)
         if not units and latest is not None:
             return latest
-        parts = old + [_scan_all(recipe, units, report)]
+        parts = [*old, _scan_all(recipe, units, report)]
         if len(parts) > _PARTS_MAX:
             parts = [merge_parts(parts)]
         manifest = _manifest(recipe, catalog, parts, version=latest.version + 1 if latest else 1)

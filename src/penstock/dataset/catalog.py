@@ -1,9 +1,9 @@
 """Versions of an index: immutable, numbered, committed by one conditional put.
 
-A catalog is a folder of the store: `v000001.json`, `v000002.json`, … and `parts/`. A version is a small
-manifest that names its parts; parts are named by their content and never change. Writing a version is
-one conditional put of its manifest, so of two writers exactly one wins and readers see all of a version
-or nothing. Old versions stay: who reads one is not disturbed.
+A catalog is a folder of the store: `v000001.json`, `v000002.json`, … and `parts/`. A version is a
+small manifest that names its parts; parts are named by their content and never change. Writing a
+version is one conditional put of its manifest, so of two writers exactly one wins and readers see
+all of a version or nothing. Old versions stay: who reads one is not disturbed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.dataset.part import Part, open_part, part_of
 from penstock.dataset.columns import parse_columns
+from penstock.dataset.part import Part, open_part, part_of
 from penstock.errors import FormatError, NotFoundError, OptionError
 from penstock.storage.base import Store
 from penstock.storage.folder import FolderStore
@@ -75,9 +75,7 @@ class Catalog:
         if not self.store.can_list:
             return self._probe_versions()
         names = (o.key[len(self.prefix) :] for o in self.store.list(self.prefix + "v"))
-        return sorted(
-            int(n[1:-5]) for n in names if n.endswith(".json") and n[1:-5].isdigit()
-        )
+        return sorted(int(n[1:-5]) for n in names if n.endswith(".json") and n[1:-5].isdigit())
 
     def _probe_versions(self) -> list[int]:
         found: list[int] = []

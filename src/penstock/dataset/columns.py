@@ -1,8 +1,9 @@
 """Columns in one file, mapped rather than loaded.
 
-A column file is a small JSON head (names, types, places, and a `meta` value of the caller's) followed by
-plain little-endian arrays at multiples of 64 bytes. Opening one costs a page or two, whatever its size;
-only what is looked at is ever read. A column of texts is two arrays: all bytes, and where each text ends.
+A column file is a small JSON head (names, types, places, and a `meta` value of the caller's)
+followed by plain little-endian arrays at multiples of 64 bytes. Opening one costs a page or two,
+whatever its size; only what is looked at is ever read. A column of texts is two arrays: all bytes,
+and where each text ends.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def text_columns(name: str, values: Sequence[str | bytes]) -> dict[str, Array]:
     ends = np.cumsum([len(v) for v in encoded], dtype=np.uint64)
     return {
         f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8),
-        f"{name}.ends": ends if len(encoded) else np.zeros(0, np.uint64),
+        f"{name}.ends": ends if encoded else np.zeros(0, np.uint64),
     }
 
 

@@ -1,7 +1,8 @@
 """A data set: samples by number, whatever they lie in.
 
-`dataset[i]` is one sample with its fields decoded. Slices and selections are views that cost nothing. A
-`Dataset` is a value: it may be pickled and forked, and holds no open file or connection of its own.
+`dataset[i]` is one sample with its fields decoded. Slices and selections are views that cost
+nothing. A `Dataset` is a value: it may be pickled and forked, and holds no open file or connection
+of its own.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Dataset(Sequence[dict[str, Any]]):
         return np.searchsorted(self.starts, base_ids, side="right") - 1
 
     def groups(self, ids: Ints) -> list[tuple[BoundPart, Ints, Ints]]:
-        """Return some samples by the part they lie in: the part, places in `ids`, ids in the part."""
+        """Return samples by part: the part, their places in `ids`, their ids in the part."""
         base = self.base_ids(ids)
         if len(self.bound) == 1:
             return [(self.bound[0], np.arange(len(ids)), base)]
@@ -170,7 +171,8 @@ class Dataset(Sequence[dict[str, Any]]):
         """Return a sample's own name, where its format has one."""
         base = int(self.base_ids(np.array([i], np.int64))[0])
         bound = self.bound[self.part_numbers(base)]
-        return bound.part.key(base - bound.first)
+        name: str | None = bound.part.key(base - bound.first)
+        return name
 
     def select(self, chosen: range | slice | Sequence[int] | npt.NDArray[Any]) -> Dataset:
         """Return a view with some samples: a range, a list of ids, or a mask as long as the set."""
@@ -185,7 +187,7 @@ class Dataset(Sequence[dict[str, Any]]):
                     raise OptionError(f"a mask of {len(ids)} for a data set of {len(self)} samples")
                 ids = np.flatnonzero(ids)
             ids = ids.astype(np.int64)
-            if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < len(self)):
+            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < len(self)):
                 raise OptionError(
                     f"ids run from 0 to {len(self) - 1}, got {ids.min()} … {ids.max()}"
                 )
@@ -199,7 +201,9 @@ class Dataset(Sequence[dict[str, Any]]):
         )
 
     def _select_range(self, chosen: range) -> range | Ints:
-        if len(chosen) and not (0 <= min(chosen[0], chosen[-1]) <= max(chosen[0], chosen[-1]) < len(self)):
+        if len(chosen) and not (
+            0 <= min(chosen[0], chosen[-1]) <= max(chosen[0], chosen[-1]) < len(self)
+        ):
             raise OptionError(f"ids run from 0 to {len(self) - 1}, got {chosen}")
         if self.selection is None:
             return chosen

@@ -1,8 +1,8 @@
 """Fields of a sample and how their bytes become values.
 
-A field has a name and an *encoding*: `jpg`, `json`, `cls`, … Decoders are plain functions from bytes to a
-value, found by the field's name first (the user's), then by its encoding. An encoding that nobody
-knows stays bytes: nothing is guessed and nothing is lost.
+A field has a name and an *encoding*: `jpg`, `json`, `cls`, … Decoders are plain functions from
+bytes to a value, found by the field's name first (the user's), then by its encoding. An encoding
+that nobody knows stays bytes: nothing is guessed and nothing is lost.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ class Mixture(Sequence[dict[str, Any]]):
     """Data sets and the share of the stream that each of them gets.
 
     Sample ids count through the data sets one after the other. A small set with a large weight is
-    gone through several times in an epoch, each time in a fresh order; no sample of it returns before
-    all others of it were used.
+    gone through several times in an epoch, each time in a fresh order; no sample of it returns
+    before all others of it were used.
     """
 
     def __init__(

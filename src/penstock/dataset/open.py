@@ -1,8 +1,8 @@
 """`open`: from a name to a data set, building the index where there is none yet.
 
-An index lies beside its data (`.penstock/`) where that can be written, else in the user's cache folder.
-A set that was indexed before opens without reading its data; its objects are compared with the listing,
-so that a changed one is named rather than misread.
+An index lies beside its data (`.penstock/`) where that can be written, else in the user's cache
+folder. A set that was indexed before opens without reading its data; its objects are compared with
+the listing, so that a changed one is named rather than misread.
 """
 
 from __future__ import annotations
@@ -108,13 +108,12 @@ def open(
     """Return the data set under a name, as it lies there.
 
     Args:
-        uri: a folder, prefix, glob, braces (`s3://b/x-{000..127}.tar`), a list of these, or an index.
-        version: which version to read; the latest when not given.
-        format: the format's name, where it is not plain from the names of the objects.
-        decoders: functions from bytes to a value, by field name or extension; None leaves bytes.
-        store: endpoint, credentials and the like, where the environment does not say.
-        check: compare the objects with those that were indexed, and name what changed.
-        report: called with progress while an index is built.
+        uri: a folder, prefix, glob, braces (`s3://b/x-{000..127}.tar`), a list of these, or an
+        index. version: which version to read; the latest when not given. format: the format's name,
+        where it is not plain from the names of the objects. decoders: functions from bytes to a
+        value, by field name or extension; None leaves bytes. store: endpoint, credentials and the
+        like, where the environment does not say. check: compare the objects with those that were
+        indexed, and name what changed. report: called with progress while an index is built.
         options: of the format, such as `sequence_length` for token arrays.
     """
     direct = _open_index(uri, decoders, store)
@@ -151,24 +150,21 @@ def _dataset(
 
 
 def _check(found: Found, dataset: Dataset) -> None:
-    changes = compare(dataset.parts, found.objects)
+    units = found.format.units(found.objects, found.located.store, found.options)
+    changes = compare(dataset.parts, [o for u in units for o in u.objects])
     changes.refuse(
         dataset.uri,
         "Index it again with `penstock index --rebuild`, or pass check=False to read it anyway",
     )
-    new = [o for o in changes.new if o.key.rpartition("/")[2] not in _NOT_SAMPLES]
-    if new:
+    if changes.new:
         _log.warning(
             "%s has %d objects that version %d does not know, the first is %s; "
             "`penstock index` makes a new version with them",
             dataset.uri,
-            len(new),
+            len(changes.new),
             dataset.version,
-            new[0].key,
+            changes.new[0].key,
         )
-
-
-_NOT_SAMPLES = ("index.json",)
 
 
 def write_index(
@@ -195,7 +191,9 @@ def _has_versions(catalog: Catalog) -> bool:
         return False
 
 
-def _open_index(uri: Uri, decoders: Decoders | None, options: StoreOptions | None) -> Dataset | None:
+def _open_index(
+    uri: Uri, decoders: Decoders | None, options: StoreOptions | None
+) -> Dataset | None:
     """Return the data set of an index that is named itself: a part's file, or a version."""
     if not isinstance(uri, str | Path) or not str(uri).endswith((".idx", ".json")):
         return None

@@ -1,7 +1,8 @@
 """A part of an index: a run of objects and the samples that lie in them.
 
-A part answers one question: where are the bytes of sample i? It has one *table*, or several where the
-fields of a sample lie in different objects (`x.npy` beside `y.npy`). A table addresses samples in one of
+A part answers one question: where are the bytes of sample i? It has one *table*, or several where
+the fields of a sample lie in different objects (`x.npy` beside `y.npy`). A table addresses samples
+in one of
 three ways, so that no index is larger than it must be:
 
 * `extents`: an offset and a length for each sample (tar, raw MDS, JSON lines, files);
@@ -25,6 +26,7 @@ import xxhash
 
 from penstock.dataset.columns import Columns, Texts, map_columns, text_columns, write_columns
 from penstock.dataset.fields import Field
+from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo
 
 Ints = npt.NDArray[np.int64]
@@ -56,7 +58,7 @@ class Rows:
 
     objects: Sequence[ObjectInfo]
     """The objects, in the order of their samples."""
-    counts: Sequence[int]
+    counts: Sequence[int] | npt.NDArray[np.int64]
     """Samples in each object."""
     addressing: Addressing
     """How samples are found; decides which of the columns below must be there."""
@@ -253,11 +255,21 @@ def make_part(
         arrays["checksum"] = checksums
     counts = {int(sum(rows.counts)) for rows in tables}
     assert len(counts) == 1, f"tables of one part differ in their number of samples: {counts}"
+    return _sealed(arrays, format, fields, [rows.addressing for rows in tables], options or {})
+
+
+def _sealed(
+    arrays: dict[str, npt.NDArray[Any]],
+    format: str,
+    fields: Sequence[Field],
+    tables: Sequence[Addressing],
+    options: Mapping[str, Any],
+) -> Part:
     meta = {
         "format": format,
         "fields": [msgspec.to_builtins(f) for f in fields],
-        "options": dict(options or {}),
-        "tables": [rows.addressing for rows in tables],
+        "options": dict(options),
+        "tables": list(tables),
     }
     meta["fingerprint"] = _fingerprint(arrays, meta)
     return part_of(Columns(arrays, meta))
@@ -315,37 +327,77 @@ def merge_parts(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
     fields = merge_fields([p.fields for p in parts])
-    tables = [_merged_rows([p.tables[t] for p in parts]) for t in range(len(parts[0].tables))]
-    has_keys = all("key.ends" in p.columns for p in parts)
-    has_sums = all("checksum" in p.columns for p in parts)
-    members = None
-    if "member.offset" in parts[0].columns:
-        members = (
-            np.concatenate([_by_field(p, fields, "member.offset", np.uint32(0)) for p in parts]),
-            np.concatenate([_by_field(p, fields, "member.length", ABSENT) for p in parts]),
-        )
-    return make_part(
-        format=parts[0].format,
-        fields=fields,
-        tables=tables,
-        keys=[k.decode() for p in parts for k in p.columns.texts("key")] if has_keys else None,
-        members=members,
-        checksums=np.concatenate([p.columns["checksum"] for p in parts]) if has_sums else None,
-        options=parts[0].options,
-    )
+    columns = [p.columns for p in parts]
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for number in range(len(parts[0].tables)):
+        arrays |= _merged_table([p.tables[number] for p in parts], columns, f"t{number}.")
+    if all("key.ends" in c for c in columns):
+        arrays |= _merged_texts(columns, "key")
+    if all("checksum" in c for c in columns):
+        arrays["checksum"] = np.concatenate([c["checksum"] for c in columns])
+    if "member.offset" in columns[0]:
+        for name, absent in (("member.offset", np.uint32(0)), ("member.length", ABSENT)):
+            arrays[name] = np.concatenate([_by_field(p, fields, name, absent) for p in parts])
+    first = parts[0]
+    return _sealed(arrays, first.format, fields, first.columns.meta["tables"], first.options)
+
+
+def _merged_table(
+    tables: Sequence[Table], columns: Sequence[Columns], prefix: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a table over several parts, without looking at single objects."""
+    names = [n.removeprefix(prefix) for n in columns[0] if n.startswith(prefix)]
+    out: dict[str, npt.NDArray[Any]] = {}
+    for name in names:
+        if name.endswith(".bytes"):
+            out |= _merged_texts(columns, prefix + name.removesuffix(".bytes"))
+        elif name == "block.object":
+            firsts = np.cumsum([0] + [t.num_objects for t in tables[:-1]])
+            numbers = [c[prefix + name] + first for c, first in zip(columns, firsts, strict=True)]
+            out[prefix + name] = _narrow(np.concatenate(numbers))
+        elif name.endswith(".first"):
+            counts = np.concatenate([np.diff(c[prefix + name]) for c in columns])
+            out[prefix + name] = _starts(counts)
+        elif not name.endswith(".ends"):
+            out[prefix + name] = np.concatenate([c[prefix + name] for c in columns])
+    return out
+
+
+def _merged_texts(columns: Sequence[Columns], name: str) -> dict[str, npt.NDArray[Any]]:
+    data = [c[f"{name}.bytes"] for c in columns]
+    shifts = np.cumsum([0] + [len(d) for d in data[:-1]]).astype(np.uint64)
+    ends = [c[f"{name}.ends"] + shift for c, shift in zip(columns, shifts, strict=True)]
+    return {f"{name}.bytes": np.concatenate(data), f"{name}.ends": np.concatenate(ends)}
 
 
 def merge_fields(several: Sequence[tuple[Field, ...]]) -> tuple[Field, ...]:
-    """Return all fields in the order of first sight; those that some part lacks become optional."""
+    """Return all fields in the order of first sight.
+
+    What some part lacks becomes optional; a type or shape that differs between parts is no longer
+    the same for all samples. One name for two encodings is an error.
+    """
     merged: dict[str, Field] = {}
     for fields in several:
         for f in fields:
-            known = merged.setdefault(f.name, f)
-            merged[f.name] = replace(known, optional=known.optional or f.optional)
+            merged[f.name] = _joined(merged.get(f.name, f), f)
     for fields in several:
         for name in merged.keys() - {f.name for f in fields}:
             merged[name] = replace(merged[name], optional=True)
     return tuple(merged.values())
+
+
+def _joined(known: Field, other: Field) -> Field:
+    if known.encoding != other.encoding:
+        raise FormatError(
+            f"field {known.name!r} is {known.encoding} in some objects and {other.encoding} in "
+            "others; open them as data sets of their own"
+        )
+    return replace(
+        known,
+        optional=known.optional or other.optional,
+        dtype=known.dtype if known.dtype == other.dtype else None,
+        shape=known.shape if known.shape == other.shape else None,
+    )
 
 
 def _by_field(
@@ -357,31 +409,3 @@ def _by_field(
         if f.name in own:
             out[:, i] = part.columns[column][:, own[f.name]]
     return out
-
-
-def _merged_rows(tables: Sequence[Table]) -> Rows:
-    how = tables[0].addressing
-    names = {
-        "extents": ("offset", "length"),
-        "even": ("base", "stride", "width"),
-        "blocks": ("block.offset", "block.length"),
-    }[how]
-    columns = {name: np.concatenate([t._get(name) for t in tables]) for name in names}
-    if how == "blocks":
-        firsts = np.cumsum([0] + [t.num_objects for t in tables[:-1]])
-        columns["block.object"] = np.concatenate(
-            [t._get("block.object") + first for t, first in zip(tables, firsts, strict=True)]
-        )
-        columns["block.count"] = np.concatenate([np.diff(t.block_starts()) for t in tables])
-    has_blobs = all("object.blob.ends" in _names(t) for t in tables)
-    return Rows(
-        objects=[t.info(i) for t in tables for i in range(t.num_objects)],
-        counts=np.concatenate([np.diff(t.first_sample) for t in tables]),
-        addressing=how,
-        columns=columns,
-        blobs=[t.blob(i) for t in tables for i in range(t.num_objects)] if has_blobs else None,
-    )
-
-
-def _names(table: Table) -> set[str]:
-    return {n.removeprefix(table._prefix) for n in table._columns}

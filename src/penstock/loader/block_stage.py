@@ -1,7 +1,8 @@
-"""Blocks that are in use: read once, shared by all batches that need them, dropped when room is needed.
+"""Blocks that are in use: read once, shared by all batches that need them, dropped when room is
+needed.
 
-A batch pins the blocks that it needs from the moment it is planned until it is finished. What is not pinned
-stays while there is room, longest unused goes first.
+A batch pins the blocks that it needs from the moment it is planned until it is finished. What is
+not pinned stays while there is room, longest unused goes first.
 """
 
 from __future__ import annotations

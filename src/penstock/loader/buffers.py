@@ -1,8 +1,9 @@
 """Memory for batches, used again and again.
 
-Fresh memory costs a page fault for every 4 KiB, as much as filling it. So buffers are leased: when the last
-array or tensor that looks into a buffer is gone, whoever held it, the buffer returns to its pool. Nobody
-has to give anything back, and nothing is overwritten while somebody can still see it.
+Fresh memory costs a page fault for every 4 KiB, as much as filling it. So buffers are leased: when
+the last array or tensor that looks into a buffer is gone, whoever held it, the buffer returns to
+its pool. Nobody has to give anything back, and nothing is overwritten while somebody can still see
+it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class BufferPool:
         if kept_bytes + room <= self._kept_bytes_max:
             self._free.setdefault(room, deque()).append(memory)
 
+    def view(self, size_bytes: int) -> memoryview:
+        """Return writable memory to read bytes into."""
+        return self.array((size_bytes,), np.uint8).data
+
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return an uninitialised array in leased memory."""
         kind = np.dtype(dtype)
@@ -57,7 +62,7 @@ class BufferPool:
 
 
 def _room_for(size_bytes: int) -> int:
-    """Return a size with at most an eighth to spare, so that batches of similar size share buffers."""
+    """Return a size with at most an eighth to spare: batches of similar size share buffers."""
     size = max(size_bytes, _SMALLEST_BYTES)
     step = 1 << max(size.bit_length() - 4, 12)
     return -(-size // step) * step

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.dataset.formats.base import Sample
 from penstock.loader.buffers import BufferPool
 from penstock.loader.job import Group, Job, Piece, cut
 from penstock.loader.processes import ProcessPool
@@ -103,7 +104,9 @@ class DecodeMaker:
         bound, slot = group.bound, job.slots[0]
         ids = slot.ids[group.where[piece.start : piece.stop]].tolist()
         local_ids = group.local_ids[piece.start : piece.stop]
+        encoded: Iterator[Sample]
         if bound.by_block:
+            assert stage is not None
             rows = group.extents[0].row.tolist()
             encoded = (stage.block(j).sample(rows[j]) for j in range(piece.start, piece.stop))
         else:
@@ -111,10 +114,8 @@ class DecodeMaker:
                 raws = self._reader.raws(group, piece)
             else:
                 tables = range(len(group.extents))
-                raws = [
-                    [stage.raw(t, j) for t in tables] for j in range(piece.start, piece.stop)
-                ]
-            encoded = iter(bound.format.split(bound.part, local_ids, raws))
+                raws = [[stage.raw(t, j) for t in tables] for j in range(piece.start, piece.stop)]
+            encoded = iter(bound.split(local_ids, raws))
         for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):
             decoded = bound.decoded(sample, local)
             yield self._transformed(decoded, slot.epoch, i)

@@ -1,7 +1,7 @@
 """A batch in the making: which samples it holds, where they lie, what is left to do.
 
-A job is planned by one thread, worked on by several, a *piece* at a time, finished by the one that did the
-last piece and handed over by the consumer.
+A job is planned by one thread, worked on by several, a *piece* at a time, finished by the one that
+did the last piece and handed over by the consumer.
 """
 
 from __future__ import annotations

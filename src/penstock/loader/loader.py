@@ -1,8 +1,9 @@
 """`Loader`: from a data set to batches in the training loop.
 
-A loader is cheap to make: no thread, file or connection exists before the first batch is asked for. Iterating
-it once goes through `epochs` epochs; iterating again goes on with the next. Leaving a loop early and
-starting anew begins the same epochs again, as torch's DataLoader does; `state_dict` is for going on.
+A loader is cheap to make: no thread, file or connection exists before the first batch is asked for.
+Iterating it once goes through `epochs` epochs; iterating again goes on with the next. Leaving a
+loop early and starting anew begins the same epochs again, as torch's DataLoader does; `state_dict`
+is for going on.
 """
 
 from __future__ import annotations
@@ -46,24 +47,23 @@ class Loader:
     """Batches of a data set, in a known order, on every rank its own share.
 
     Args:
-        dataset: a `Dataset` or a `Mixture`.
-        batch_size: samples a batch on this rank.
-        global_batch_size: samples a batch on all ranks together, instead of `batch_size`; what a batch
+        dataset: a `Dataset` or a `Mixture`. batch_size: samples a batch on this rank.
+        global_batch_size: samples a batch on all ranks together, instead of `batch_size`; what a
+        batch
             holds then stays the same on any number of ranks.
         epochs: how many one iteration goes through; None never ends.
         seed: of the order, and of the random numbers that a transform may ask for.
         shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for remote
             stores; mixes inside a window) or None (as stored).
-        drop_last: leave out an incomplete last batch; else it is filled up and `batch.mask` says so.
-        world: who takes part; by default what torchrun, Slurm or MPI say when iteration begins.
-        transform: called with each decoded sample (and a random generator if it takes two arguments).
-        collate: called with a list of samples instead of joining their fields.
-        pad: fields whose ragged arrays become one array, with the value to fill up with.
-        workers: "thread", or "process" for transforms that hold the interpreter's lock.
-        threads: how many work on samples; by default this rank's share of the cores.
-        look_ahead: bytes of batches made ahead of the training loop.
-        output: "torch", "numpy", or "auto" for torch where it is installed.
-        trace: a file to write a trace to when the loader is closed; Perfetto opens it.
+        drop_last: leave out an incomplete last batch; else it is filled up and `batch.mask` says
+        so. world: who takes part; by default what torchrun, Slurm or MPI say when iteration begins.
+        transform: called with each decoded sample (and a random generator if it takes two
+        arguments). collate: called with a list of samples instead of joining their fields. pad:
+        fields whose ragged arrays become one array, with the value to fill up with. workers:
+        "thread", or "process" for transforms that hold the interpreter's lock. threads: how many
+        work on samples; by default this rank's share of the cores. look_ahead: bytes of batches
+        made ahead of the training loop. output: "torch", "numpy", or "auto" for torch where it is
+        installed. trace: a file to write a trace to when the loader is closed; Perfetto opens it.
     """
 
     def __init__(
@@ -163,9 +163,7 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved place, also on another number of ranks, at the next `iter`."""
-        cursor = Cursor.from_state(
-            state, order=self.order, fingerprint=self.dataset.fingerprint
-        )
+        cursor = Cursor.from_state(state, order=self.order, fingerprint=self.dataset.fingerprint)
         self.close()
         self._cursor = self._begin_at = (cursor.epoch, cursor.position)
 
@@ -199,11 +197,12 @@ class Loader:
         runner = Runner(
             jobs_of(stream.slots(epoch, position, end_epoch), self.dataset, batches_a_job),
             maker,
-            self._stager(pool, stream),
+            self._stager(pool),
             self._counters,
             num_threads=num_threads,
             num_readers=0 if local else _READERS,
-            # Local reads need no more than keeps all threads busy; remote ones, all there is room for.
+            # Local reads need no more than keeps all threads busy; remote ones, all there is room
+            # for.
             jobs_max=2 * num_threads + 2 if local else _JOBS_MAX,
             stage_bytes_max=self._look_ahead_bytes,
             recorder=self._recorder,
@@ -248,7 +247,7 @@ class Loader:
         batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
         return max(1, min(_BATCHES_A_JOB_MAX, _TINY_JOB_BYTES // max(1, batch_bytes)))
 
-    def _stager(self, pool: BufferPool, stream: Stream) -> Stager:
+    def _stager(self, pool: BufferPool) -> Stager:
         in_blocks = isinstance(self.order, BlocksOrder)
         own_runs = (
             isinstance(self.order, BlocksOrder)

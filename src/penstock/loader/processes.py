@@ -1,8 +1,8 @@
 """Worker processes, for transforms that hold the interpreter's lock.
 
-Processes are spawned, never forked: they start clean, whatever threads and connections this one has. Each
-reads, decodes and transforms on its own, so only ids go out and finished samples come back. An error
-there reaches the caller with the traceback of the process it happened in.
+Processes are spawned, never forked: they start clean, whatever threads and connections this one
+has. Each reads, decodes and transforms on its own, so only ids go out and finished samples come
+back. An error there reaches the caller with the traceback of the process it happened in.
 """
 
 from __future__ import annotations

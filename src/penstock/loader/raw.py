@@ -48,7 +48,7 @@ class RawMaker:
         """Read the samples of a piece into their places."""
         group = job.groups[piece.group]
         buffer, starts = job.state
-        whole = memoryview(buffer)
+        whole = buffer.data
         where = group.where[piece.start : piece.stop].tolist()
         lengths = group.extents[0].length[piece.start : piece.stop].tolist()
         views = [whole[starts[i] : starts[i] + n] for i, n in zip(where, lengths, strict=True)]
@@ -77,8 +77,10 @@ def _fill(
     starts: list[int],
 ) -> None:
     lengths = group.extents[0].length.tolist()
-    whole = [(buffer[starts[i] : starts[i] + n],) for i, n in zip(group.where, lengths, strict=True)]
-    split = group.bound.format.split(group.bound.part, group.local_ids, whole)
+    whole = [
+        (buffer[starts[i] : starts[i] + n],) for i, n in zip(group.where, lengths, strict=True)
+    ]
+    split = group.bound.split(group.local_ids, whole)
     for i, sample in zip(group.where.tolist(), split, strict=True):
         for name, value in sample.items():
             columns[name][i] = value

@@ -41,7 +41,7 @@ class SampleReader:
             lengths = extents.length[piece.start : piece.stop]
             ends = np.cumsum(lengths)
             total = int(ends[-1])
-            target = memoryview(self._pool.array((total,), np.uint8))
+            target = self._pool.view(total)
             starts = (ends - lengths).tolist()
             views = [target[a:b] for a, b in zip(starts, ends.tolist(), strict=True)]
             self.read_into(group, table, piece, views)
@@ -102,9 +102,7 @@ class SampleReader:
         return file
 
 
-def _read_one(
-    bound: BoundPart, table: int, number: int, offset: int, view: memoryview
-) -> None:
+def _read_one(bound: BoundPart, table: int, number: int, offset: int, view: memoryview) -> None:
     try:
         bound.store.read_into(bound.part.tables[table].key(number), offset, view)
     except StoreError as error:

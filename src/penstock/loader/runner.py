@@ -1,9 +1,9 @@
 """The threads of a running loader: plan, read ahead, work, deliver in order.
 
-Workers take whatever can be done next: a piece of a planned batch, or, when there is none and the stage has
-room, the planning of the next batch. Readers do what takes a round trip. The consumer only waits. All share
-one lock and one state; nobody holds the loader itself, so that a loader nobody holds can be collected, and
-its threads end.
+Workers take whatever can be done next: a piece of a planned batch, or, when there is none and the
+stage has room, the planning of the next batch. Readers do what takes a round trip. The consumer
+only waits. All share one lock and one state; nobody holds the loader itself, so that a loader
+nobody holds can be collected, and its threads end.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Runner:
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted or len(self._stage) >= self._jobs_max:
             return False
-        # One batch is always allowed, however large: a stage that is too small must not stand still.
+        # One batch is always allowed, however large: a stage that is too small must not stand
+        # still.
         return not self._stage or self._stage_bytes < self._stage_bytes_max
 
     def _plan_next(self) -> tuple[Job, Piece] | None:

@@ -1,4 +1,5 @@
-"""Where decoded samples go: straight into the batch's array while shapes agree, into a list when not."""
+"""Where decoded samples go: straight into the batch's array while shapes agree, into a list when
+not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """What is read ahead of the workers: ranges of remote objects, and blocks.
 
-Samples of local files are read on the spot, while their bytes are warm. Everything that takes a round trip is
-asked for as soon as its batch is planned, near ranges together. Where samples come in blocks, or the order
-itself goes block by block, a block is read once for all the batches that use it.
+Samples of local files are read on the spot, while their bytes are warm. Everything that takes a
+round trip is asked for as soon as its batch is planned, near ranges together. Where samples come in
+blocks, or the order itself goes block by block, a block is read once for all the batches that use
+it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _GAP_BYTES_MAX = 256 << 10
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
 
-Read = Callable[[], None]
+Read = Callable[[], Any]
 
 
 class GroupStage(Protocol):
@@ -148,7 +149,7 @@ class Stager:
             e = group.extents[0]
             number, offset = int(e.object[j]), int(e.offset[j])
             raw = self._read(group.bound, 0, number, offset, int(e.length[j]))
-            block = group.bound.format.unpack(group.bound.part, number, offset, raw)
+            block = group.bound.unpack_raw(number, offset, raw)
             return block, block.size_bytes
 
         return self._blocks.get(name, load)
@@ -183,7 +184,7 @@ class Stager:
                 length_bytes_max=_RANGE_BYTES_MAX,
             )
             ends = np.cumsum(merged.lengths)
-            buffer = memoryview(self._pool.array((int(ends[-1]),), np.uint8))
+            buffer = self._pool.view(int(ends[-1]))
             places = (ends - merged.lengths).tolist()
             starts = (ends - merged.lengths)[merged.index] + merged.inside
             stage.buffers.append(buffer)
@@ -200,7 +201,7 @@ class Stager:
     def _read(
         self, bound: BoundPart, table: int, number: int, offset: int, length: int
     ) -> memoryview:
-        view = memoryview(self._pool.array((length,), np.uint8))
+        view = self._pool.view(length)
         self._read_into(bound, table, number, offset, view)
         return view
 

@@ -112,9 +112,7 @@ class Stream:
         return out
 
 
-def jobs_of(
-    slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int
-) -> Iterator[Job]:
+def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int) -> Iterator[Job]:
     """Yield jobs: where the samples of the next batches lie."""
     while True:
         several = list(islice(slots, batches_a_job))

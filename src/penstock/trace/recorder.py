@@ -58,7 +58,9 @@ class Recorder:
         out: list[dict[str, Any]] = []
         for kind, start, end, thread, facts in list(self._events):
             event = {"name": str(kind), "pid": pid, "tid": thread, "ts": start / 1e3, "args": facts}
-            event |= {"ph": "X", "dur": (end - start) / 1e3} if end > start else {"ph": "i", "s": "t"}
+            event |= (
+                {"ph": "X", "dur": (end - start) / 1e3} if end > start else {"ph": "i", "s": "t"}
+            )
             out.append(event)
         return out
 

@@ -42,7 +42,8 @@ def format_named(name: str) -> Format:
 def format_of(objects: Sequence[ObjectInfo]) -> Format:
     """Return the format that claims most bytes of some objects.
 
-    A README beside the shards or a list of labels beside the images does not change what a data set is.
+    A README beside the shards or a list of labels beside the images does not change what a data set
+    is.
     """
     assert objects
     claimed = {

@@ -1,7 +1,8 @@
-"""What a format must know: which objects are its own, where samples lie, how bytes split into fields.
+"""What a format must know: which objects are its own, where samples lie, how bytes split into
+fields.
 
-A format is one file in this folder with one class. It never opens a store, starts a thread or caches:
-it is given objects and bytes. `docs/guides/add_a_format.md` walks through a new one.
+A format is one file in this folder with one class. It never opens a store, starts a thread or
+caches: it is given objects and bytes. `docs/guides/add_a_format.md` walks through a new one.
 """
 
 from __future__ import annotations

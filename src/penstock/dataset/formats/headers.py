@@ -1,4 +1,5 @@
-"""Reading the small parts of a large object: ahead where they are near, apart where they are far."""
+"""Reading the small parts of a large object: ahead where they are near, apart where they are
+far."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _FAR_BYTES = 4 << 10
 class HeaderReader:
     """Hands out pieces of one object, fetching as few ranges as it can.
 
-    A request to a remote store costs as much time as a megabyte, so when the next piece is nearer than
-    that, everything between is read along; when it is farther, only the piece itself.
+    A request to a remote store costs as much time as a megabyte, so when the next piece is nearer
+    than that, everything between is read along; when it is farther, only the piece itself.
     """
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:

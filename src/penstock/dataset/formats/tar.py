@@ -1,8 +1,9 @@
 """WebDataset tar: consecutive members of one base name are one sample.
 
-`a/0001.jpg`, `a/0001.cls` make the sample `a/0001` with the fields `jpg` and `cls`: the name is cut at the
-first dot after the last slash. Only the headers are read for the index. A sample's extent runs from its
-first member's data to its last member's, headers between them included, so one read brings all.
+`a/0001.jpg`, `a/0001.cls` make the sample `a/0001` with the fields `jpg` and `cls`: the name is cut
+at the first dot after the last slash. Only the headers are read for the index. A sample's extent
+runs from its first member's data to its last member's, headers between them included, so one read
+brings all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.dataset.fields import Field
 from penstock.dataset.formats.base import (
     Options,
     Sample,
@@ -21,7 +23,6 @@ from penstock.dataset.formats.base import (
     one_unit_each,
 )
 from penstock.dataset.formats.headers import HeaderReader
-from penstock.dataset.fields import Field
 from penstock.dataset.part import ABSENT, Ints, Part, Rows, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
