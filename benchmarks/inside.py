@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import formats, window
+from benchmarks import formats, look, window
 from benchmarks.peers import EVERYONE
 from benchmarks.works import WORKS, delivered_bytes, open_source
 
@@ -43,8 +43,12 @@ def measure(task: dict) -> dict:
 
 
 def check(task: dict) -> dict:
+    """Return what a whole epoch delivered: ids missing, ids repeated, samples with wrong bytes."""
     work, source, start = opened(task)
-    return window.check(start, work, source) | about(task)
+    seen = look.Seen(work, source)
+    for batch in start(0):
+        seen.add(batch)
+    return seen.faults() | {"mixing": seen.mixing()} | about(task)
 
 
 def opened(task: dict) -> tuple:

@@ -1,6 +1,6 @@
 """How fast do JPEG images reach the training loop, decoded to 224 x 224?
 
-    python -m benchmarks.jpeg [--quick] [--rounds 3] [--seconds 2] [--peers ours,torch] [--json FILE]
+    python -m benchmarks.jpeg [--quick] [--rounds 3] [--seconds 2] [--peers ours,torch] [--json F]
 
 Limit: decoding and resizing bytes that are in memory, by one thread or by two. MB are decoded
 pixels. Every loader decodes with the same two calls (`benchmarks.images`).

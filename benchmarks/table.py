@@ -6,7 +6,7 @@ from benchmarks.peers import EVERYONE
 from benchmarks.works import Work
 
 COLUMNS = {
-    "loader": "<24",
+    "loader": "<26",
     "samples/s": ">11",
     "min..max": ">23",
     "of limit": ">8",
@@ -75,9 +75,7 @@ def text(question: str, work: Work, summary: list[dict], conditions: dict) -> st
     """Return the table in Markdown, with what it was measured on and how each peer shuffles."""
     said = ", ".join(f"{name} {value}" for name, value in conditions.items())
     head = f"{question}\n{work.num_samples:,} samples, batch {work.batch_size}; {said}\n"
-    rule = [
-        "-" * (int(form[1:]) - 1) + (":" if form[0] == ">" else "-") for form in COLUMNS.values()
-    ]
+    rule = ["-" * (int(form[1:]) - 1) + "-:"[form[0] == ">"] for form in COLUMNS.values()]
     lines = [line(COLUMNS), line(rule), *map(row_text, summary)]
     return "\n".join([head, *lines, "", *footnotes(summary)])
 
@@ -90,7 +88,7 @@ def line(cells: object) -> str:
 def row_text(row: dict) -> str:
     name = f"{row['peer']} {row['variant']} {row.get('version', '')}".strip()
     if "failed" in row:
-        return f"| {name:24} | failed: {row['failed']} |"
+        return f"| {name:26} | failed: {row['failed']} |"
     return line(
         [
             name,
@@ -99,7 +97,7 @@ def row_text(row: dict) -> str:
             "-" if row["of_limit"] is None else f"{row['of_limit']:.3f}",
             f"{row['mb_per_s']:,.0f}",
             f"{row['cpu_s_per_gb']:.2f}",
-            f"{row['mixing']:.2f}",
+            f"{row['mixing']:.3f}",
             f"{row['peak_rss_mb']:,.0f}",
             f"{row['private_mb']:,.0f}",
             f"{row['first_batch_s']:.1f}",

@@ -39,6 +39,16 @@ def cpu_s(children: list[int]) -> float:
     return time.process_time() + ticks / TICKS_PER_S
 
 
+def lies_in_file(address: int) -> bool:
+    """Tell whether memory is a mapped file: then nothing has been loaded so far, only promised."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, _, *path = line.split(maxsplit=5)
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= address < last:
+            return bool(path) and path[0].startswith("/") and not path[0].startswith("/dev/")
+    return False
+
+
 def memory_bytes(children: list[int]) -> dict[str, int]:
     """Return the peak of resident memory, and the part of it that is no file's, now.
 

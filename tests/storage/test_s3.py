@@ -9,19 +9,31 @@ import pytest
 
 from penstock.errors import DeniedError, NotFoundError
 from penstock.storage import RemoteStore, Retrying, Store, StoreOptions, open_store, resolve
-from penstock.testing.conformance import StoreConformance, some_bytes
+from penstock.testing.conformance import StoreConformance, fill, some_bytes
+from penstock.testing.servers import S3Access
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
 
 
 class TestS3Store(StoreConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def filled(cls, s3_server: S3Access) -> Store:
+        uri = s3_server.create_bucket("filled")  # once: tests only read from it
+        return fill(RemoteStore(uri + "some/prefix", s3_server.options))
+
     @pytest.fixture
     def store(self, s3: Bucket) -> Store:
         return RemoteStore(s3.uri + "some/prefix", s3.options)
 
 
-class TestRetryingS3Store(StoreConformance):
+class TestRetryingS3Store(TestS3Store):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def filled(cls, s3_server: S3Access) -> Store:
+        return fill(open_store(s3_server.create_bucket("filled-retrying"), s3_server.options))
+
     @pytest.fixture
     def store(self, s3: Bucket) -> Store:
         return open_store(s3.uri, s3.options)

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import weakref
 from collections import deque
@@ -55,7 +56,7 @@ class BufferPool:
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return an uninitialised array in leased memory."""
         kind = np.dtype(dtype)
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        size_bytes = math.prod(shape) * kind.itemsize
         if size_bytes < _SMALLEST_BYTES:
             return np.empty(shape, kind)
         return self.lease(size_bytes).view(kind).reshape(shape)

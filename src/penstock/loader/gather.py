@@ -7,7 +7,7 @@ into one buffer.
 
 from __future__ import annotations
 
-import mmap
+import math
 import time
 from typing import Any
 
@@ -55,7 +55,7 @@ class GatherMaker:
         self._fields = bounds[0].part.fields
         self._tables = _fields_of_tables(bounds[0])
         self._widths = [int(t.even_layout()[2][0]) for t in bounds[0].part.tables]
-        self._mapped: dict[tuple[int, int, int, int], npt.NDArray[np.uint8]] = {}
+        self._mapped: dict[tuple[int, int, int], npt.NDArray[np.uint8]] = {}
 
     @property
     def row_bytes(self) -> int:
@@ -79,9 +79,8 @@ class GatherMaker:
             elif isinstance(group.bound.store, FolderStore):
                 self._from_map(group, piece, table, target)
             else:
-                where = group.where[piece.start : piece.stop].tolist()
-                views = [memoryview(target[i]) for i in where]
-                self._reader.read_into(group, table, piece, views)
+                starts = (group.where[piece.start : piece.stop] * target.shape[1]).tolist()
+                self._reader.read_into(group, table, piece, target.reshape(-1), starts)
         if stage is None and isinstance(group.bound.store, FolderStore):
             seconds = time.perf_counter() - begin
             num_samples = piece.stop - piece.start
@@ -91,21 +90,20 @@ class GatherMaker:
     def _from_map(
         self, group: Group, piece: Piece, table: int, target: npt.NDArray[np.uint8]
     ) -> None:
-        extents = group.extents[table]
-        numbers = extents.object[piece.start : piece.stop]
-        offsets = extents.offset[piece.start : piece.stop]
-        base, stride, _ = group.bound.part.tables[table].even_layout()
-        first, last = int(numbers.min()), int(numbers.max())
-        for number in range(first, last + 1):
-            chosen = slice(None) if first == last else np.flatnonzero(numbers == number)
-            rows = (offsets[chosen] - base[number]) // stride[number]
-            if len(rows):
-                source = self._rows(group.bound, table, number)
-                where = group.where[piece.start : piece.stop][chosen]
-                _copy_rows(source, rows, target, where)
+        ids = group.local_ids[piece.start : piece.stop]
+        where = group.where[piece.start : piece.stop]
+        first_sample = group.bound.part.tables[table].first_sample
+        if len(first_sample) == 2:
+            _copy_rows(self._rows(group.bound, table, 0), ids, target, where)
+            return
+        numbers = np.searchsorted(first_sample, ids, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            chosen = np.flatnonzero(numbers == number)
+            rows = ids[chosen] - first_sample[number]
+            _copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
 
     def _rows(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
-        name = (id(bound), bound.first, table, number)
+        name = (id(bound), table, number)
         mapped = self._mapped.get(name)
         if mapped is None:
             mapped = self._mapped[name] = self._map(bound, table, number)
@@ -115,9 +113,8 @@ class GatherMaker:
         layout = bound.part.tables[table]
         base, stride, width = (int(a[number]) for a in layout.even_layout())
         count = int(layout.first_sample[number + 1] - layout.first_sample[number])
-        file = self._reader.file(bound, table, number)
-        view = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
-        return np.ndarray((count, width), np.uint8, view, base, (stride, 1))
+        whole = self._reader.mapped(bound, table, number)
+        return np.ndarray((count, width), np.uint8, whole.data, base, (stride, 1))
 
     def finish(self, job: Job) -> list[Any]:
         """Return the rows as arrays of their own type, cut into the batches of the job."""
@@ -173,7 +170,7 @@ def _views(fields: tuple[Field, ...], rows: npt.NDArray[np.uint8]) -> dict[str, 
         assert f.dtype is not None
         assert f.shape is not None
         kind = np.dtype(f.dtype)
-        size = kind.itemsize * int(np.prod(f.shape, dtype=np.int64))
+        size = kind.itemsize * math.prod(f.shape)
         part = rows if size == rows.shape[1] else np.ascontiguousarray(rows[:, at : at + size])
         out[f.name] = part.view(kind).reshape(len(rows), *f.shape)
         at += size

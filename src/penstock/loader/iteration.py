@@ -64,7 +64,7 @@ class Iteration(Iterator[Any]):
             self._take_job()
         slot, fields = self._ready.popleft()
         batch = self._batch(slot, fields)
-        self._counters.samples += int(slot.mask.sum())
+        self._counters.samples += slot.num_counted
         self._counters.batches += 1
         self._delivered(slot)
         if self._recorder is not None:

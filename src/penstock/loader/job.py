@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,11 +28,13 @@ class Slot:
     step: int
     ids: Ints
     mask: Mask
+    num_counted: int
+    """Samples that the mask does not leave out."""
     cursor_after: tuple[int, int]
     """Epoch and position of the whole world once this batch is delivered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """The samples of a batch that lie in one part."""
 
@@ -40,8 +43,11 @@ class Group:
     """Their places in the batch."""
     local_ids: Ints
     """Their numbers in the part."""
-    extents: tuple[Extents, ...]
-    """Where they lie, one for each table."""
+
+    @cached_property
+    def extents(self) -> tuple[Extents, ...]:
+        """Where they lie, one for each table."""
+        return tuple(t.extents(self.local_ids) for t in self.bound.part.tables)
 
     @property
     def size_bytes(self) -> int:

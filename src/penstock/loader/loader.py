@@ -8,7 +8,9 @@ is for going on.
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -56,7 +58,8 @@ class Loader:
         shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for remote
             stores; mixes inside a window) or None (as stored).
         drop_last: leave out an incomplete last batch; else it is filled up and `batch.mask` says
-        so. world: who takes part; by default what torchrun, Slurm or MPI say when iteration begins.
+        so. world: who takes part; by default torch's process group when iteration begins, or what
+            torchrun, Slurm or MPI say.
         transform: called with each decoded sample (and a random generator if it takes two
         arguments). collate: called with a list of samples instead of joining their fields. pad:
         fields whose ragged arrays become one array, with the value to fill up with. workers:
@@ -130,7 +133,7 @@ class Loader:
     @property
     def world(self) -> World:
         """The world of this loader; read from the environment when none was given."""
-        return self._world or World.from_env()
+        return self._world or _world_here()
 
     @property
     def epoch(self) -> int:
@@ -175,13 +178,17 @@ class Loader:
     # -- iterating ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
+        return self.part(0, 1)
+
+    def part(self, first: int, every: int) -> Iterator[Any]:
+        """Iterate over every n-th batch from the first on; others are other processes' work."""
         self.close()
         self._cursor = self._begin_at
-        iteration = self._start(self._stream())
+        iteration = self._start(self._stream(), (first, every))
         self._current = weakref.ref(iteration)
         return iteration
 
-    def _start(self, stream: Stream) -> Iteration:
+    def _start(self, stream: Stream, part: tuple[int, int]) -> Iteration:
         bounds = self.dataset.bound
         num_threads = self._threads or _threads_for(stream.world)
         local = all(is_local(b) for b in bounds)
@@ -195,7 +202,7 @@ class Loader:
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         batches_a_job = self._batches_a_job(maker, stream)
         runner = Runner(
-            jobs_of(stream.slots(epoch, position, end_epoch), self.dataset, batches_a_job),
+            jobs_of(stream.slots(epoch, position, end_epoch, part), self.dataset, batches_a_job),
             maker,
             self._stager(pool),
             self._counters,
@@ -203,7 +210,7 @@ class Loader:
             num_readers=0 if local else _READERS,
             # Local reads need no more than keeps all threads busy; remote ones, all there is room
             # for.
-            jobs_max=2 * num_threads + 2 if local else _JOBS_MAX,
+            jobs_max=num_threads + 2 if local else _JOBS_MAX,
             stage_bytes_max=self._look_ahead_bytes,
             recorder=self._recorder,
         )
@@ -306,6 +313,18 @@ def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot
                 owner._begin_at = slot.cursor_after  # Done: the next iteration is the next epoch.
 
     return delivered
+
+
+def _world_here() -> World:
+    """Return the world of torch's process group if there is one, else what a launcher said.
+
+    Some launchers, Lightning's own among them, name no rank in the environment, but the group knows
+    it. Nothing is imported for that: without torch in this process there is no group.
+    """
+    if "torch.distributed" not in sys.modules:
+        return World.from_env()
+    world: World = importlib.import_module("penstock.torch.world").world_here()
+    return world
 
 
 def _threads_for(world: World) -> int:

@@ -48,16 +48,14 @@ class RawMaker:
         """Read the samples of a piece into their places."""
         group = job.groups[piece.group]
         buffer, starts = job.state
-        whole = buffer.data
-        where = group.where[piece.start : piece.stop].tolist()
-        lengths = group.extents[0].length[piece.start : piece.stop].tolist()
-        views = [whole[starts[i] : starts[i] + n] for i, n in zip(where, lengths, strict=True)]
+        here = [starts[i] for i in group.where[piece.start : piece.stop].tolist()]
         stage = job.staged.get(piece.group)
         if stage is None:
-            self._reader.read_into(group, 0, piece, views)
-        else:
-            for j, view in zip(range(piece.start, piece.stop), views, strict=True):
-                view[:] = stage.raw(0, j)
+            self._reader.read_into(group, 0, piece, buffer, here)
+            return
+        for j, start in zip(range(piece.start, piece.stop), here, strict=True):
+            raw = stage.raw(0, j)
+            buffer[start : start + len(raw)] = raw
 
     def finish(self, job: Job) -> list[Any]:
         """Return a list of arrays for each field, all looking into the one buffer."""

@@ -1,24 +1,29 @@
-"""Reading samples of local files: the file stays open, the kernel writes into the batch."""
+"""Reading samples that are near: from mapped files, open files or memory, into the batch.
+
+Files of a data set are immutable by contract and checked when they are opened. One that is cut off
+while it is mapped ends the process (SIGBUS), as with every loader that maps files.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart, explained
 from penstock.errors import ChangedError, StoreError
-from penstock.loader.buffers import BufferPool
+from penstock.loader.buffers import BufferPool, Bytes
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
 
 _FILES_MAX = 512
+_MAPS_MAX = 4096
+"""Up to so many objects of a table are mapped; more are hardly shards, but single samples."""
 
 
 def is_local(bound: BoundPart) -> bool:
@@ -32,7 +37,8 @@ class SampleReader:
     def __init__(self, pool: BufferPool, counters: Counters) -> None:
         self._pool = pool
         self._counters = counters
-        self._files: dict[tuple[int, int, int, int], OpenFile] = {}
+        self._files: dict[tuple[int, int, int], OpenFile] = {}
+        self._maps: dict[tuple[int, int, int], Bytes] = {}
 
     def raws(self, group: Group, piece: Piece) -> list[list[memoryview]]:
         """Return the bytes of the samples of a piece, one for each table, in leased memory."""
@@ -40,50 +46,53 @@ class SampleReader:
         for table, extents in enumerate(group.extents):
             lengths = extents.length[piece.start : piece.stop]
             ends = np.cumsum(lengths)
-            total = int(ends[-1])
-            target = self._pool.view(total)
             starts = (ends - lengths).tolist()
-            views = [target[a:b] for a, b in zip(starts, ends.tolist(), strict=True)]
-            self.read_into(group, table, piece, views)
-            for raws, view in zip(out, views, strict=True):
-                raws.append(view)
+            target: Bytes = self._pool.array((int(ends[-1]),), np.uint8)
+            self.read_into(group, table, piece, target, starts)
+            for raws, start, end in zip(out, starts, ends.tolist(), strict=True):
+                raws.append(target.data[start:end])
         return out
 
     def read_into(
-        self, group: Group, table: int, piece: Piece, views: Sequence[memoryview]
+        self, group: Group, table: int, piece: Piece, target: Bytes, starts: Sequence[int]
     ) -> None:
-        """Fill one view for each sample of a piece."""
+        """Read the samples of a piece into `target`, each at its own start."""
         begin = time.perf_counter()
         extents = group.extents[table]
         numbers = extents.object[piece.start : piece.stop].tolist()
         offsets = extents.offset[piece.start : piece.stop].tolist()
+        lengths = extents.length[piece.start : piece.stop].tolist()
         bound = group.bound
-        if isinstance(bound.store, FolderStore):
-            self._read_files(bound, table, numbers, offsets, views)
+        rows = zip(numbers, offsets, lengths, starts, strict=True)
+        if not isinstance(bound.store, FolderStore):
+            for number, offset, length, at in rows:
+                _read_one(bound, table, number, offset, target[at : at + length].data)
+        elif bound.part.tables[table].num_objects <= _MAPS_MAX:
+            # Copying from a map is half as dear again as a read when the file is in memory.
+            for number, offset, length, at in rows:
+                source = self.mapped(bound, table, number)
+                target[at : at + length] = source[offset : offset + length]
         else:
-            for number, offset, view in zip(numbers, offsets, views, strict=True):
-                _read_one(bound, table, number, offset, view)
+            for number, offset, length, at in rows:
+                view = target[at : at + length].data
+                if os.preadv(self.file(bound, table, number).descriptor, [view], offset) != length:
+                    _read_one(bound, table, number, offset, view)
         seconds = time.perf_counter() - begin
-        size_bytes = int(extents.length[piece.start : piece.stop].sum())
-        self._counters.add_reads(bound.store.source, size_bytes, len(views), seconds)
+        self._counters.add_reads(bound.store.source, sum(lengths), len(lengths), seconds)
 
-    def _read_files(
-        self,
-        bound: BoundPart,
-        table: int,
-        numbers: Sequence[int],
-        offsets: Sequence[int],
-        views: Sequence[memoryview],
-    ) -> None:
-        preadv = os.preadv
-        for number, offset, view in zip(numbers, offsets, views, strict=True):
+    def mapped(self, bound: BoundPart, table: int, number: int) -> Bytes:
+        """Return an object of a folder as memory."""
+        name = (id(bound), table, number)
+        view = self._maps.get(name)
+        if view is None:
             file = self.file(bound, table, number)
-            if preadv(file.descriptor, [view], offset) != len(view):
-                _read_one(bound, table, number, offset, view)
+            memory = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
+            view = self._maps[name] = np.frombuffer(memory, np.uint8)
+        return view
 
     def file(self, bound: BoundPart, table: int, number: int) -> OpenFile:
         """Return an object of a folder, opened and checked to be the one that was indexed."""
-        name = (id(bound), bound.first, table, number)
+        name = (id(bound), table, number)
         file = self._files.get(name)
         if file is None:
             store = bound.store
@@ -107,8 +116,3 @@ def _read_one(bound: BoundPart, table: int, number: int, offset: int, view: memo
         bound.store.read_into(bound.part.tables[table].key(number), offset, view)
     except StoreError as error:
         raise explained(error, bound, table, number) from error
-
-
-def as_rows(view: npt.NDArray[Any], width: int) -> npt.NDArray[np.uint8]:
-    """Return bytes as rows of equal width."""
-    return view.view(np.uint8).reshape(-1, width)

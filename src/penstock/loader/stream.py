@@ -30,8 +30,8 @@ WINDOW_BYTES = 256 << 20
 """Samples that `blocks` mixes with each other; not the machine's memory decides, but the order."""
 _WINDOW_SAMPLES_MIN = 4096
 _POSITIONS_AHEAD = 16_384
-_RANKS_TOGETHER_MAX = 16
-"""Up to so many ranks, computing everybody's ids at once is quicker than one's own step by step."""
+_SHARES_TOGETHER_MAX = 16
+"""Up to so many shares, computing everybody's ids at once is quicker than one's own step by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,51 +54,63 @@ class Stream:
             start=start,
         )
 
-    def slots(self, epoch: int, position: int, end_epoch: int | None) -> Iterator[Slot]:
-        """Yield the batches of this rank from a place on, epoch after epoch."""
+    def slots(
+        self, epoch: int, position: int, end_epoch: int | None, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[Slot]:
+        """Yield the batches of this rank from a place on, epoch after epoch.
+
+        With `part=(k, n)` only every n-th of them from the k-th on, counted across epochs: the
+        others are left to other processes.
+        """
+        skip, every = part
         for e in count(epoch):
             if end_epoch is not None and e >= end_epoch:
                 return
-            yield from self._epoch_slots(e, position if e == epoch else 0)
+            start = position if e == epoch else 0
+            num_steps = self.steps(start).num_steps
+            yield from self._epoch_slots(e, start, range(skip, num_steps, every))
+            skip = skip - num_steps if skip >= num_steps else (skip - num_steps) % every
 
-    def _epoch_slots(self, epoch: int, start: int) -> Iterator[Slot]:
+    def _epoch_slots(self, epoch: int, start: int, chosen: range) -> Iterator[Slot]:
         steps = self.steps(start)
         done_before = start // self.global_batch_size
         share = steps.share(self.world.rank)
-        ahead = max(1, _POSITIONS_AHEAD // self.global_batch_size)
-        for first in range(0, steps.num_steps, ahead):
-            last = min(first + ahead, steps.num_steps)
-            ids = self._ids(epoch, steps, first, last, share)
-            for step in range(first, last):
-                _, mask = steps.positions(step, self.world.rank)
+        ahead = max(1, _POSITIONS_AHEAD // (self.global_batch_size * chosen.step))
+        for first in range(0, len(chosen), ahead):
+            several = chosen[first : first + ahead]
+            for step, ids in zip(several, self._ids(epoch, steps, several, share), strict=True):
                 is_last = step + 1 == steps.num_steps
-                after = (epoch + 1, 0) if is_last else (epoch, steps.position_after(step + 1))
+                if is_last:
+                    mask = steps.positions(step, self.world.rank)[1]
+                else:
+                    mask = np.ones(share[1] - share[0], bool)
+                position = start + (step + 1) * self.global_batch_size
                 yield Slot(
                     epoch=epoch,
                     step=done_before + step,
-                    ids=ids[step - first],
+                    ids=ids,
                     mask=mask,
-                    cursor_after=after,
+                    num_counted=int(mask.sum()) if is_last else len(mask),
+                    cursor_after=(epoch + 1, 0) if is_last else (epoch, position),
                 )
 
-    def _ids(
-        self, epoch: int, steps: Steps, first: int, last: int, share: tuple[int, int]
-    ) -> list[Ints]:
+    def _ids(self, epoch: int, steps: Steps, several: range, share: tuple[int, int]) -> list[Ints]:
         """Return this rank's ids for some steps; computing a few thousand at once costs least."""
         low, high = share
+        size = self.global_batch_size
         out = []
-        if self.world.num_ranks <= _RANKS_TOGETHER_MAX:
-            start, _ = steps.bounds(first)
-            _, stop = steps.bounds(last - 1)
+        if self.world.num_ranks * several.step <= _SHARES_TOGETHER_MAX:
+            start, _ = steps.bounds(several[0])
+            _, stop = steps.bounds(several[-1])
             run = self.order.ids(epoch, start, stop)
-            size = self.global_batch_size
-            out = [run[i * size + low : i * size + high] for i in range(last - first)]
-            if stop - start < size * len(out):
-                out[-1] = self._padded(epoch, steps, last - 1)
+            firsts = [(step - several[0]) * size for step in several]
+            out = [run[first + low : first + high] for first in firsts]
+            if stop - start < firsts[-1] + size:
+                out[-1] = self._padded(epoch, steps, several[-1])
             return out
-        for step in range(first, last):
+        for step in several:
             begin, end = steps.bounds(step)
-            if end - begin < self.global_batch_size:
+            if end - begin < size:
                 out.append(self._padded(epoch, steps, step))
             else:
                 out.append(self.order.ids(epoch, begin + low, begin + high))
@@ -106,10 +118,8 @@ class Stream:
 
     def _padded(self, epoch: int, steps: Steps, step: int) -> Ints:
         positions, _ = steps.positions(step, self.world.rank)
-        out = np.empty(len(positions), np.int64)
-        for i, p in enumerate(positions.tolist()):
-            out[i] = self.order.ids(epoch, p, p + 1)[0]
-        return out
+        runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+        return np.concatenate([self.order.ids(epoch, int(r[0]), int(r[-1]) + 1) for r in runs])
 
 
 def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int) -> Iterator[Job]:
@@ -120,12 +130,7 @@ def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: in
             return
         ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
         groups = [
-            Group(
-                bound=bound,
-                where=where,
-                local_ids=local,
-                extents=tuple(t.extents(local) for t in bound.part.tables),
-            )
+            Group(bound=bound, where=where, local_ids=local)
             for bound, where, local in dataset.groups(ids)
         ]
         yield Job(slots=several, groups=groups, num_samples=len(ids))

@@ -22,7 +22,14 @@ from penstock.storage.base import Store
 from penstock.testing.forks import in_child
 from penstock.testing.read_conformance import OBJECTS, ReadConformance, some_bytes
 
-__all__ = ["OBJECTS", "ReadConformance", "StoreConformance", "some_bytes"]
+__all__ = ["OBJECTS", "ReadConformance", "StoreConformance", "fill", "some_bytes"]
+
+
+def fill(store: Store) -> Store:
+    """Write `OBJECTS` into a store and return it."""
+    for key, data in OBJECTS.items():
+        store.write(key, data)
+    return store
 
 
 class StoreConformance(ReadConformance):
@@ -36,9 +43,7 @@ class StoreConformance(ReadConformance):
     @pytest.fixture
     def filled(self, store: Store) -> Store:
         """Fill the store with `OBJECTS`."""
-        for key, data in OBJECTS.items():
-            store.write(key, data)
-        return store
+        return fill(store)
 
     def test_a_listing_is_complete_and_sorted(self, filled: Store) -> None:
         """By the characters of the whole key, so `-` comes before `/`."""

@@ -1,0 +1,135 @@
+"""A data set as the verbs need it: opened, with the place and the versions of its index.
+
+`penstock.open` hides where an index lies; `info` and `index` are there to show it. So the same steps are
+taken here one by one, and objects are listed only once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cli.options import format_options_of, store_of, uri_of
+from penstock.cli.progress import Progress
+from penstock.dataset.build import BuildProgress, Changes, compare
+from penstock.dataset.catalog import FOLDER, Catalog, Manifest
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.open import Found, look_up, write_index
+from penstock.dataset.open import open as open_dataset
+from penstock.errors import OptionError, StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A data set and its index."""
+
+    dataset: Dataset
+    index_uri: str
+    """Where its versions lie, or the index that was named itself."""
+    versions: list[int]
+    """All versions there are; none for an index that was named itself."""
+    num_objects: int
+    size_bytes: int
+    """Of the objects; samples may take less."""
+
+
+def find(args: argparse.Namespace) -> Found:
+    """Return what lies under the name that the user gave."""
+    return look_up(
+        uri_of(args), format=args.format, store=store_of(args), options=format_options_of(args)
+    )
+
+
+def indexed(found: Found, version: int | None = None) -> tuple[Catalog, Manifest] | None:
+    """Return an index that is there already, the one that `penstock.open` would take."""
+    for catalog in found.catalogs():
+        try:
+            manifest = catalog.read(version) if catalog.versions() else None
+        except StoreError:
+            continue  # What cannot be read is not there; building will say why, if it matters.
+        if manifest is not None:
+            return catalog, manifest
+    return None
+
+
+def build_index(found: Found, *, rebuild: bool = False) -> tuple[Catalog, Manifest]:
+    """Build or update an index and show how far it is."""
+    with Progress("indexing", "units") as progress:
+
+        def report(state: BuildProgress) -> None:
+            progress.update(
+                state.units_done,
+                state.units,
+                samples=state.num_samples,
+                size_bytes=state.size_bytes,
+            )
+
+        return write_index(found, rebuild=rebuild, report=report)
+
+
+def changes_since(found: Found, catalog: Catalog, manifest: Manifest) -> Changes:
+    """Return how the objects differ from those of an index; formats know which ones count."""
+    recipe = found.recipe
+    units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
+    parts = [catalog.part(ref) for ref in manifest.parts]
+    return compare(parts, [o for unit in units for o in unit.objects])
+
+
+def open_named(args: argparse.Namespace) -> Opened:
+    """Return the data set that the user named, indexing it first if need be."""
+    if _is_index(args):
+        return _open_index(args)
+    found = find(args)
+    ready = indexed(found, args.version)
+    if ready is None and args.version is not None:
+        raise OptionError(
+            f"{found.located.store.uri} is not indexed yet, so it has no version {args.version}; "
+            "`penstock index` makes the first"
+        )
+    catalog, manifest = ready or build_index(found)
+    if ready is not None:
+        changes_since(found, catalog, manifest).refuse(
+            found.located.store.uri, "Index it again with `penstock index --rebuild`"
+        )
+    return Opened(
+        dataset=Dataset(
+            store=found.located.store,
+            parts=[catalog.part(ref) for ref in manifest.parts],
+            version=manifest.version,
+        ),
+        index_uri=catalog.uri,
+        versions=catalog.versions(),
+        num_objects=manifest.num_objects,
+        size_bytes=manifest.size_bytes,
+    )
+
+
+def _is_index(args: argparse.Namespace) -> bool:
+    name = args.uri[0]
+    is_version = name.endswith(".json") and f"/{FOLDER}/" in name
+    return len(args.uri) == 1 and (name.endswith(".idx") or is_version)
+
+
+def _open_index(args: argparse.Namespace) -> Opened:
+    dataset = open_dataset(args.uri[0], store=store_of(args))
+    tables = [table for part in dataset.parts for table in part.tables]
+    return Opened(
+        dataset=dataset,
+        index_uri=args.uri[0],
+        versions=[],
+        num_objects=sum(t.num_objects for t in tables),
+        size_bytes=sum(int(t.sizes.sum()) for t in tables),
+    )
+
+
+def show_place(uri: str) -> str:
+    """Return a place as a person would type it: paths without `file://`, `~` for the home folder.
+
+    >>> show_place("s3://bucket/train/"), show_place("file:///data/x/")
+    ('s3://bucket/train/', '/data/x/')
+    """
+    if not uri.startswith("file://"):
+        return uri
+    path, home = uri.removeprefix("file://"), str(Path.home())
+    return "~" + path.removeprefix(home) if path.startswith(home + "/") else path

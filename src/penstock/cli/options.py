@@ -1,0 +1,84 @@
+"""Arguments that several verbs share: which data set, how its store is reached, how it is read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from penstock.errors import OptionError
+from penstock.storage.options import StoreOptions
+
+
+def add_dataset(parser: argparse.ArgumentParser, *, version: bool = False) -> None:
+    """Add the data set's name and everything that says how to read it."""
+    parser.add_argument(
+        "uri",
+        metavar="URI",
+        nargs="+",
+        help="folder, s3://…, gs://…, az://…, https://…, a glob, braces, or several of these",
+    )
+    if version:
+        parser.add_argument("--version", type=int, metavar="N", help="a version, not the latest")
+    add_format(parser)
+    add_store(parser)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add what says how objects become samples."""
+    group = parser.add_argument_group("Format")
+    group.add_argument("--format", metavar="NAME", help="tar, mds, files, …; found by itself")
+    group.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the format, such as sequence_length=2048; may be repeated",
+    )
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a remote store is reached, where the environment does not."""
+    group = parser.add_argument_group("Store")
+    group.add_argument("--endpoint", metavar="URL", help="an S3-compatible server")
+    group.add_argument("--region", metavar="NAME", help="region of the bucket")
+    group.add_argument("--profile", metavar="NAME", help="profile in ~/.aws")
+    group.add_argument("--anonymous", action="store_true", help="public bucket: send no credentials")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the switch for programs."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def uri_of(args: argparse.Namespace) -> str | list[str]:
+    """Return the name of the data set: one, or a list."""
+    return str(args.uri[0]) if len(args.uri) == 1 else list(args.uri)
+
+
+def store_of(args: argparse.Namespace) -> StoreOptions:
+    """Return how the store is reached."""
+    return StoreOptions(
+        endpoint=args.endpoint,
+        region=args.region,
+        profile=args.profile,
+        anonymous=args.anonymous,
+    )
+
+
+def format_options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the format's options; values are JSON where they can be.
+
+    >>> format_options_of(argparse.Namespace(option=["n=4", "exts=[\\"png\\"]", "name=a b"]))
+    {'n': 4, 'exts': ['png'], 'name': 'a b'}
+    """
+    out: dict[str, Any] = {}
+    for text in args.option:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise OptionError(f"--option {text!r} has no value; write --option {name or 'KEY'}=VALUE")
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            out[name] = value
+    return out

@@ -1,0 +1,131 @@
+"""From words to a verb and its arguments.
+
+The table of verbs is all that the top-level help needs. A verb's module has two functions: `configure`
+adds its arguments to a parser, `run` does it and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One thing the command can do."""
+
+    name: str
+    group: str
+    """The heading it stands under."""
+    line: str
+    """What it does, in one line."""
+    module: str
+    """Where `configure` and `run` are."""
+
+
+VERBS = {
+    name: Verb(name=name, group=group, line=line, module=f"penstock.cli.{module}")
+    for name, group, line, module in (
+        ("demo", "See for yourself",
+         "make images, train, kill -9, resume on two ranks: one minute", "demo.verb"),
+        ("info", "Look at data where it lies",
+         "what a data set holds: counts, sizes, fields, a few samples", "info"),
+        ("order", "Look at data where it lies",
+         "which sample comes when, and how well it is shuffled", "order"),
+        ("index", "Prepare data",
+         "find every sample once, so that opening takes no time", "index"),
+        ("pack", "Prepare data",
+         "copy a data set into shards that any tool can read", "pack"),
+        ("verify", "Prepare data",
+         "read every sample and compare it with the index", "verify"),
+    )
+}  # fmt: skip
+
+_OPENING = """\
+Penstock moves every byte a training step waits for, early enough that nothing
+waits. It reads data where it lies: folders, S3, GCS, Azure, HTTP.
+
+Usage: penstock VERB [arguments]        (penstock VERB --help tells more)
+"""
+
+_CLOSING = """\
+Examples
+  penstock demo
+  penstock info s3://bucket/train/ --anonymous
+  penstock pack ~/pictures s3://bucket/pictures/
+
+Options
+  -h, --help   show this page
+  --version    show the version
+  --debug      show the traceback of an error
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in the manner of the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where the help is, and leave with 2."""
+        self.exit(EXIT_USAGE, f"penstock: error: {message}; see {self.prog} --help\n")
+
+
+def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
+    """Return the verb and its arguments; help, version and usage errors leave at once."""
+    rest = [word for word in words if word != "--debug"]
+    first = rest[0] if rest else "--help"
+    if first in ("-h", "--help", "help"):
+        sys.stdout.write(help_page())
+        sys.exit(0 if rest else EXIT_USAGE)
+    if first == "--version":
+        from penstock import __version__
+
+        sys.stdout.write(f"penstock {__version__}\n")
+        sys.exit(0)
+    if first not in VERBS:
+        _refuse(first)
+    verb = VERBS[first]
+    return verb, parser_of(verb).parse_args(rest[1:])
+
+
+def parser_of(verb: Verb) -> Parser:
+    """Return the parser of one verb, with its help and example."""
+    parser = Parser(
+        prog=f"penstock {verb.name}", formatter_class=_Help, allow_abbrev=False, add_help=False
+    )
+    importlib.import_module(verb.module).configure(parser)
+    group = parser.add_argument_group("Other")
+    group.add_argument("-h", "--help", action="help", help="show this page")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that fits 80 columns and keeps the lines of examples."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=79)
+
+
+def help_page() -> str:
+    """Return what `penstock --help` shows: verbs by group, then examples."""
+    lines = [_OPENING]
+    for group in dict.fromkeys(verb.group for verb in VERBS.values()):
+        lines.append(group)
+        lines += [f"  {v.name:<8} {v.line}" for v in VERBS.values() if v.group == group]
+        lines.append("")
+    return "\n".join([*lines, _CLOSING])
+
+
+def _refuse(word: str) -> NoReturn:
+    near = difflib.get_close_matches(word, VERBS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(VERBS)}"
+    what = "option" if word.startswith("-") else "verb"
+    sys.stderr.write(f"penstock: error: there is no {what} {word!r}; {hint} See penstock --help\n")
+    sys.exit(EXIT_USAGE)

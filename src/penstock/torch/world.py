@@ -1,0 +1,67 @@
+"""Worlds from process groups that are there already; none is ever started here.
+
+What matters is who shares the *data*. Ranks that split one model between them (tensor, pipeline or
+context parallel) work on the same samples: they have to load as one. So hand over the group, or the
+dimension of the device mesh, along which the data is split, not all processes of the job.
+"""
+
+from __future__ import annotations
+
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from penstock.errors import OptionError
+from penstock.world import World
+
+
+def world_of(group: distributed.ProcessGroup | DeviceMesh | None = None) -> World:
+    """Return the world of a process group, of a device mesh, or of the default group.
+
+    A mesh counts with all its dimensions, so take those along which the data is split:
+    `world_of(mesh["dp"])`, or `world_of(mesh["dp_replicate", "dp_shard"])` for hybrid sharding.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise OptionError(
+            "world_of reads a process group, and none is there yet; call it after "
+            "torch.distributed.init_process_group, or use penstock.World.from_env()"
+        )
+    members = _members(group)
+    me = distributed.get_rank()
+    if me not in members:
+        raise OptionError(
+            f"rank {me} is none of the {len(members)} ranks of this group; "
+            "call world_of with the group that this rank belongs to"
+        )
+    return _world(members, members.index(me))
+
+
+def world_here() -> World:
+    """Return the default group's world if there is one, else what a launcher left behind."""
+    if distributed.is_available() and distributed.is_initialized():
+        return world_of()
+    return World.from_env()
+
+
+def _members(group: distributed.ProcessGroup | DeviceMesh | None) -> list[int]:
+    """Return the ranks that share the data, in the order in which they do."""
+    if isinstance(group, DeviceMesh):
+        ranks: list[int] = group.mesh.flatten().tolist()
+        return ranks
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        return []
+    return list(distributed.get_process_group_ranks(group))
+
+
+def _world(members: list[int], place: int) -> World:
+    launched = World.from_env()
+    # Only a launcher that speaks of the same job can say how many processes share a machine.
+    if launched.num_ranks != distributed.get_world_size():
+        return World(rank=place, num_ranks=len(members))
+    per_node = -(-launched.num_ranks // launched.num_nodes)
+    nodes = sorted({rank // per_node for rank in members})
+    return World(
+        rank=place,
+        num_ranks=len(members),
+        num_nodes=len(nodes),
+        node=nodes.index(members[place] // per_node),
+    )
