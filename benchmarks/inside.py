@@ -10,9 +10,10 @@ import importlib.metadata
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import formats, look, window
+from benchmarks import first, formats, look, window
 from benchmarks.peers import EVERYONE
 from benchmarks.works import WORKS, delivered_bytes, open_source
 
@@ -58,9 +59,11 @@ def opened(task: dict) -> tuple:
     return work, source, start
 
 
-def own(task: dict) -> dict:
-    """Run a function of the peer's module that only one benchmark asks for."""
-    return getattr(module_of(task), task["mode"])(task) | about(task)
+def first_batch(task: dict) -> dict:
+    """Run one of the tasks about first batches; the set may be larger than the work's own."""
+    work = WORKS[task["work"]]
+    work = replace(work, num_samples=task.get("num_samples", work.num_samples))
+    return getattr(first, task["mode"])(module_of(task), work, task) | about(task)
 
 
 def module_of(task: dict) -> object:
@@ -72,12 +75,13 @@ def about(task: dict) -> dict:
 
 
 MODES = {"write": write, "measure": measure, "check": check}
+MODES |= dict.fromkeys(("open_many", "save", "resume"), first_batch)
 
 
 def main() -> None:
     task = json.loads(sys.argv[1])
     began = time.perf_counter()
-    result = MODES.get(task["mode"], own)(task)
+    result = MODES[task["mode"]](task)
     result["took_s"] = time.perf_counter() - began
     print(f"\n{MARK}{json.dumps(result)}", flush=True)
 

@@ -107,8 +107,12 @@ def row_text(row: dict) -> str:
 
 
 def footnotes(summary: list[dict]) -> list[str]:
-    seen = dict.fromkeys(row["peer"] for row in summary)
-    notes = [f"- {peer}: {EVERYONE[peer].shuffle}" for peer in seen]
-    for peer in seen:
-        notes += [f"- {peer} {what}: {why}" for what, why in EVERYONE[peer].notes.items()]
+    """Say how each peer shuffles, and what the variants in this table mean."""
+    notes = []
+    for peer in dict.fromkeys(row["peer"] for row in summary):
+        variants = [row["variant"] for row in summary if row["peer"] == peer]
+        notes.append(f"- {peer}: {EVERYONE[peer].shuffle}")
+        for suffix, meaning in EVERYONE[peer].notes.items():
+            if any(variant.endswith(suffix) for variant in variants):
+                notes.append(f"- {peer} {suffix}: {meaning}")
     return notes

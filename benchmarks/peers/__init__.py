@@ -26,6 +26,7 @@ class Peer:
     variants: dict[str, tuple[str, ...]]
     shuffle: str
     notes: dict[str, str] = field(default_factory=dict)
+    """Ending of a variant to what it means."""
 
 
 def everywhere(value: object) -> dict:
@@ -76,7 +77,7 @@ PEERS = {
         packages=("litdata",),
         formats=everywhere("litdata"),
         variants=everywhere(("w0", "w2")),
-        shuffle="chunks permuted, samples permuted inside a chunk",
+        shuffle="chunks permuted, samples permuted inside a chunk of 64 MB",
     ),
     "webdataset": Peer(
         distribution="webdataset",
@@ -101,7 +102,7 @@ PEERS = {
     ),
     "hf": Peer(
         distribution="datasets",
-        packages=("datasets",),
+        packages=("datasets", "torchdata"),
         formats=everywhere("arrow"),
         variants=everywhere(("map-w0", "map-w2")),
         shuffle="global permutation",

@@ -60,6 +60,26 @@ def batches(work: Work, folder: Path, variant: str, epoch: int) -> grain.IterDat
     return read.mp_prefetch(grain.MultiprocessingOptions(num_workers=int(variant[1:])))
 
 
+class Stateful:
+    """State lives in Grain's iterators."""
+
+    def __init__(self, data: grain.IterDataset) -> None:
+        self.iterator = iter(data)
+
+    def __iter__(self) -> Iterator:
+        return self.iterator
+
+    def state_dict(self) -> dict:
+        return self.iterator.get_state()
+
+    def load_state_dict(self, state: dict) -> None:
+        self.iterator.set_state(state)
+
+
+def open_stateful(work: Work, folder: Path, variant: str) -> Stateful:
+    return Stateful(batches(work, folder, variant, 0))
+
+
 def read_options(work: Work, variant: str) -> grain.ReadOptions:
     """Return the threads that were best here: none where bytes lie in memory, as its guide says."""
     if work.name != "jpeg":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from benchmarks.works import ROW_LENGTH, Ragged, Work
@@ -43,6 +44,18 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
     loader = DataLoader(samples, sampler=batches, batch_size=None, **options)
     take = itemgetter("data", "label") if work.name == "jpeg" else itemgetter("data")
     return lambda _: map(take, loader)
+
+
+def open_stateful(work: Work, folder: Path, variant: str) -> object:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    samples = datasets.load_from_disk(str(folder / "set")).with_format("torch")
+    options = {"shuffle": True, "num_workers": int(variant[-1]), "collate_fn": rows}
+    return StatefulDataLoader(samples, work.batch_size, **options)
+
+
+def rows(samples: list[dict]) -> torch.Tensor:
+    return torch.stack([sample["data"] for sample in samples])
 
 
 def images(batch: dict) -> dict:

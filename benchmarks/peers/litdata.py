@@ -45,17 +45,20 @@ def item_loader(work: Work) -> TokensLoader | None:
 
 
 def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Iterator]:
-    loader = torch_loader(work, folder, variant)
+    loader = open_stateful(work, folder, variant)
     return lambda _: iter(loader)
 
 
-def torch_loader(work: Work, folder: Path, variant: str) -> StreamingDataLoader:
+def open_stateful(work: Work, folder: Path, variant: str) -> StreamingDataLoader:
     samples = StreamingDataset(
         str(folder),
         item_loader=item_loader(work),
         shuffle=True,
         drop_last=False,
         seed=SEED,
+        # Its defaults shuffle within 256 samples and decode these at once, slower on both counts.
+        item_shuffle_window="full",
+        batch_decode=0,
         # Its blobs are views of a mapped file: no byte has moved until one takes a copy.
         transform={"jpeg": image, "blobs": bytes}.get(work.name),
     )

@@ -28,7 +28,7 @@ def stand_in_for_torchvision() -> None:
 
 stand_in_for_torchvision()
 
-from streaming import MDSWriter, StreamingDataset  # noqa: E402
+from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
 COLUMNS = {
@@ -71,6 +71,20 @@ def torch_loader(work: Work, folder: Path, variant: str) -> DataLoader:
     if work.name == "blobs":
         size["collate_fn"] = blobs
     return DataLoader(samples, num_workers=workers, persistent_workers=workers > 0, **size)
+
+
+class Stateful(StreamingDataLoader):
+    """Its loader knows where it stands; this one hands out rows instead of dicts."""
+
+    def __iter__(self) -> Iterator:
+        return map(itemgetter("data"), super().__iter__())
+
+
+def open_stateful(work: Work, folder: Path, variant: str) -> Stateful:
+    clean_stale_shared_memory()
+    size = {"batch_size": work.batch_size}
+    samples = StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=SEED, **size)
+    return Stateful(samples, num_workers=int(variant[1:]), **size)
 
 
 def blobs(samples: list[dict]) -> dict:

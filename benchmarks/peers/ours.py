@@ -1,25 +1,37 @@
 """Penstock: the array and the tar shards as they lie, one loader for all epochs."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import penstock
+
+# Batches are tensors: a training program has torch loaded before it opens anything.
+import torch  # noqa: F401
 from benchmarks.works import SEED, Work
 
 
 def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Iterator]:
-    samples = penstock.open(folder / "tokens.npy" if work.name == "tokens" else folder)
-    loader = penstock.Loader(
-        samples,
+    batches = map(BATCH[work.name], iter(loader_of(work, folder, variant, epochs=None)))
+    return lambda _: epoch_of(batches, work)
+
+
+def loader_of(work: Work, folder: Path, variant: str, *, epochs: int | None) -> penstock.Loader:
+    return penstock.Loader(
+        penstock.open(folder / "tokens.npy" if work.name == "tokens" else folder),
         batch_size=work.batch_size,
-        epochs=None,
+        epochs=epochs,
         seed=SEED,
         shuffle=variant,
         transform=resized if work.name == "jpeg" else None,
     )
-    batches = map(BATCH[work.name], loader.__enter__())
-    return lambda _: islice(batches, work.num_batches)
+
+
+def epoch_of(batches: Iterator, work: Work) -> Iterator:
+    """Yield the batches of an epoch. The last is filled up to full size: cut off what is over."""
+    for _ in range(work.num_samples // work.batch_size):
+        yield next(batches)
+    if over := work.num_samples % work.batch_size:
+        yield next(batches)[:over]
 
 
 def resized(sample: dict) -> dict:
@@ -33,3 +45,18 @@ BATCH = {
     "blobs": lambda batch: batch["bin"],
     "jpeg": lambda batch: (batch["jpg"], batch["cls"]),
 }
+
+
+class Stateful:
+    """The loader's own state; this one hands out rows instead of batches with names."""
+
+    def __init__(self, loader: penstock.Loader) -> None:
+        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
+        self.loader = loader
+
+    def __iter__(self) -> Iterator:
+        return map(BATCH["tokens"], self.loader)
+
+
+def open_stateful(work: Work, folder: Path, variant: str) -> Stateful:
+    return Stateful(loader_of(work, folder, variant, epochs=1))

@@ -1,5 +1,6 @@
 """PyTorch's DataLoader: map-style sets, a random sampler, the default collation where it fits."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,9 @@ class Rows:
     """Rows of a mapped array; an index may be a whole batch of them."""
 
     def __init__(self, folder: Path) -> None:
-        # Copy on write: torch wants memory it might write to, and nobody does.
-        self.array = np.load(folder / "tokens.npy", mmap_mode="c")
-        self.rows = torch.from_numpy(self.array)
+        self.array = np.load(folder / "tokens.npy", mmap_mode="r")
+        with warnings.catch_warnings(action="ignore"):  # that torch might write to it: nobody does
+            self.rows = torch.from_numpy(self.array)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,6 +67,14 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
         options["collate_fn"] = pack if how == "pack" else list
     loader = DataLoader(samples, work.batch_size, shuffle=True, **options)
     return lambda _: map(unpack, loader) if how == "pack" else iter(loader)
+
+
+def open_stateful(work: Work, folder: Path, variant: str) -> object:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(
+        Rows(folder), work.batch_size, shuffle=True, num_workers=int(variant[1:])
+    )
 
 
 def pack(blobs: list[bytes]) -> tuple[torch.Tensor, list[int]]:

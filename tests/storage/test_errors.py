@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,19 @@ def test_a_status_becomes_an_error_with_a_way_out(
     if isinstance(caught.value, StoreError):
         assert caught.value.uri == "s3://bucket/x"
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_no_credentials_anywhere_says_where_they_were_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with HttpServer({}) as server:
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url)
+        store = RemoteStore("s3://bucket", StoreOptions(endpoint=server.url))
+        with pytest.raises(DeniedError, match=r"no credentials were found.*anonymous=True"):
+            store.read("x")
 
 
 def test_416_names_the_size() -> None:

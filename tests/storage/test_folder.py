@@ -172,6 +172,12 @@ def test_a_full_disk_names_both_numbers(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_a_refusal_of_the_system_names_the_user_and_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "x")
+    with pytest.raises(DeniedError, match=r"for user \d+; check the owner"), store_error(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_of_others_is_denied(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1")

@@ -200,11 +200,12 @@ def test_uris_are_taken_apart(uri: str, parts: tuple[str, str, str]) -> None:
 
 @given(first=st.integers(0, 200), count=st.integers(1, 50), width=st.integers(1, 5))
 def test_a_count_in_braces_is_padded_as_written(first: int, count: int, width: int) -> None:
-    low, high = f"{first:0{width}d}", f"{first + count - 1:0{width}d}"
-    names = expand_braces(f"a-{{{low}..{high}}}.tar")
-    assert len(names) == count
-    assert names[0] == f"a-{low}.tar"
-    assert names[-1] == f"a-{high}.tar"
+    last = first + count - 1
+    names = expand_braces(f"a-{{{first:0{width}d}..{last:0{width}d}}}.tar")
+    # As in a shell: all numbers get the width of the widest when one of them has a leading zero.
+    is_padded = len(str(first)) < width
+    width = max(width, len(str(last))) if is_padded else 1
+    assert names == [f"a-{number:0{width}d}.tar" for number in range(first, last + 1)]
 
 
 @pytest.mark.parametrize("pattern", ["{", "a}", "{a", "{{a,b}}", "{a}", "{9..1}", "{0..99999999}"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import DeniedError, NotFoundError
-from penstock.storage import RemoteStore, Retrying, Store, StoreOptions, open_store, resolve
+from penstock.storage import Pool, RemoteStore, Retrying, Store, StoreOptions, open_store, resolve
 from penstock.testing.conformance import StoreConformance, fill, some_bytes
 from penstock.testing.servers import S3Access
 
@@ -52,8 +52,6 @@ def test_a_prefix_hides_what_lies_beside_it(s3: Bucket) -> None:
 def test_listings_of_several_pages_are_complete_and_sorted(s3: Bucket) -> None:
     store = RemoteStore(s3.uri, s3.options)
     names = [f"{number:04d}{'/' if number % 7 else '-'}x" for number in range(1100)]
-    from penstock.storage import Pool
-
     with Pool(8) as pool:
         list(pool.map_unordered(lambda name: store.write(name, b""), names))
     assert [info.key for info in store.list()] == sorted(names)
@@ -98,6 +96,19 @@ def test_credentials_come_from_the_environment(s3: Bucket, monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.access.secret_key)
     store = RemoteStore(s3.uri, StoreOptions(timeout_s=29))  # an address no other test has used
+    store.write("x", b"1")
+    assert store.read("x") == b"1"
+
+
+def test_options_are_not_mixed_with_the_environment(
+    s3: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-another-account")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-another-account")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-another-account")
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    store = RemoteStore(s3.uri, s3.options)  # a fresh bucket has no client yet
     store.write("x", b"1")
     assert store.read("x") == b"1"
 

@@ -12,6 +12,7 @@ from penstock.units import show_bytes
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
+_BINS_MIN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,9 @@ def log_bins(sizes: npt.NDArray[np.int64], bins_max: int = 12) -> list[Bin]:
     low, high = max(1, int(sizes.min())), max(1, int(sizes.max()))
     if low == high:
         return [Bin(low_bytes=low, high_bytes=high, count=len(sizes))]
-    edges = np.geomspace(low, high, bins_max + 1)
+    # A narrow range needs few bins: a fifth more than the last one each, at least.
+    num_bins = min(bins_max, max(_BINS_MIN, int(np.log(high / low) / np.log(1.2))))
+    edges = np.geomspace(low, high, num_bins + 1)
     counts, _ = np.histogram(np.clip(sizes, low, high), bins=edges)
     return [
         Bin(low_bytes=float(edges[i]), high_bytes=float(edges[i + 1]), count=int(c))
@@ -46,7 +49,7 @@ def bar(share: float, width: int) -> str:
     """Return a bar that fills a share of `width` columns, to an eighth of a column.
 
     >>> bar(0.5, 4), bar(0.3, 4), bar(0.0, 4), bar(0.001, 4)
-    ('██', '█▏', '', '▏')
+    ('██', '█▎', '', '▏')
     """
     eighths = round(share * width * 8)
     if share > 0:

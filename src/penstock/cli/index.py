@@ -27,8 +27,9 @@ _NAMED_MAX = 3
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.description = (
-        "Find every sample of a data set and keep where it lies, beside the data (.penstock/) or\n"
-        "in your cache folder. New objects become a new version; nothing is read twice."
+        "Find every sample of a data set and keep where it lies: beside the data, in\n"
+        ".penstock/, or in your cache folder. New objects become a new version; nothing\n"
+        "is read twice."
     )
     parser.epilog = _EXAMPLE
     add_dataset(parser)
@@ -93,11 +94,13 @@ def _show(result: dict[str, Any]) -> None:
     )
 
 
-def _check(
-    args: argparse.Namespace, found: Found, before: tuple[Catalog, Manifest] | None
-) -> int:
+def _check(args: argparse.Namespace, found: Found, before: tuple[Catalog, Manifest] | None) -> int:
     if before is None:
-        state: dict[str, Any] = {"uri": found.located.store.uri, "up_to_date": False, "version": None}
+        state: dict[str, Any] = {
+            "uri": found.located.store.uri,
+            "up_to_date": False,
+            "version": None,
+        }
         text = "not indexed yet"
     else:
         changes = changes_since(found, *before)

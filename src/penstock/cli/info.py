@@ -12,7 +12,7 @@ import numpy.typing as npt
 from penstock.cli.charts import histogram, log_bins
 from penstock.cli.opened import Opened, open_named, show_place
 from penstock.cli.options import add_dataset, add_json
-from penstock.cli.previews import preview
+from penstock.cli.previews import one_line, preview
 from penstock.cli.screen import Screen, cut, print_json
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.part import Table
@@ -83,8 +83,8 @@ def _previews(dataset: Dataset, count: int) -> list[tuple[int, str, dict[str, st
         try:
             values = {name: preview(value, 56) for name, value in dataset[i].items()}
         except PenstockError as error:
-            values = {"unreadable": str(error)}
-        out.append((i, dataset.key(i) or "", values))
+            values = {"unreadable": one_line(str(error))}
+        out.append((i, one_line(dataset.key(i) or ""), values))
     return out
 
 
@@ -102,7 +102,9 @@ def _result(
         "num_objects": opened.num_objects,
         "objects_size_bytes": opened.size_bytes,
         "samples_size_bytes": dataset.size_bytes,
-        "sample_size_bytes": dict(zip(("min", "p50", "p99", "max"), _percentiles(sizes), strict=True)),
+        "sample_size_bytes": dict(
+            zip(("min", "p50", "p99", "max"), _percentiles(sizes), strict=True)
+        ),
         "fields": [
             {
                 "name": f.name,

@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         verb, args = parse(words)
         return int(importlib.import_module(verb.module).run(args))
-    except KeyboardInterrupt:
-        print("penstock: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(["penstock: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output (`| head`) has gone; the interpreter must not flush into it again.

@@ -1,12 +1,13 @@
 """A data set as the verbs need it: opened, with the place and the versions of its index.
 
-`penstock.open` hides where an index lies; `info` and `index` are there to show it. So the same steps are
-taken here one by one, and objects are listed only once.
+`penstock.open` hides where an index lies; `info` and `index` are there to show it. So the same
+steps are taken here one by one, and objects are listed only once.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import Found, look_up, write_index
 from penstock.dataset.open import open as open_dataset
 from penstock.errors import OptionError, StoreError
+
+_log = logging.getLogger("penstock.cli")
+_CHECKED_OBJECTS_MAX = 100_000
+"""Up to so many objects, comparing them with the index takes no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +81,11 @@ def changes_since(found: Found, catalog: Catalog, manifest: Manifest) -> Changes
     return compare(parts, [o for unit in units for o in unit.objects])
 
 
-def open_named(args: argparse.Namespace) -> Opened:
-    """Return the data set that the user named, indexing it first if need be."""
+def open_named(args: argparse.Namespace, *, check: bool = True) -> Opened:
+    """Return the data set that the user named, indexing it first if need be.
+
+    With `check`, objects that are not what was indexed are refused.
+    """
     if _is_index(args):
         return _open_index(args)
     found = find(args)
@@ -88,10 +96,8 @@ def open_named(args: argparse.Namespace) -> Opened:
             "`penstock index` makes the first"
         )
     catalog, manifest = ready or build_index(found)
-    if ready is not None:
-        changes_since(found, catalog, manifest).refuse(
-            found.located.store.uri, "Index it again with `penstock index --rebuild`"
-        )
+    if ready is not None and check and manifest.num_objects <= _CHECKED_OBJECTS_MAX:
+        _check(found, catalog, manifest)
     return Opened(
         dataset=Dataset(
             store=found.located.store,
@@ -103,6 +109,21 @@ def open_named(args: argparse.Namespace) -> Opened:
         num_objects=manifest.num_objects,
         size_bytes=manifest.size_bytes,
     )
+
+
+def _check(found: Found, catalog: Catalog, manifest: Manifest) -> None:
+    """Refuse objects that changed since they were indexed, and mention those that are new."""
+    uri, changes = found.located.store.uri, changes_since(found, catalog, manifest)
+    changes.refuse(uri, "Index it again with `penstock index --rebuild`")
+    if changes.new:
+        _log.warning(
+            "%s has %d objects that version %d does not know, the first is %s; "
+            "`penstock index` makes a new version with them",
+            uri,
+            len(changes.new),
+            manifest.version,
+            changes.new[0].key,
+        )
 
 
 def _is_index(args: argparse.Namespace) -> bool:

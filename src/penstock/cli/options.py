@@ -43,7 +43,9 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", metavar="URL", help="an S3-compatible server")
     group.add_argument("--region", metavar="NAME", help="region of the bucket")
     group.add_argument("--profile", metavar="NAME", help="profile in ~/.aws")
-    group.add_argument("--anonymous", action="store_true", help="public bucket: send no credentials")
+    group.add_argument(
+        "--anonymous", action="store_true", help="public bucket: send no credentials"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +78,9 @@ def format_options_of(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.option:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise OptionError(f"--option {text!r} has no value; write --option {name or 'KEY'}=VALUE")
+            raise OptionError(
+                f"--option {text!r} has no value; write --option {name or 'KEY'}=VALUE"
+            )
         try:
             out[name] = json.loads(value)
         except ValueError:

@@ -35,16 +35,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_dataset(parser, version=True)
     group = parser.add_argument_group("Order")
     group.add_argument("--shuffle", choices=_MODES, default="global", help="default: global")
-    group.add_argument("--seed", type=int, default=0, help="as given to the loader (default: 0)")
-    group.add_argument("--epoch", type=int, default=0, help="counts from 0 (default: 0)")
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="as given to the loader (default: 0)"
+    )
+    group.add_argument(
+        "--epoch", type=int, default=0, metavar="N", help="counts from 0 (default: 0)"
+    )
     group.add_argument("--at", type=int, default=0, metavar="POSITION", help="first position")
     group.add_argument("--count", type=int, default=16, metavar="N", help="how many (default: 16)")
     group.add_argument(
         "--where", type=int, action="append", metavar="ID", help="the position of a sample"
     )
-    group.add_argument(
-        "--quality", action="store_true", help="compare the shuffling of all orders"
-    )
+    group.add_argument("--quality", action="store_true", help="compare the shuffling of all orders")
     group.add_argument(
         "--batch-size", type=int, metavar="N", help=f"for --quality (default: {_BATCH_SIZE})"
     )
@@ -94,9 +96,7 @@ def _ids(order: Order, args: argparse.Namespace) -> list[int]:
     return [int(i) for i in order.ids(args.epoch, args.at, stop)]
 
 
-def _qualities(
-    dataset: Dataset, args: argparse.Namespace, batch_size: int
-) -> dict[str, Quality]:
+def _qualities(dataset: Dataset, args: argparse.Namespace, batch_size: int) -> dict[str, Quality]:
     return {
         mode: quality_of(
             make_order(dataset, mode, args.seed, None), epoch=args.epoch, batch_size=batch_size
@@ -107,7 +107,9 @@ def _qualities(
 
 def _show(result: dict[str, Any]) -> None:
     screen = Screen()
-    screen.line((show_place(result["uri"]), "bold"), f"  {show_count(result['num_samples'])} samples")
+    screen.line(
+        (show_place(result["uri"]), "bold"), f"  {show_count(result['num_samples'])} samples"
+    )
     screen.line(
         f"  shuffle {result['shuffle']}, seed {result['seed']}, epoch {result['epoch']}, "
         f"order {result['order']}"
@@ -130,7 +132,9 @@ def _show_ids(screen: Screen, ids: list[int]) -> None:
 
 
 def _show_quality(screen: Screen, result: dict[str, Any]) -> None:
-    screen.heading(f"Shuffle quality in batches of {result['batch_size']:,}; 1 is a perfect shuffle")
+    screen.heading(
+        f"Shuffle quality in batches of {result['batch_size']:,}; 1 is a perfect shuffle"
+    )
     rows = [
         (
             mode,

@@ -1,7 +1,7 @@
 """From words to a verb and its arguments.
 
-The table of verbs is all that the top-level help needs. A verb's module has two functions: `configure`
-adds its arguments to a parser, `run` does it and returns the exit code.
+The table of verbs is all that the top-level help needs. A verb's module has two functions:
+`configure` adds its arguments to a parser, `run` does it and returns the exit code.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ def parser_of(verb: Verb) -> Parser:
         prog=f"penstock {verb.name}", formatter_class=_Help, allow_abbrev=False, add_help=False
     )
     importlib.import_module(verb.module).configure(parser)
+    named = [action.metavar for action in parser._actions if not action.option_strings]
+    parser.usage = " ".join([parser.prog, *map(str, named), "[options]"])
+    parser._positionals.title, parser._optionals.title = "Arguments", "Options"
     group = parser.add_argument_group("Other")
     group.add_argument("-h", "--help", action="help", help="show this page")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

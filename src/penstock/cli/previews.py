@@ -25,13 +25,22 @@ def preview(value: Any, width: int = 60) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return f"{show_bytes(len(value))} of bytes"
     if isinstance(value, str):
-        return cut(f'"{" ".join(value.split())}', width - 1) + '"'
+        return cut(f'"{one_line(value)}', width - 1) + '"'
     if isinstance(value, dict):
-        inside = ", ".join(f"{k}: {preview(v, width)}" for k, v in value.items())
+        inside = ", ".join(f"{one_line(str(k))}: {preview(v, width)}" for k, v in value.items())
         return cut("{" + inside + "}", width)
     if isinstance(value, float):
         return f"{value:.6g}"
-    return cut(" ".join(str(value).split()), width)
+    return cut(one_line(str(value)), width)
+
+
+def one_line(text: str) -> str:
+    """Return a text without line breaks, and without what would make a terminal do things.
+
+    >>> one_line("a\\n  cat"), one_line("\\x1b[2J gone")
+    ('a cat', '[2J gone')
+    """
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _array(value: np.ndarray[Any, Any]) -> str:

@@ -1,7 +1,7 @@
 """How far something is: a bar on a terminal, a line now and then in a log.
 
-Always on stderr: stdout belongs to the result. A log gets a line every ten seconds, because a job that
-says nothing for an hour looks like one that hangs.
+Always on stderr: stdout belongs to the result. A log gets a line every ten seconds, because a job
+that says nothing for an hour looks like one that hangs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.clock import Clock, SystemClock
 from penstock.cli.screen import can_move_cursor, can_style
+from penstock.clock import Clock, SystemClock
 from penstock.units import show_bytes, show_count
 
 _LINE_EVERY_S = 10.0

@@ -1,8 +1,8 @@
 """What a terminal may show: styles where there is one, plain text everywhere else.
 
-Lines are made of spans, a text with the name of a style or without. Whoever prints does not ask where it
-goes: styles vanish when the output is no terminal, when NO_COLOR is set, or when `rich` is not
-installed. Widths are computed here and not by rich, so that both kinds of output look the same.
+Lines are made of spans, a text with the name of a style or without. Whoever prints does not ask
+where it goes: styles vanish when the output is no terminal, when NO_COLOR is set, or when `rich` is
+not installed. Widths are computed here and not by rich, so that both kinds of output look the same.
 """
 
 from __future__ import annotations

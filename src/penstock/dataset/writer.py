@@ -99,6 +99,11 @@ class Writer:
         """Shards begun so far, without the one that is being filled."""
 
     @property
+    def manifest(self) -> Manifest | None:
+        """What was committed; None before."""
+        return self._manifest
+
+    @property
     def version(self) -> int:
         """The version that was committed; 0 before."""
         return self._manifest.version if self._manifest else 0
@@ -206,8 +211,8 @@ class Writer:
             return
         note = (
             f"No version of {place.store.uri} was committed: readers see nothing of what this "
-            f"writer wrote. Up to {self.num_shards} shards, from {place.key(0)} on, belong to no version; "
-            "delete them together with .penstock/pack/ before writing there again."
+            f"writer wrote. Up to {self.num_shards} shards, from {place.key(0)} on, belong to no "
+            "version; delete them together with .penstock/pack/ before writing there again."
         )
         error.add_note(note)
         _log.warning(note)

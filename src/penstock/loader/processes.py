@@ -19,9 +19,8 @@ from penstock.errors import OptionError, WorkerError
 if TYPE_CHECKING:
     from penstock.loader.job import Job
 
-_dataset: Any = None
-_transform: Any = None
-_seed = 0
+_payload = b""
+_unpacked: tuple[Any, Any, int] | None = None
 
 
 class ProcessPool:
@@ -64,19 +63,23 @@ class ProcessPool:
 
 
 def _start(payload: bytes) -> None:
-    global _dataset, _transform, _seed
+    global _payload
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop; it ends us.
-    _dataset, _transform, _seed = pickle.loads(payload)
+    _payload = payload  # Unpacked with the first batch: an error there has a way back.
 
 
 def _make(epoch: int, ids: list[int]) -> list[Any]:
     from penstock.loader.decode import generator_for, wants_generator
 
-    samples = _dataset.__getitems__(ids)
-    if _transform is None:
+    global _unpacked
+    if _unpacked is None:
+        _unpacked = pickle.loads(_payload)
+    dataset, transform, seed = _unpacked
+    samples = dataset.__getitems__(ids)
+    if transform is None:
         return list(samples)
-    if wants_generator(_transform):
+    if wants_generator(transform):
         return [
-            _transform(s, generator_for(_seed, epoch, i)) for i, s in zip(ids, samples, strict=True)
+            transform(s, generator_for(seed, epoch, i)) for i, s in zip(ids, samples, strict=True)
         ]
-    return [_transform(s) for s in samples]
+    return [transform(s) for s in samples]

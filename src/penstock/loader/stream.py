@@ -31,7 +31,7 @@ WINDOW_BYTES = 256 << 20
 _WINDOW_SAMPLES_MIN = 4096
 _POSITIONS_AHEAD = 16_384
 _SHARES_TOGETHER_MAX = 16
-"""Up to so many shares, computing everybody's ids at once is quicker than one's own step by step."""
+"""Up to so many, computing everybody's ids at once is quicker than one's own step by step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

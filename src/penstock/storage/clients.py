@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionError
-from penstock.storage.credentials import aws_settings
+from penstock.storage.credentials import AwsSettings, aws_settings
 from penstock.storage.options import StoreOptions
 from penstock.storage.places import Place
 
@@ -109,15 +109,32 @@ def _settings(options: StoreOptions, *, is_http: bool) -> dict[str, Any]:
     return {"client_options": client_options, "retry_config": retry_config}
 
 
+class _Keys:
+    """Answers the client's question for credentials, always with the same ones."""
+
+    def __init__(self, aws: AwsSettings) -> None:
+        self._answer: dict[str, str | None] = {
+            "access_key_id": aws.access_key,
+            "secret_access_key": aws.secret_key or "",
+            "expires_at": None,
+        }
+        if aws.session_token:
+            self._answer["token"] = aws.session_token
+
+    def __call__(self) -> dict[str, str | None]:
+        return self._answer
+
+
 def _s3(place: Place, options: StoreOptions) -> Client:
     from obstore.store import S3Store
 
     aws = aws_settings(options, os.environ)
     config: dict[str, Any] = {"region": aws.region, "skip_signature": options.anonymous}
+    provider: dict[str, Any] = {}
     if aws.access_key:
-        config |= {"access_key_id": aws.access_key, "secret_access_key": aws.secret_key or ""}
-    if aws.session_token:
-        config["session_token"] = aws.session_token
+        # A provider and not settings: beside those the client would still send the environment's
+        # AWS_SESSION_TOKEN, which belongs to another key.
+        provider["credential_provider"] = _Keys(aws)
     # A dot in the bucket's name would not match the certificate of `*.s3.amazonaws.com`.
     is_path_style = options.path_style
     if is_path_style is None:
@@ -127,8 +144,15 @@ def _s3(place: Place, options: StoreOptions) -> Client:
         scheme, _, host = aws.endpoint.rstrip("/").partition("://")
         prefix = "" if is_path_style else f"{place.container}."
         config["endpoint"] = f"{scheme}://{prefix}{host}"
+        if "AWS_ENDPOINT_URL_S3" in os.environ:  # the client would let it win over the options
+            config["aws_endpoint_url_s3"] = config["endpoint"]
     is_http = bool(aws.endpoint and aws.endpoint.startswith("http://"))
-    store = S3Store(place.container, config=config, **_settings(options, is_http=is_http))  # type: ignore[arg-type]
+    store = S3Store(
+        place.container,
+        config=config,  # type: ignore[arg-type]
+        **_settings(options, is_http=is_http),
+        **provider,
+    )
     return Client(store=store, credentials=aws.kind)
 
 

@@ -22,6 +22,13 @@ from penstock.errors import (
     UnreachableError,
 )
 
+_INSTANCE_SERVICES = (
+    "/latest/api/token",
+    "/latest/meta-data",
+    "metadata.google.internal",
+    "169.254.169.254",
+)
+"""Where clients ask for the machine's own role when they have found no credentials elsewhere."""
 _TEXT_MAX = 200
 """Characters of the server's own words that a message quotes."""
 
@@ -44,7 +51,7 @@ def translated(error: BaseException, asked: Asked) -> Exception:
     """Return our error for one of the client's."""
     text = str(error)
     status = _status(text)
-    if "169.254.169.254" in text or "metadata.google.internal" in text:
+    if any(mark in text for mark in _INSTANCE_SERVICES):
         return _no_credentials(asked)
     if "redirect without LOCATION" in text:
         return _other_region(asked, "301", "...")

@@ -21,10 +21,11 @@ def store_error(path: str, *, needed_bytes: int = 0) -> Iterator[None]:
     except StoreError:
         raise
     except OSError as error:
-        raise _translated(error, path, needed_bytes) from error
+        raise translated(error, path, needed_bytes) from error
 
 
-def _translated(error: OSError, path: str, needed_bytes: int) -> Exception:
+def translated(error: OSError, path: str, needed_bytes: int = 0) -> Exception:
+    """Return our error for one of the operating system's."""
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
             return NotFoundError(

@@ -6,6 +6,8 @@ every store's naming on which all of them agree, so a data set can move between 
 
 from __future__ import annotations
 
+import functools
+
 from penstock.errors import OptionError
 
 TEMPORARY_PREFIX = ".penstock-tmp-"
@@ -15,6 +17,7 @@ KEY_BYTES_MAX = 1024
 """The shortest limit of the object stores we know (S3)."""
 
 
+@functools.lru_cache(maxsize=4096)
 def checked_key(key: str) -> str:
     """Return the key, or raise `OptionError` when it is none.
 

@@ -52,9 +52,9 @@ def _choices(group: str, pattern: str) -> list[str]:
     first, last = int(counted[1]), int(counted[2])
     if last < first or last - first >= NAMES_MAX:
         raise OptionError(f"{{{group}}} in {pattern!r} must count upwards, by at most {NAMES_MAX}")
-    is_padded = counted[1].startswith("0") or counted[2].startswith("0")
-    width = max(len(counted[1]), len(counted[2])) if is_padded else 0
-    return [f"{number:0{width}d}" if width else str(number) for number in range(first, last + 1)]
+    is_padded = any(len(digits) > 1 and digits[0] == "0" for digits in counted.groups())
+    width = max(map(len, counted.groups())) if is_padded else 1
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
 def _joined(literals: list[str], combination: tuple[str, ...]) -> str:

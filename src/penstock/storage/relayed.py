@@ -1,20 +1,13 @@
 """Remote objects for a process that cannot use obstore: through a relay process of its own.
 
-One relay per cut-off process, started on the first call; one socket pair per calling thread. A
-fork drops both in the child, which starts its own when it needs one.
+`relay_process` owns the relay, `frames` is what is said to it, `relay` is the program itself.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
-import os
 import socket
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -35,88 +28,7 @@ from penstock.storage.frames import (
 )
 from penstock.storage.options import StoreOptions
 from penstock.storage.places import Place
-
-_END_TIMEOUT_S = 5.0
-"""How long a relay may take to notice that its owner has closed the control socket."""
-
-
-class Relay:
-    """This process's relay and the connections of its threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._local = threading.local()
-        self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-    def connection(self) -> socket.socket:
-        """Return the calling thread's connection, made on its first call."""
-        mine: socket.socket | None = getattr(self._local, "connection", None)
-        if mine is None:
-            mine, theirs = socket.socketpair()
-            with self._lock, theirs:
-                if self._control is None:
-                    self._start()
-                assert self._control is not None
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-                self._connections.add(mine)
-            self._local.connection = mine
-        return mine
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        # The owner's search path and not the current folder, so that both run the same package.
-        path = os.pathsep.join(part for part in sys.path if part)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.storage.relay", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        self._control = ours
-
-    def drop_connection(self) -> None:
-        """Forget the calling thread's connection, and the relay when it has died."""
-        connection: socket.socket | None = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
-            self._local.connection = None
-        with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._close_control()
-
-    def close(self) -> None:
-        """Hang up and wait until the relay is gone."""
-        with self._lock:
-            self._close_control()
-            if self._process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_TIMEOUT_S)
-                self._process = None
-        self._local = threading.local()
-
-    def _close_control(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-
-    def forget_after_fork(self) -> None:
-        """Close the child's copies, so that the parent's relay still ends with the parent."""
-        for connection in list(self._connections):
-            connection.close()
-        self._close_control()
-        if self._process is not None:
-            self._process.returncode = 0  # the parent's child, not ours: nothing to wait for
-        self.__init__()  # type: ignore[misc]
-
-
-relay = Relay()
-"""The one relay of this process."""
-os.register_at_fork(after_in_child=relay.forget_after_fork)
-atexit.register(relay.close)
+from penstock.storage.relay_process import relay
 
 
 class Relayed:

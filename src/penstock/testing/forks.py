@@ -46,9 +46,9 @@ def wait_for(child: tuple[int, int, Callable[[], R]]) -> R:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise AssertionError(f"the forked child did not answer within {HANG_S:g} s")
-        data = pipe.read()
+        # Not to the end of file: a grandchild may still hold the pipe open.
+        has_worked, value = pickle.load(pipe)
     os.waitpid(pid, 0)
-    has_worked, value = pickle.loads(data)
     assert has_worked, f"in the forked child:\n{value}"
     result: R = value
     return result

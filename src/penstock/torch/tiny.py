@@ -1,8 +1,8 @@
-"""A network small enough for two slow cores, and the few lines that train it on any number of ranks.
+"""A network small enough for two slow cores, and the few lines that train it on some ranks.
 
 It is what `penstock demo` trains: four convolutions and a linear layer, about a hundred thousand
-parameters. Ranks average their gradients with one all-reduce a step; nothing here is special, so that
-what the loader does is plain to see.
+parameters. Ranks average their gradients with one all-reduce a step; nothing here is special, so
+that what the loader does is plain to see.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch.nn import functional
 from penstock.world import World
 
 _CHANNELS = (16, 32, 64, 128)
-_MOMENTUM = 0.9
 _WARM_UP = 0.15
 """Share of all steps in which the rate rises; it falls in the rest."""
 _JOIN_TIMEOUT = datetime.timedelta(seconds=60)
@@ -58,9 +57,7 @@ class TinyTrainer:
     def __init__(self, *, num_classes: int, num_steps: int, rate: float, seed: int) -> None:
         torch.manual_seed(seed)
         self.model = TinyNet(num_classes)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=rate, weight_decay=0.01
-        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, max_lr=rate, total_steps=num_steps, pct_start=_WARM_UP
         )
@@ -93,12 +90,14 @@ class TinyTrainer:
         flat = torch.cat([g.reshape(-1) for g in gradients])
         distributed.all_reduce(flat)
         flat /= distributed.get_world_size()
-        for g, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            g.copy_(mean.view_as(g))
+        start = 0
+        for g in gradients:
+            g.copy_(flat[start : start + g.numel()].view_as(g))
+            start += g.numel()
 
     @torch.no_grad()
     def accuracy(self, batches: Iterable[tuple[Any, Any, Any]]) -> float:
-        """Return the share of samples whose class is found, over batches of the same three things."""
+        """Return the share of samples whose class is found; batches as `step` takes them."""
         self.model.eval()
         right = total = 0
         for images, classes, mask in batches:
@@ -130,7 +129,8 @@ class TinyTrainer:
 
 def join(world: World, meeting_point: Path) -> None:
     """Meet the other ranks of this machine at a file; no port has to be free."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.num_ranks))
+    # On a machine that others use too, threads that wait for each other are slower than one alone.
+    torch.set_num_threads(1)
     if world.num_ranks == 1:
         return
     if "lo" in (name for _, name in socket.if_nameindex()):

@@ -29,7 +29,7 @@ def world_of(group: distributed.ProcessGroup | DeviceMesh | None = None) -> Worl
     me = distributed.get_rank()
     if me not in members:
         raise OptionError(
-            f"rank {me} is none of the {len(members)} ranks of this group; "
+            f"rank {me} is no member of this group (its members are {members}); "
             "call world_of with the group that this rank belongs to"
         )
     return _world(members, members.index(me))
@@ -47,9 +47,11 @@ def _members(group: distributed.ProcessGroup | DeviceMesh | None) -> list[int]:
     if isinstance(group, DeviceMesh):
         ranks: list[int] = group.mesh.flatten().tolist()
         return ranks
-    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+    members_of = distributed.group.WORLD if group is None else group
+    # For ranks outside, torch makes a mere number of the group.
+    if not isinstance(members_of, distributed.ProcessGroup):
         return []
-    return list(distributed.get_process_group_ranks(group))
+    return list(distributed.get_process_group_ranks(members_of))
 
 
 def _world(members: list[int], place: int) -> World:

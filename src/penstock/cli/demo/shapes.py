@@ -1,7 +1,7 @@
 """Images that a small network can learn in a minute: eight shapes on noisy grounds.
 
-Shapes differ in size, place, turn and colour, and half of their contrast is left to chance, so that a
-network has to look at the form. The same seed draws the same images.
+Shapes differ in size, place, turn and colour, and may be darker or lighter than their ground, so
+that a network has to look at the form. The same seed draws the same images.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def image_of(name: str, size: int, random: Random) -> bytes:
     return out.getvalue()
 
 
-def _around(center: Any, radius: float, turn: float, radii: tuple[float, ...], count: int) -> Points:
+def _around(
+    center: Any, radius: float, turn: float, radii: tuple[float, ...], count: int
+) -> Points:
     """Return points around a center; their distances from it repeat `radii`."""
     angles = [turn + 2 * math.pi * i / count for i in range(count)]
     return [

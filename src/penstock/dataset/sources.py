@@ -1,0 +1,242 @@
+"""What `pack` reads from: samples by number, their sizes known before any of them is read.
+
+A source hands out samples as a `Writer` takes them. For tar, what is encoded already stays as it
+is, byte for byte, under a name that says what it is; for `.npy` everything is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.fields import DECODERS, VALUE, Field
+from penstock.dataset.formats.base import Sample, encoding_of
+from penstock.dataset.part import Ints, Part
+from penstock.dataset.writer_encode import clean_name
+from penstock.storage.pool import Pool, ReadRequest
+
+LABELS = ("cls", "label", "class", "target")
+"""Fields that become `cls`, as WebDataset calls it, when they hold a whole number."""
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
+_PLAIN = ("npy", "npz", "json", "txt", "text", "str", "cls", "cls2", "id", "index", "count")
+_COPIED = frozenset((*_IMAGES, *_PLAIN))
+"""Encodings that other tools know by these names."""
+_SHORT = {"text": "txt", "str": "txt"}
+_MAGIC = (
+    (rb"\xff\xd8", "jpg"),
+    (rb"\x89PNG", "png"),
+    (rb"RIFF....WEBP", "webp"),
+    (rb"GIF8", "gif"),
+    (rb"BM", "bmp"),
+    (rb"II\*\x00|MM\x00\*", "tif"),
+)
+
+
+class Source(Protocol):
+    """Samples that can be packed."""
+
+    @property
+    def uri(self) -> str:
+        """Where they come from, for messages."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what they are: whether a pack that was killed may go on."""
+        ...
+
+    @property
+    def num_fields(self) -> int:
+        """Fields of a sample, at most."""
+        ...
+
+    def sizes(self) -> Ints:
+        """Return how many bytes each sample has, about."""
+        ...
+
+    def key(self, number: int) -> str | None:
+        """Return a sample's own name as a key of a tar, where it has one."""
+        ...
+
+    def read(self, numbers: Ints, readers: Pool, *, decoded: bool) -> list[dict[str, Any]]:
+        """Return samples as a writer takes them."""
+        ...
+
+
+class DatasetSource:
+    """Any data set that `penstock.open` reads, or a view of one."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def uri(self) -> str:
+        """Where the data set lies."""
+        return self._dataset.uri
+
+    @property
+    def fingerprint(self) -> str:
+        """The data set's own, with the marks of its objects: a changed file is another source."""
+        digest = xxhash.xxh3_128(self._dataset.fingerprint.encode())
+        for part in self._dataset.parts:
+            for name in sorted(part.columns):
+                if name.endswith(("object.etag.bytes", "object.mtime_ns")):
+                    digest.update(np.ascontiguousarray(part.columns[name]).data)
+        return digest.hexdigest()
+
+    @property
+    def num_fields(self) -> int:
+        """Fields of a sample, at most."""
+        return len(self._dataset.fields)
+
+    def sizes(self) -> Ints:
+        """Return the stored length of each sample; of a block's samples, their even share."""
+        per_part = [stored_bytes(part) for part in self._dataset.parts]
+        return np.concatenate(per_part)[self._dataset.base_ids(np.arange(len(self._dataset)))]
+
+    def key(self, number: int) -> str | None:
+        """Return a sample's own name as a key of a tar."""
+        key = self._dataset.key(number)
+        return None if key is None else tar_key(key, has_extension=self._dataset.format == "files")
+
+    def read(self, numbers: Ints, readers: Pool, *, decoded: bool) -> list[dict[str, Any]]:
+        """Return samples, each object or block of them read once."""
+        out: list[dict[str, Any]] = [{}] * len(numbers)
+        for bound, where, local in self._dataset.groups(numbers):
+            samples = encoded_samples(bound, local, readers)
+            for place, number, sample in zip(where, local.tolist(), samples, strict=True):
+                if decoded:
+                    values = bound.decoded(sample, number)
+                    out[place] = {clean_name(name): value for name, value in values.items()}
+                else:
+                    out[place] = tar_fields(bound, sample, number)
+        return out
+
+
+def stored_bytes(part: Part) -> Ints:
+    """Return the stored length of each sample of a part, over all of its tables."""
+    lengths: Ints = np.sum([t.sample_bytes() for t in part.tables], axis=0, dtype=np.int64)
+    return lengths
+
+
+def encoded_samples(bound: BoundPart, local: Ints, readers: Pool) -> Iterator[Sample]:
+    """Yield the samples of some ids of a part, in that order, still encoded."""
+    if bound.by_block:
+        yield from _from_blocks(bound, local)
+    else:
+        yield from bound.format.split(bound.part, local, read_raws(bound, local, readers))
+
+
+def _from_blocks(bound: BoundPart, local: Ints) -> list[Sample]:
+    extents = bound.part.tables[0].extents(local)
+    out: list[Sample] = [{}] * len(local)
+    for number in np.unique(extents.block):
+        places = np.flatnonzero(extents.block == number)
+        block = bound.unpack(int(local[places[0]]))
+        for place in places.tolist():
+            out[place] = block.sample(int(extents.row[place]))
+    return out
+
+
+def read_raws(bound: BoundPart, local: Ints, readers: Pool) -> list[list[memoryview]]:
+    """Return the bytes of samples that are addressed alone, one view for each table."""
+    raws: list[list[memoryview]] = [[] for _ in local]
+    requests = []
+    for table in bound.part.tables:
+        extents = table.extents(local)
+        ends = np.cumsum(extents.length).tolist()
+        buffer = np.empty(ends[-1] if ends else 0, np.uint8).data
+        keys = {int(n): table.key(int(n)) for n in np.unique(extents.object)}
+        rows = zip(extents.object.tolist(), extents.offset.tolist(), ends, strict=True)
+        start = 0
+        for raw, (number, offset, end) in zip(raws, rows, strict=True):
+            raw.append(buffer[start:end])
+            if end > start:
+                requests.append(ReadRequest(key=keys[number], offset=offset, target=raw[-1]))
+            start = end
+    readers.read_many(bound.store, requests)
+    return raws
+
+
+def tar_fields(bound: BoundPart, encoded: Sample, local: int) -> dict[str, Any]:
+    """Return a sample's fields under the names that a tar has them."""
+    if bound.part.format == "tar":
+        return encoded
+    out: dict[str, Any] = {}
+    extension = ""
+    if bound.part.format == "files":
+        extension = extension_of(bound.part.key(local) or "")
+    for field in bound.part.fields:
+        value = encoded.get(field.name)
+        if value is None:
+            continue
+        if field.encoding == VALUE:
+            out[value_name(field.name, value, out)] = value
+        elif extension:
+            out[extension] = value
+        elif field.encoding in DECODERS and not _is_copied(field):
+            value = bound.decoded({field.name: value}, local)[field.name]
+            out[value_name(field.name, value, out)] = value
+        else:
+            out[_encoded_name(field, value)] = value
+    return out
+
+
+def value_name(name: str, value: Any, taken: dict[str, Any]) -> str:
+    """Return the name of a field that holds a value: `cls` for the first whole number of a label.
+
+    >>> value_name("Label", 3, {}), value_name("label", 3, {"cls": 1}), value_name("label", "x", {})
+    ('cls', 'label', 'label')
+    """
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if is_whole and name.lower() in LABELS and "cls" not in taken:
+        return "cls"
+    return clean_name(name)
+
+
+def _is_copied(field: Field) -> bool:
+    return field.encoding in _COPIED or field.encoding in ("image", "bytes", "bin")
+
+
+def _encoded_name(field: Field, data: memoryview) -> str:
+    """Return the name under which encoded bytes are known for what they are."""
+    name, encoding = clean_name(field.name), field.encoding
+    if encoding == "image":
+        encoding = _sniffed(bytes(data[:16]))
+    if encoding not in _COPIED or encoding_of(name) == encoding:
+        return name
+    short = _SHORT.get(encoding, encoding)
+    return short if name == "image" else f"{name}.{short}"
+
+
+def _sniffed(head: bytes) -> str:
+    found = (extension for magic, extension in _MAGIC if re.match(magic, head, re.DOTALL))
+    return next(found, "image")
+
+
+def extension_of(name: str) -> str:
+    """Return the last extension of a file's name, in small letters; nothing where it has none.
+
+    >>> extension_of("a.b/c.d.JPEG"), extension_of("a.b/README")
+    ('jpeg', '')
+    """
+    stem, _, extension = name.rpartition("/")[2].rpartition(".")
+    return clean_name(extension) if stem and extension else ""
+
+
+def tar_key(name: str, *, has_extension: bool) -> str:
+    """Return a key for a tar that looks like another name.
+
+    >>> tar_key("cats/a.b.jpg", has_extension=True), tar_key("cats/1", has_extension=False)
+    ('cats/a_b', 'cats/1')
+    """
+    folder, slash, base = name.strip("/").rpartition("/")
+    if has_extension:
+        base = base.rpartition(".")[0] or base
+    return folder + slash + base.replace(".", "_")

@@ -1,0 +1,197 @@
+"""A table beside files: a CSV with a header, one row a sample, one column the name of its file.
+
+Names are relative to the CSV. The other columns are fields, each of one type: whole numbers where
+all of its values are, else numbers, else text. Empty cells are absent, and so is `nan` among
+numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from penstock.dataset.fields import Field, decode, decoder_of
+from penstock.dataset.part import Ints
+from penstock.dataset.sources import extension_of, tar_key, value_name
+from penstock.dataset.writer_encode import clean_name
+from penstock.errors import FormatError, OptionError
+from penstock.storage.base import ObjectInfo, Store
+from penstock.storage.keys import checked_key
+from penstock.storage.locate import resolve
+from penstock.storage.options import StoreOptions
+from penstock.storage.pool import Pool, ReadRequest
+
+FILE_COLUMNS = ("file", "path", "image", "filename", "file_name", "filepath")
+"""Names by which the column of files is known, first come first served."""
+_INFOS_AT_ONCE = 16
+
+Cells = dict[str, list[str]]
+"""Texts by column and row."""
+
+
+class CsvSource:
+    """Rows of a CSV with their files."""
+
+    def __init__(
+        self, store: Store, name: str, *, columns: Cells, files: Sequence[ObjectInfo]
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._files = files
+        self._columns = {name: _typed(values) for name, values in columns.items()}
+
+    @property
+    def uri(self) -> str:
+        """Where the CSV lies."""
+        return self._store.uri + self._name
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the rows and of the marks of their files."""
+        digest = xxhash.xxh3_128(msgspec.json.encode(self._columns))
+        for info in self._files:
+            digest.update(f"{info.key} {info.size_bytes} {info.etag} {info.mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def num_fields(self) -> int:
+        """The file and the columns beside it."""
+        return 1 + len(self._columns)
+
+    def sizes(self) -> Ints:
+        """Return the size of each file."""
+        return np.array([info.size_bytes for info in self._files], np.int64)
+
+    def key(self, number: int) -> str | None:
+        """Return the file's name without its extension."""
+        return tar_key(self._files[number].key, has_extension=True)
+
+    def read(self, numbers: Ints, readers: Pool, *, decoded: bool) -> list[dict[str, Any]]:
+        """Return rows with the bytes of their files, or what those are decoded to."""
+        infos = [self._files[n] for n in numbers.tolist()]
+        buffers = [np.empty(info.size_bytes, np.uint8).data for info in infos]
+        pairs = zip(infos, buffers, strict=True)
+        requests = [ReadRequest(key=i.key, offset=0, target=b) for i, b in pairs if i.size_bytes]
+        readers.read_many(self._store, requests)
+        rows = zip(numbers.tolist(), infos, buffers, strict=True)
+        return [self._sample(n, info, data, decoded) for n, info, data in rows]
+
+    def _sample(
+        self, number: int, info: ObjectInfo, data: memoryview, decoded: bool
+    ) -> dict[str, Any]:
+        extension = extension_of(info.key) or "bin"
+        out: dict[str, Any] = {extension: data}
+        if decoded:
+            field = Field(name=extension, encoding=extension)
+            where = f"row {number + 2} of {self.uri}"
+            out[extension] = decode(field, decoder_of(field, {}), data, where)
+        for name, values in self._columns.items():
+            value = values[number]
+            if value is not None:
+                field_name = value_name(name, value, out)
+                if field_name in out:
+                    raise OptionError(
+                        f"column {name!r} of {self.uri} would be the field {field_name!r}, which "
+                        "the sample has already; rename the column"
+                    )
+                out[field_name] = value
+        return out
+
+
+def open_csv(uri: str | Path, options: StoreOptions | None, column: str | None) -> CsvSource:
+    """Return the rows of a CSV, all of its files found."""
+    located = resolve(str(uri), options)
+    store, info = located.store, located.objects[0]
+    where = f"{store.uri}{info.key}"
+    cells = _cells(str(store.read(info.key), "utf-8-sig"), where)
+    chosen = _file_column(cells, column, where)
+    folder = info.key.rpartition("/")[0]
+    below = f"{folder}/" if folder else ""
+    names = cells.pop(chosen)
+    keys = [_file_key(below, name, number, where) for number, name in enumerate(names)]
+    return CsvSource(store, info.key, columns=cells, files=_infos(store, keys, where))
+
+
+def _cells(text: str, where: str) -> Cells:
+    """Return the columns of a table by name."""
+    rows = list(csv.reader(io.StringIO(text, newline=""), dialect=_dialect(text)))
+    rows = [row for row in rows if row]
+    if len(rows) < 2:
+        raise FormatError(f"{where} has {len(rows)} rows; a header and at least one row are needed")
+    header = rows[0]
+    if len({clean_name(name) for name in header}) < len(header):
+        raise FormatError(f"{where} has two columns of one name: {header}; rename one of them")
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise FormatError(f"{where}: row {number} has {len(row)} cells, not {len(header)}")
+    return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
+
+
+def _dialect(text: str) -> type[csv.Dialect]:
+    first = text.partition("\n")[0]
+    return csv.excel_tab if "\t" in first and "," not in first else csv.excel
+
+
+def _file_column(cells: Cells, chosen: str | None, where: str) -> str:
+    by_name = {name.strip().lower(): name for name in cells}
+    wanted = FILE_COLUMNS if chosen is None else (chosen.lower(),)
+    found = [by_name[name] for name in wanted if name in by_name]
+    if not found:
+        raise OptionError(
+            f"{where} has no column {' or '.join(wanted)}; it has {', '.join(cells)}: name the one "
+            "that holds files with file_column="
+        )
+    return found[0]
+
+
+def _file_key(below: str, name: str, number: int, where: str) -> str:
+    try:
+        return checked_key(below + name.strip().removeprefix("./"))
+    except OptionError as error:
+        raise OptionError(f"row {number + 2} of {where}: {error}") from None
+
+
+def _infos(store: Store, keys: Sequence[str], where: str) -> list[ObjectInfo]:
+    if store.can_list:
+        found = {info.key: info for info in store.list()}
+    else:
+        with Pool(_INFOS_AT_ONCE) as pool:
+            found = {info.key: info for info in pool.map_unordered(store.info, set(keys))}
+    missing = [number for number, key in enumerate(keys) if key not in found]
+    if missing:
+        raise FormatError(
+            f"{len(missing)} of {len(keys)} files of {where} are not there, the first is "
+            f"{keys[missing[0]]!r} in row {missing[0] + 2}; names are relative to the CSV"
+        )
+    return [found[key] for key in keys]
+
+
+def _typed(values: Sequence[str]) -> list[Any]:
+    """Return the values of a column, all of one type; None where a cell is empty."""
+    kinds: tuple[Callable[[str], Any], ...] = (_whole, _number)
+    for kind in kinds:
+        try:
+            return [kind(value.strip()) if value.strip() else None for value in values]
+        except ValueError:
+            continue
+    return [value if value else None for value in values]
+
+
+def _whole(text: str) -> int:
+    # int() also takes "1_000", and "007" is a name rather than a number.
+    if str(int(text)) != text.removeprefix("+"):
+        raise ValueError(text)
+    return int(text)
+
+
+def _number(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None

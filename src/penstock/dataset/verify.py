@@ -1,0 +1,114 @@
+"""Verifying a data set: everything that can be checked, checked, and all that is wrong named.
+
+First the index itself: do its columns give the fingerprint that it says, do all samples lie inside
+of their objects? Then the objects: are they there, of the size and with the mark that was indexed?
+Then every sample is read, compared with its checksum where the index has one (those of `Writer`
+and `pack` do), unpacked and decoded. The first problem stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.open import Uri
+from penstock.dataset.open import open as open_dataset
+from penstock.dataset.verify_index import (
+    Objects,
+    check_objects,
+    check_part,
+    find_objects,
+    is_sound,
+)
+from penstock.dataset.verify_report import (
+    Problem,
+    Report,
+    Tally,
+    VerifyProgress,
+    VerifyReport,
+)
+from penstock.dataset.verify_samples import Checks, Run, Structure, runs_of, structures_of
+from penstock.errors import OptionError
+from penstock.storage.options import StoreOptions
+from penstock.storage.pool import Pool
+
+_THREADS_LOCAL = 4
+_THREADS_REMOTE = 16
+_READERS = 16
+
+__all__ = ["Problem", "VerifyProgress", "VerifyReport", "verify"]
+
+
+def verify(
+    target: Uri | Dataset,
+    *,
+    decode: bool = True,
+    problems_max: int = 100,
+    version: int | None = None,
+    store: StoreOptions | None = None,
+    report: Report | None = None,
+    **options: Any,
+) -> VerifyReport:
+    """Check a data set and return all that is wrong with it.
+
+    Args:
+        target: what `penstock.open` takes, or a data set that is open; a view is checked whole.
+        decode: decode every field of every sample too.
+        problems_max: how many problems to keep; all are counted.
+        version: which version to check; the latest when not given.
+        store: how it is reached, where the environment does not say.
+        report: called with progress.
+        options: as for `penstock.open`.
+    """
+    if problems_max < 1:
+        raise OptionError(f"problems_max must be at least 1, got {problems_max}")
+    dataset = target if isinstance(target, Dataset) else None
+    if dataset is None:
+        assert not isinstance(target, Dataset)
+        dataset = open_dataset(target, version=version, store=store, check=False, **options)
+    tally = Tally(problems_max=problems_max)
+    sound = [bound for bound in dataset.bound if not _add(tally, list(is_sound(bound)))]
+    objects = find_objects(dataset.store, dataset.parts)
+    for bound in sound:
+        tally.add_problems(check_part(bound))
+        tally.add_problems(check_objects(bound, objects))
+    _check_all(dataset, sound, objects, tally, decode=decode, report=report)
+    return tally.report(sum(t.num_objects for p in dataset.parts for t in p.tables))
+
+
+def _add(tally: Tally, problems: Sequence[Problem]) -> bool:
+    tally.add_problems(problems)
+    return bool(problems)
+
+
+def _check_all(
+    dataset: Dataset,
+    sound: Sequence[BoundPart],
+    objects: Objects,
+    tally: Tally,
+    *,
+    decode: bool,
+    report: Report | None,
+) -> None:
+    work: list[Run | Structure] = []
+    for bound in sound:
+        work += structures_of(bound, objects)
+        work += runs_of(bound)
+    local = dataset.store.source in ("folder", "memory")
+    num_threads = _THREADS_LOCAL if local else _THREADS_REMOTE
+    with Pool(_READERS) as readers, Pool(num_threads) as pool:
+        checks = Checks(objects=objects, readers=readers, decode=decode)
+        for done, findings in enumerate(pool.map_unordered(lambda w: w.check(checks), work), 1):
+            tally.add(findings)
+            if report is not None:
+                report(
+                    VerifyProgress(
+                        runs=len(work),
+                        runs_done=done,
+                        num_samples=tally.num_samples,
+                        size_bytes=tally.size_bytes,
+                        num_problems=tally.num_problems,
+                    )
+                )

@@ -1,0 +1,260 @@
+"""`IterableDataset`: a data set in the shape that torch's DataLoader reads.
+
+For those who need a DataLoader: trainers that insist on one, transforms that want worker processes.
+Whoever is free to choose takes `penstock.Loader`, which needs no processes and knows its own place.
+
+A DataLoader with W workers asks them in turn for batches. So worker w makes steps w, w + W,
+w + 2W, … of this rank, and what comes out is the stream of a single process, in its order. Each
+worker reads for itself: it makes its own loader, after the fork, and uses nothing of the parent's.
+
+Every `iter` goes on with the next epoch, also when the last one was left early: with worker
+processes nobody knows how much of it was used. `set_epoch` says otherwise, and `state_dict` is for
+going on inside of one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, Unpack
+
+from torch.utils import data
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import Mixture
+from penstock.errors import OptionError
+from penstock.loader.convert import Convert, converter
+from penstock.loader.decode import Collate, Transform
+from penstock.loader.loader import Loader
+from penstock.order import Cursor, Steps
+from penstock.torch.callers import check_batch_size, refuse_splitters
+from penstock.torch.place import Place, worker_here
+from penstock.torch.turns import Turns, tag_here
+from penstock.torch.world import world_here
+from penstock.units import bytes_of
+from penstock.world import World
+
+_THREADS_MAX = 2
+"""In each worker process: one reads and makes, one more hides what the first waits for."""
+_LOOK_AHEAD = "512MB"
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options that mean here what they mean for `penstock.Loader`."""
+
+    batch_size: int | None
+    global_batch_size: int | None
+    epochs: int | None
+    seed: int
+    shuffle: Literal["global", "blocks"] | None
+    drop_last: bool
+    transform: Transform | None
+    collate: Collate | None
+    pad: Mapping[str, Any] | None
+    look_ahead: int | str
+    output: Literal["auto", "torch", "numpy"]
+
+
+class IterableDataset(data.IterableDataset[Any]):
+    """This rank's share of a data set, for `torch.utils.data.DataLoader`.
+
+    Yields whole batches for `DataLoader(view, batch_size=None, num_workers=…)`. With
+    `samples=True` it yields samples for `DataLoader(view, batch_size=b)`, where b is the batch
+    size that the view was given too. Then nothing can tell padding from samples: on one rank there
+    is none, on several the last batch is filled up from the start of the epoch, as
+    `DistributedSampler` does, unless `drop_last` leaves it out.
+
+    Args:
+        dataset: a `Dataset` or a `Mixture`.
+        samples: yield single samples instead of batches.
+        world: who takes part; by default torch's process group, or what a launcher says.
+        options: as for `penstock.Loader`: `batch_size` or `global_batch_size`, `epochs`, `seed`,
+            `shuffle`, `drop_last`, `transform`, `collate`, `pad`, `look_ahead`, `output`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        *,
+        samples: bool = False,
+        world: World | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        if samples and (options.get("collate") or options.get("pad")):
+            raise OptionError(
+                "with samples=True the DataLoader makes the batches: give it collate_fn= instead "
+                "of collate= or pad= here"
+            )
+        self.dataset = dataset
+        self.samples = samples
+        self._world = world
+        self._options = options
+        self._turns = Turns(options.get("epochs", 1))
+        self._place: Place | None = None
+        self._resumed: Place | None = None
+        # Made once to refuse what makes no sense, and to know the order by its name.
+        loader = self._loader(World(), threads=1, share=1)
+        self._num_samples = loader.order.num_samples
+        self._cursor = Cursor.at(loader.order, fingerprint=dataset.fingerprint)
+
+    @property
+    def world(self) -> World:
+        """Who takes part."""
+        return self._world or world_here()
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of one iteration; None never ends."""
+        return self._options.get("epochs", 1)
+
+    def _steps(self, world: World) -> Steps:
+        total = self._options.get("global_batch_size")
+        steps = Steps(
+            num_samples=self._num_samples,
+            global_batch_size=total or (self._options.get("batch_size") or 0) * world.num_ranks,
+            num_ranks=world.num_ranks,
+            drop_last=self._options.get("drop_last", False),
+        )
+        if self.samples:
+            _check_for_samples(steps, self.epochs)
+        return steps
+
+    def __len__(self) -> int:
+        if self.epochs is None:
+            raise TypeError("a data set with epochs=None never ends, it has no length")
+        steps = self._steps(self.world)
+        if not self.samples:
+            return self.epochs * steps.steps_per_epoch
+        padded = steps.steps_per_epoch * steps.global_batch_size // steps.num_ranks
+        return self.epochs * (min(padded, self._num_samples) if steps.num_ranks == 1 else padded)
+
+    # -- where the stream stands -------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration at an epoch, in all workers; nothing if it would anyway."""
+        if self._resumed is not None and self._resumed.epoch == epoch:
+            return
+        self._resumed = None
+        if self._turns.next(0, tag_here())[0] != epoch:
+            self._turns.put(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this worker stands, as torchdata's StatefulDataLoader asks for it."""
+        place = self._resumed or self._place or self._first_place(tag_here())
+        cursor = replace(self._cursor, epoch=place.epoch, position=place.position)
+        return {**cursor.to_state(), **place.to_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved place: this worker's own, or that of a `penstock.Loader`."""
+        self._loader(World(), threads=1, share=1).load_state_dict(state)
+        if "num_workers" in state:
+            self._resumed = Place.from_state(state, self._first_place(tag_here()))
+        else:
+            self._resumed = None
+            self._turns.put(state["epoch"], state["position"])
+
+    def _first_place(self, tag: int) -> Place:
+        worker, num_workers = worker_here()
+        epoch, position = self._turns.next(worker, tag)
+        return Place(
+            epoch=epoch,
+            position=position,
+            worker=worker,
+            num_workers=num_workers,
+            global_batch_size=self._steps(self.world).global_batch_size,
+        )
+
+    # -- iterating ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        world = self.world
+        refuse_splitters(world)
+        tag = tag_here()
+        here = self._first_place(tag)
+        if self._resumed is not None:
+            here = Place.from_state(self._resumed.to_state(), here)
+            self._resumed = None
+        self._place = here
+        self._turns.begin(here.worker, here.num_workers, tag, (here.epoch, here.position))
+        return self._items(here, world)
+
+    def _items(self, place: Place, world: World) -> Iterator[Any]:
+        share = self._steps(world).share(world.rank)
+        check_batch_size(sys._getframe(1), share[1] - share[0] if self.samples else None)
+        threads = _threads_for(world, place.num_workers)
+        loader = self._loader(world, threads=threads, share=place.num_workers)
+        begin = replace(self._cursor, epoch=place.epoch, position=place.position)
+        loader.load_state_dict(begin.to_state())
+        with loader:
+            for batch in loader.part(place.next_step, place.num_workers):
+                if self.samples:
+                    yield from self._samples(batch, place, world)
+                place = replace(place, steps=place.steps + 1, samples=0)
+                self._place = place
+                if not self.samples:
+                    yield batch
+
+    def _samples(self, batch: Any, place: Place, world: World) -> Iterator[Any]:
+        convert = converter(self._options.get("output", "auto"))
+        kept = batch.mask.tolist() if world.num_ranks == 1 else [True] * len(batch.mask)
+        several = [s for s, is_kept in zip(batch[_SAMPLES], kept, strict=True) if is_kept]
+        for i in range(place.samples, len(several)):
+            done = i + 1 == len(several)
+            self._place = replace(place, steps=place.steps + done, samples=0 if done else i + 1)
+            yield _converted(several[i], convert)
+
+    def _loader(self, world: World, *, threads: int | None, share: int) -> Loader:
+        options = dict(self._options)
+        options["look_ahead"] = bytes_of(self._options.get("look_ahead", _LOOK_AHEAD)) // share
+        if self.samples:
+            options["collate"] = _as_they_are
+        made: Loader = Loader(self.dataset, world=world, threads=threads, **options)  # type: ignore[arg-type]
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker knows neither process group nor, always, the launcher's variables.
+        refuse_splitters(self.world)
+        return {**self.__dict__, "_world": self.world}
+
+    def __repr__(self) -> str:
+        what = "samples" if self.samples else "batches"
+        return f"IterableDataset({self.dataset!r}, {what})"
+
+
+_SAMPLES = "samples"
+
+
+def _as_they_are(samples: list[Any]) -> dict[str, list[Any]]:
+    return {_SAMPLES: samples}
+
+
+def _converted(sample: Any, convert: Convert) -> Any:
+    if isinstance(sample, Mapping):
+        return {name: convert(value) for name, value in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(convert(value) for value in sample)
+    return convert(sample)
+
+
+def _check_for_samples(steps: Steps, epochs: int | None) -> None:
+    if steps.global_batch_size % steps.num_ranks:
+        raise OptionError(
+            f"a global batch of {steps.global_batch_size} samples is not the same number on each "
+            f"of {steps.num_ranks} ranks, which samples=True needs; give batch_size="
+        )
+    if epochs != 1 and not steps.drop_last and steps.num_samples % steps.global_batch_size:
+        raise OptionError(
+            f"an epoch of {steps.num_samples} samples has no whole number of batches of "
+            f"{steps.global_batch_size}, so with samples=True and epochs={epochs} a batch would "
+            "reach into the next epoch; use epochs=1 or drop_last=True"
+        )
+
+
+def _threads_for(world: World, num_workers: int) -> int | None:
+    """Return the threads of a worker process; None, the loader's own choice, if this is none."""
+    if data.get_worker_info() is None:
+        return None
+    processes = num_workers * -(-world.num_ranks // world.num_nodes)
+    return max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0)) // processes))

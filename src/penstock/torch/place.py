@@ -1,0 +1,79 @@
+"""Where one worker of torch's DataLoader stands in its part of the stream.
+
+A DataLoader with W workers asks them in turn, so worker w has steps w, w + W, w + 2W, … counted
+from where the iteration began. What it has to remember is that beginning, and how many of its own
+steps it has handed out; the rest is arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from penstock.errors import OptionError, StateError
+
+WORKERS_MAX = 1024
+"""Workers of one DataLoader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A worker's place, and what it counts in.
+
+    >>> Place(epoch=2, worker=1, num_workers=3, global_batch_size=8, steps=4).next_step
+    13
+    """
+
+    epoch: int = 0
+    """The epoch that the iteration began with."""
+    position: int = 0
+    """Samples of that epoch, on all ranks, that were used before the iteration began."""
+    worker: int = 0
+    """Number of the worker; 0 in a process that has none."""
+    num_workers: int = 1
+    """Workers that share the steps."""
+    global_batch_size: int
+    """Samples a step on all ranks."""
+    steps: int = 0
+    """Steps that this worker has handed out completely."""
+    samples: int = 0
+    """Samples that it has handed out of the step after those."""
+
+    @property
+    def next_step(self) -> int:
+        """The step that it is at, counted from the beginning of the iteration."""
+        return self.worker + self.steps * self.num_workers
+
+    def to_state(self) -> dict[str, int]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], here: Place) -> Place:
+        """Return a saved place, or raise if it counts in something else than `here` does."""
+        for name, what in (
+            ("num_workers", "num_workers"),
+            ("worker", "worker"),
+            ("global_batch_size", "a global batch of"),
+        ):
+            saved, current = state.get(name), getattr(here, name)
+            if saved != current:
+                raise StateError(
+                    f"the saved state is for {what} {saved}, this is {what} {current}: each worker "
+                    f"goes on with its own steps, so {name} must stay what it was; the state of "
+                    "penstock.Loader knows no workers and can be loaded with any batch size"
+                )
+        return cls(**{name: int(state[name]) for name in asdict(here)})
+
+
+def worker_here() -> tuple[int, int]:
+    """Return which worker of a DataLoader this is, and of how many; (0, 1) if it is none."""
+    info = get_worker_info()
+    if info is None:
+        return 0, 1
+    if info.num_workers > WORKERS_MAX:
+        raise OptionError(f"num_workers={info.num_workers}: there can be {WORKERS_MAX} at most")
+    return info.id, info.num_workers

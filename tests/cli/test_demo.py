@@ -1,0 +1,108 @@
+"""The demo, in its small size: it tells the truth, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+COMMAND = [sys.executable, "-m", "penstock.cli.main", "demo", "--quick"]
+END_TIMEOUT_S = 60
+
+
+def training_processes(scratch: Path) -> list[int]:
+    """The processes whose job lies in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if b"penstock.cli.demo.trainer" in words and str(scratch).encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+def start_until_it_trains(environment: dict[str, str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.lstrip().startswith("step "):
+            return process
+    raise AssertionError(process.communicate())
+
+
+def test_a_killed_run_resumes_with_the_same_stream(
+    penstock: Run, environment: dict[str, str]
+) -> None:
+    answer = penstock("demo", "--quick")
+    assert answer.returncode == 0, answer.stderr
+    hashes = re.findall(r"hash ([0-9a-f]{16})", answer.stdout)
+    assert len(hashes) == 2
+    assert len(set(hashes)) == 1
+    for word in ("kill -9", "as 2 ranks", "equal", "penstock pack"):
+        assert word in answer.stdout
+    assert "\x1b[" not in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= 80
+    assert list(Path(environment["TMPDIR"]).iterdir()) == []
+
+
+def test_what_is_kept_can_be_used(penstock: Run, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    assert penstock("demo", "--quick", "--keep", kept).returncode == 0
+    assert len(list((kept / "images").glob("*/*.jpg"))) == 320
+    assert penstock("verify", kept / "shards").returncode == 0
+    again = penstock("demo", "--quick", "--keep", kept)
+    assert again.returncode == 1
+    assert "not an empty folder" in again.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_demo_leaves_nothing(
+    environment: dict[str, str], number: signal.Signals
+) -> None:
+    scratch = Path(environment["TMPDIR"])
+    process = start_until_it_trains(environment)
+    assert training_processes(scratch)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=END_TIMEOUT_S)
+    assert (process.returncode, errors) == (130, "penstock: interrupted\n")
+    assert training_processes(scratch) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_training_ends_when_the_demo_is_killed(environment: dict[str, str]) -> None:
+    scratch = Path(environment["TMPDIR"])
+    process = start_until_it_trains(environment)
+    handles = [os.pidfd_open(pid) for pid in training_processes(scratch)]
+    assert handles
+    process.kill()
+    process.communicate()
+    for handle in handles:
+        assert select.select([handle], [], [], END_TIMEOUT_S)[0]
+        os.close(handle)
+
+
+def test_without_torch_it_says_what_to_install(environment: dict[str, str]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from penstock.cli.main import main; sys.exit(main(['demo']))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "pip install 'penstock[torch,jpeg,cli]'" in answer.stderr

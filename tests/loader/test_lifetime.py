@@ -1,0 +1,159 @@
+"""Threads and processes: none before the first batch, none after the last, whatever happened."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import OptionError, StateError, WorkerError
+from penstock.testing.forks import in_child
+
+from .conftest import MakeRows
+
+
+def penstock_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("penstock")]
+
+
+def slow_enough(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"n": sum(range(1000)), "cls": sample["cls"]}
+
+
+def failing(sample: dict[str, Any]) -> dict[str, Any]:
+    raise ArithmeticError(f"cannot use {sample['cls']}")
+
+
+def dying(sample: dict[str, Any]) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_nothing_runs_before_the_first_batch_is_asked_for(make_rows: MakeRows) -> None:
+    loader = penstock.Loader(make_rows(100), batch_size=10)
+    len(loader), loader.state_dict(), loader.stats()
+    assert penstock_threads() == []
+    next(iter(loader))
+
+
+def test_threads_end_with_the_last_batch(make_rows: MakeRows) -> None:
+    assert len(list(penstock.Loader(make_rows(100), batch_size=10))) == 10
+    assert penstock_threads() == []
+
+
+def test_threads_end_with_the_block(make_rows: MakeRows) -> None:
+    with penstock.Loader(make_rows(10_000), batch_size=10) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert penstock_threads()
+    assert penstock_threads() == []
+
+
+def test_an_exception_in_the_loop_ends_the_threads(make_rows: MakeRows) -> None:
+    loader = penstock.Loader(make_rows(10_000), batch_size=10)
+    with pytest.raises(KeyError):
+        for _ in loader:
+            raise KeyError("the user's own")
+    assert penstock_threads() == []
+
+
+def test_a_forgotten_iteration_is_collected_with_its_threads(make_rows: MakeRows) -> None:
+    batches = iter(penstock.Loader(make_rows(10_000), batch_size=10))
+    next(batches)
+    assert penstock_threads()
+    del batches
+    gc.collect()
+    assert penstock_threads() == []
+
+
+def test_a_new_iteration_ends_the_one_before(make_rows: MakeRows) -> None:
+    loader = penstock.Loader(make_rows(10_000), batch_size=10)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    with pytest.raises(StopIteration):
+        while True:
+            next(first)
+    assert next(second).step == 1
+    loader.close()
+    assert penstock_threads() == []
+
+
+def test_ctrl_c_ends_the_program_at_once(make_rows: MakeRows) -> None:
+    program = """
+import sys, penstock
+loader = penstock.Loader(penstock.open(sys.argv[1]), batch_size=10, epochs=None)
+for batch in loader:
+    print("going", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, make_rows(1000).uri],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "going\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors
+    assert "Fatal" not in errors
+
+
+def test_worker_processes_make_the_same_batches(blobs: penstock.Dataset) -> None:
+    options: dict[str, Any] = {"batch_size": 60, "seed": 2, "output": "numpy"}
+    with_threads = list(penstock.Loader(blobs, transform=slow_enough, **options))
+    with penstock.Loader(blobs, transform=slow_enough, workers="process", **options) as loader:
+        with_processes = list(loader)
+    assert [b["cls"].tolist() for b in with_processes] == [b["cls"].tolist() for b in with_threads]
+
+
+def test_an_error_in_a_worker_process_arrives_with_its_traceback(blobs: penstock.Dataset) -> None:
+    loader = penstock.Loader(blobs, batch_size=50, transform=failing, workers="process")
+    with pytest.raises(ArithmeticError, match="cannot use") as caught:
+        list(loader)
+    assert "in failing" in str(caught.value.__cause__)
+    assert penstock_threads() == []
+
+
+def test_a_worker_process_that_dies_is_an_error_not_a_hang(blobs: penstock.Dataset) -> None:
+    loader = penstock.Loader(blobs, batch_size=50, transform=dying, workers="process")
+    with pytest.raises(WorkerError, match="died"):
+        list(loader)
+
+
+def test_a_transform_that_cannot_travel_is_refused_with_the_way_out(
+    blobs: penstock.Dataset,
+) -> None:
+    loader = penstock.Loader(blobs, batch_size=50, transform=lambda s: s, workers="process")
+    with pytest.raises(OptionError, match="top of a module"):
+        iter(loader)
+
+
+def test_a_forked_child_has_its_own_iteration_and_refuses_its_parents(
+    make_rows: MakeRows,
+) -> None:
+    dataset = make_rows(1000)
+    loader = penstock.Loader(dataset, batch_size=10, seed=1, output="numpy")
+    batches = iter(loader)
+    first = next(batches).ids.tolist()
+
+    def child() -> Any:
+        try:
+            next(batches)
+        except StateError:
+            own = penstock.Loader(dataset, batch_size=10, seed=1, output="numpy")
+            return [next(iter(own)).ids.tolist(), len(list(loader))]
+        return "used the parent's"
+
+    own_first, whole = in_child(child)
+    assert own_first == first
+    assert whole == 100
+    assert len(list(batches)) == 99, "the parent goes on undisturbed"
