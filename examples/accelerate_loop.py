@@ -49,13 +49,13 @@ def train(accelerator: Accelerator, folder: Path, stop_after: int | None) -> Non
         accelerator.load_state(folder / "checkpoint")
     log = folder / f"ids-{accelerator.process_index}.jsonl"
     for number, batch in enumerate(loader, 1):
-        rows, mask = batch.to(accelerator.device)["data"], batch.mask.to(accelerator.device)
-        losses = (model(rows[:, 1:]) - rows[:, :1]).square().mean(1)
-        accelerator.backward((losses * mask).mean())
+        batch = batch.to(accelerator.device)  # noqa: PLW2901
+        losses = (model(batch["data"][:, 1:]) - batch["data"][:, :1]).square().mean(1)
+        accelerator.backward((losses * batch.mask).mean())
         optimizer.step()
         optimizer.zero_grad()
         with log.open("a") as file:
-            file.write(json.dumps([batch.epoch, batch.step, batch.ids[mask].tolist()]) + "\n")
+            file.write(json.dumps([batch.epoch, batch.step, batch.ids[batch.mask].tolist()]) + "\n")
         if number % 10 == 0:
             accelerator.save_state(folder / "checkpoint")
         if number == stop_after:

@@ -7,8 +7,8 @@ changed object is named, new ones are appended as a new version.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def build(
             catalog.commit(manifest)
         except ExistsError:
             continue  # Another writer was first: what it committed may be all that we wanted.
-        shutil.rmtree(_work_folder(recipe), ignore_errors=True)
+        _clear_work(recipe, units)
         return manifest
     raise DatasetError(
         f"{catalog.uri}: {_COMMIT_TRIES_MAX} times another writer committed first; let one finish"
@@ -183,11 +183,23 @@ def _scan_all(recipe: Recipe, units: Sequence[Unit], report: Report | None) -> P
 
 def _scan(recipe: Recipe, unit: Unit, folder: Path) -> Part:
     path = folder / f"{_unit_name(unit)}.idx"
-    if path.exists():
+    with suppress(FileNotFoundError):
         return open_part(path)
     part = recipe.format.scan(unit, recipe.store, recipe.options)
     part.save(path)
     return part
+
+
+def _clear_work(recipe: Recipe, units: Sequence[Unit]) -> None:
+    """Remove what this build kept, and what killed ones left; another may be at work beside us."""
+    folder = _work_folder(recipe)
+    paths = [folder / f"{_unit_name(unit)}.idx" for unit in units]
+    with suppress(OSError):
+        used = min(p.stat().st_mtime for p in paths)
+        left = [p for p in folder.glob(".penstock-tmp-*") if p.stat().st_mtime < used]
+        for path in paths + left:
+            path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _unit_name(unit: Unit) -> str:

@@ -8,7 +8,9 @@ all of a version or nothing. Old versions stay: who reads one is not disturbed.
 
 from __future__ import annotations
 
+import mmap
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,15 +122,20 @@ class Catalog:
     def add_part(self, part: Part) -> PartRef:
         """Store a part; it is seen by nobody until a version names it."""
         local = cache_folder() / "parts" / f"{part.fingerprint}.idx"
-        if not local.exists():
-            local.parent.mkdir(parents=True, exist_ok=True)
-            part.save(local)
-        data = memoryview(local.read_bytes())
-        self.store.write(self._part_key(part.fingerprint), data)
-        if isinstance(self.store, FolderStore):
-            local.unlink(missing_ok=True)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        own = local.with_name(f".penstock-tmp-{secrets.token_hex(8)}.idx")
+        try:
+            part.save(own)
+            size_bytes = own.stat().st_size
+            with own.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.store.write(self._part_key(part.fingerprint), memoryview(data))
+            if not isinstance(self.store, FolderStore):
+                own.replace(local)  # Who writes an index usually reads it next.
+        finally:
+            own.unlink(missing_ok=True)
         return PartRef(
-            fingerprint=part.fingerprint, num_samples=part.num_samples, size_bytes=len(data)
+            fingerprint=part.fingerprint, num_samples=part.num_samples, size_bytes=size_bytes
         )
 
     def part(self, ref: PartRef) -> Part:
@@ -145,7 +152,7 @@ class Catalog:
 
     def _copy(self, key: str, size_bytes: int, local: Path) -> None:
         local.parent.mkdir(parents=True, exist_ok=True)
-        temporary = local.with_name(f".penstock-tmp-{os.getpid()}-{local.name}")
+        temporary = local.with_name(f".penstock-tmp-{secrets.token_hex(8)}-{local.name}")
         with temporary.open("wb") as file:
             for start in range(0, size_bytes, _COPY_BYTES):
                 length = min(_COPY_BYTES, size_bytes - start)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, An
     head = msgspec.json.encode({"columns": places, "meta": meta, "data_bytes": size_bytes})
     prelude = _MAGIC + _LAYOUT.to_bytes(4, "little") + len(head).to_bytes(4, "little") + head
     data_start = -(-len(prelude) // _ALIGN) * _ALIGN
-    temporary = path.with_name(f".penstock-tmp-{os.getpid()}-{path.name}")
+    temporary = path.with_name(f".penstock-tmp-{secrets.token_hex(8)}-{path.name}")
     with temporary.open("wb") as file:
         file.write(prelude)
         for name, array in arrays.items():
