@@ -60,7 +60,7 @@ def test_info_shows_what_is_there(penstock: Run, shards: Path) -> None:
     shown = penstock("info", shards).stdout
     for word in ("40", "2 tar", "txt", "cls", "fingerprint", "00000", '"sample number 0', "█"):
         assert word in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    assert all(len(line) <= 80 for line in shown.splitlines() if str(shards) not in line)
 
 
 def test_info_for_programs(penstock: Run, shards: Path) -> None:
@@ -76,7 +76,7 @@ def test_info_takes_several_names_and_an_index(penstock: Run, shards: Path) -> N
     named = sorted(shards.glob("*.tar"))
     assert json_of(penstock("info", *named, "--json"))["num_samples"] == 40
     penstock("index", shards)
-    (version,) = shards.glob(".penstock/*/v000001.json")
+    version = shards / ".penstock" / "all" / "v000001.json"
     assert json_of(penstock("info", version, "--json"))["num_samples"] == 40
 
 

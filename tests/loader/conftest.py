@@ -47,7 +47,8 @@ def make_rows(tmp_path: Path) -> MakeRows:
 
 @pytest.fixture
 def blobs(tmp_path: Path) -> penstock.Dataset:
-    """300 samples in three tars: a blob whose length and content tell its number, and the number."""
+    """300 samples in three tars: a blob whose length and content tell its number, and the
+    number."""
     for shard in range(3):
         numbers = range(shard * 100, shard * 100 + 100)
         samples = [{"bin": bytes([i % 251]) * (1000 + i), "cls": str(i).encode()} for i in numbers]

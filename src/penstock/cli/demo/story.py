@@ -62,7 +62,7 @@ class Place:
     @property
     def log(self) -> Path:
         """What training processes print, for when one of them fails."""
-        return self.folder / "training.log"
+        return self.folder / "scratch" / "training.log"
 
     def jobs(self, scale: Scale, num_ranks: int, save_every: int) -> list[Job]:
         """Return what each rank is to do."""
@@ -71,7 +71,7 @@ class Place:
                 data=str(self.shards),
                 checkpoint=str(self.folder / "checkpoint.pt"),
                 save_every=save_every,
-                meeting_point=str(self.folder / f"meeting-{num_ranks}"),
+                meeting_point=str(self.folder / "scratch" / f"meeting-{num_ranks}"),
                 rank=rank,
                 num_ranks=num_ranks,
                 epochs=scale.epochs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -51,10 +52,20 @@ def run(args: argparse.Namespace) -> int:
         if importlib.util.find_spec(module) is None:
             raise MissingPackageError("penstock demo", package, "torch,jpeg,cli")
     with _ends_tidily(), _folder(args.keep) as folder:
-        # The cache goes with the folder: a demo leaves nothing behind.
-        os.environ["PENSTOCK_CACHE"] = str(folder / "cache")
-        tell(folder, _QUICK if args.quick else _FULL, is_kept=args.keep is not None)
+        with _scratch(folder / "scratch"):
+            tell(folder, _QUICK if args.quick else _FULL, is_kept=args.keep is not None)
     return 0
+
+
+@contextmanager
+def _scratch(scratch: Path) -> Iterator[None]:
+    """Keep what we and torch leave in caches and temporary folders in one place, then remove it."""
+    scratch.mkdir()
+    os.environ |= {"PENSTOCK_CACHE": str(scratch), "TMPDIR": str(scratch)}
+    try:
+        yield
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
