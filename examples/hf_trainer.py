@@ -5,12 +5,13 @@
     torchrun --nproc-per-node 2 examples/hf_trainer.py --folder /tmp/hf
 
 `get_train_dataloader` returns the loader as it is: what the Trainer would make of a data set is
-split among ranks a second time, or read by one rank for all. With `ignore_data_skip` nothing is read
-only to be thrown away when a run goes on: the callback finds the place by the number of the step.
+split among ranks a second time, or read by one rank for all. With `ignore_data_skip` nothing is
+read only to be thrown away when a run goes on: the callback finds the place by the step's number.
 """
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,6 @@ def main(folder: Path, stop_after: int) -> None:
         save_steps=10,
         ignore_data_skip=True,
         use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
     )
     with args.main_process_first():
         if not (folder / "data").exists():
@@ -74,7 +73,8 @@ def main(folder: Path, stop_after: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "penstock-hf")
+    shared = Path(tempfile.gettempdir()) / f"penstock-hf-{os.getppid()}"  # One parent, all ranks.
+    parser.add_argument("--folder", type=Path, default=shared)
     parser.add_argument("--stop-after", type=int, default=-1)
     options = parser.parse_args()
     main(options.folder, options.stop_after)

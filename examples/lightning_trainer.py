@@ -5,7 +5,9 @@
     python examples/lightning_trainer.py --devices 2 --folder /tmp/pl
 
 Make the loader in `train_dataloader`, where the process group is there already. Leave `epochs` at
-1: one epoch of the loader is one epoch of the trainer.
+1: one epoch of the loader is one epoch of the trainer. For a schedule take `len(loader)` rather
+than `trainer.estimated_stepping_batches`: read before a checkpoint is restored, it makes Lightning
+forget the loader's place.
 """
 
 import argparse
@@ -51,7 +53,7 @@ def main(folder: Path, devices: int, stop_after: int) -> None:
         (folder / "data").mkdir(parents=True)
         rows = np.random.default_rng(0).normal(size=(1000, 17)).astype(np.float32)
         np.save(folder / "data" / "rows.npy", rows)
-    keep = ModelCheckpoint(folder, filename="at", every_n_train_steps=10, enable_version_counter=False)
+    keep = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=10, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=devices,
@@ -61,13 +63,10 @@ def main(folder: Path, devices: int, stop_after: int) -> None:
         use_distributed_sampler=False,
         callbacks=[keep],
         logger=False,
-        enable_progress_bar=False,
     )
-    last = folder / "at.ckpt"
-    trainer.fit(Model(folder), ckpt_path=last if last.exists() else None)
-    trainer.strategy.barrier()
+    trainer.fit(Model(folder), ckpt_path=max(folder.glob("*.ckpt"), default=None))
     if trainer.is_global_zero and stop_after < 0:
-        lines = {line for log in folder.glob("ids-*.jsonl") for line in log.read_text().splitlines()}
+        lines = {line for log in folder.glob("ids-*") for line in log.read_text().splitlines()}
         print(sum(len(json.loads(line)[2]) for line in lines), "samples of", EPOCHS * 1000)
 
 
@@ -78,5 +77,4 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=Path(made))
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--stop-after", type=int, default=-1)
-    options = parser.parse_args()
-    main(options.folder, options.devices, options.stop_after)
+    main(**vars(parser.parse_args()))

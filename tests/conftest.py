@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import settings
 
 from penstock.storage import StoreOptions
 from penstock.testing.servers import S3Access, SeaweedServer
+
+
+# A deadline is a time limit on a test: it would fail on a busy machine and prove nothing.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

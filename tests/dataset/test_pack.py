@@ -19,7 +19,7 @@ import simplejpeg
 import penstock
 from penstock.dataset.pack import PackOptions, PackProgress, pack
 from penstock.dataset.verify import verify
-from penstock.errors import DatasetError, FormatError, OptionError
+from penstock.errors import DatasetError, DecodeError, FormatError, OptionError
 from penstock.order import GlobalOrder
 from penstock.storage import FolderStore, MemoryStore, Store
 
@@ -176,6 +176,14 @@ def test_another_pack_does_not_mix_with_one_that_is_unfinished(
         pack(penstock.open(images, check=False, extensions=["jpeg"]), tmp_path / "out", SMALL)
 
 
+def test_half_a_pack_is_not_taken_for_a_data_set(images: Path, tmp_path: Path) -> None:
+    stopped(images, tmp_path / "out", SMALL)
+    with pytest.raises(DatasetError, match="is being written"):
+        penstock.open(tmp_path / "out")
+    pack(images, tmp_path / "out", SMALL)
+    assert len(penstock.open(tmp_path / "out")) == 60
+
+
 def test_killed_after_the_commit_is_finished(images: Path, tmp_path: Path) -> None:
     stopped(images, tmp_path / "out", SMALL)
     store = FolderStore(tmp_path / "out")
@@ -201,16 +209,10 @@ def test_what_is_there_is_not_written_over(images: Path, tmp_path: Path) -> None
 def test_a_bad_sample_at_once_leaves_the_destination_free(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         FolderStore(tmp_path / "src").write(name, b"\xff\xfe")
-    with pytest.raises(penstock_decode_error()):
+    with pytest.raises(DecodeError):
         pack(tmp_path / "src", tmp_path / "out", PackOptions(format="npy"))
     assert objects(FolderStore(tmp_path / "out")) == {}
     assert leftovers(FolderStore(tmp_path / "out")) == []
-
-
-def penstock_decode_error() -> type[Exception]:
-    from penstock.errors import DecodeError
-
-    return DecodeError
 
 
 @pytest.fixture
@@ -246,7 +248,7 @@ def test_a_table_becomes_arrays_too(table: Path, memory: MemoryStore) -> None:
 
 def test_the_column_of_files_may_have_any_name(table: Path, memory: MemoryStore) -> None:
     table.write_text(table.read_text().replace("file,", "Picture,", 1))
-    with pytest.raises(OptionError, match="has no column file or path .* it has Picture, label"):
+    with pytest.raises(OptionError, match=r"has no column file or path .* it has Picture, label"):
         pack(table, memory.uri)
     report = pack(table, memory.uri, PackOptions(file_column="picture"))
     assert report.num_samples == 9

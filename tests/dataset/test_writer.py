@@ -347,6 +347,8 @@ def test_a_writer_left_by_an_exception_commits_nothing_and_says_so(memory: Memor
     assert list(memory.list(f"{FOLDER}/all/")) == []
     with pytest.raises(DatasetError, match="unfinished"):
         write(memory.uri, PAIRS)
+    with pytest.raises(DatasetError, match="is being written"):
+        penstock.open(memory.uri)
 
 
 def test_a_failed_append_leaves_the_version_as_it_is(memory: MemoryStore) -> None:

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,6 @@ from penstock.errors import OptionError, StateError
 from penstock.torch import IterableDataset
 
 NUM_SAMPLES = 53
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> penstock.Dataset:
-    """Rows that name themselves."""
-    rows = np.repeat(np.arange(NUM_SAMPLES, dtype=np.int64)[:, None], 3, axis=1)
-    np.save(tmp_path / "rows.npy", rows)
-    return penstock.open(tmp_path)
 
 
 def ids_of(batches: Iterable[Any]) -> list[list[int]]:

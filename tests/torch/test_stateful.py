@@ -74,14 +74,11 @@ def test_workers_that_stay_resume_too(dataset: penstock.Dataset) -> None:
     assert [rows_of(resumed), rows_of(resumed)] == expected
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2)])
-def test_another_number_of_workers_is_refused(
-    dataset: penstock.Dataset, before: int, after: int
-) -> None:
-    loader = stateful(dataset, samples=False, num_workers=before)
+def test_another_number_of_workers_is_refused(dataset: penstock.Dataset) -> None:
+    loader = stateful(dataset, samples=False, num_workers=2)
     batches = iter(loader)
     next(batches)
-    resumed = stateful(dataset, samples=False, num_workers=after)
+    resumed = stateful(dataset, samples=False, num_workers=1)
     resumed.load_state_dict(loader.state_dict())
     with pytest.raises(StateError, match=r"penstock\.Loader"):
         next(iter(resumed))

@@ -152,6 +152,6 @@ def _show_quality(screen: Screen, result: dict[str, Any]) -> None:
         "mixing     distance between neighbours of a batch, against a perfect shuffle",
         "class mix  how many runs of the data set (classes) meet in a batch, likewise",
         f"adjacent   neighbours that are stored side by side; a perfect shuffle: {uniform:.2%}",
-        "drift z    does the place in the epoch tell the place in the set? no: within ±3",
+        "drift z    place in the epoch against place in the set; unrelated: within ±3",
     ):
         screen.line(("  " + text, "dim"))

@@ -23,6 +23,7 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.formats import format_named, format_of
 from penstock.dataset.formats.base import Format
 from penstock.dataset.part import open_part
+from penstock.dataset.writer_destination import refuse_unfinished
 from penstock.errors import DatasetError, OptionError, StoreError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
@@ -171,8 +172,10 @@ def write_index(
     found: Found, *, rebuild: bool = False, report: Report | None = None
 ) -> tuple[Catalog, Manifest]:
     """Build an index and store it beside the data, or in the user's cache where that is refused."""
+    refuse_unfinished(found.located.store)
     beside, kept = found.catalogs()
-    if not _has_versions(kept):
+    # Plain http can be neither listed nor written.
+    if beside.store.can_list and not _has_versions(kept):
         try:
             return beside, build(found.recipe, beside, rebuild=rebuild, report=report)
         except (StoreError, OSError) as error:

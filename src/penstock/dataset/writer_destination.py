@@ -155,6 +155,17 @@ def unfinished_jobs(store: Store) -> list[str]:
     return [name.removesuffix(".json") for name in listed if name.endswith(".json")]
 
 
+def refuse_unfinished(store: Store) -> None:
+    """Raise when what lies in a store is half of something, so that nobody indexes the half."""
+    jobs = unfinished_jobs(store) if store.can_list else []
+    if jobs:
+        raise DatasetError(
+            f"{store.uri} is being written ({jobs[0]} has not finished), so there is nothing whole "
+            "to index yet; let it finish, or run it again if it was killed; if it was given up, "
+            f"delete the shards that no version names together with {JOBS}"
+        )
+
+
 def open_destination(
     uri: str | Path,
     layout_format: str,

@@ -88,9 +88,8 @@ class Pool:
                     yield future.result()
         finally:
             # Also when the caller stops early: nothing may run on into a target it has given up.
-            for future in running:
-                future.cancel()
-            wait(running)
+            # What was cancelled is not waited for: once the pool is closed, nobody reports it.
+            wait([future for future in running if not future.cancel()])
 
     def read_many(self, store: Store, requests: Iterable[ReadRequest]) -> None:
         """Fill the targets of all requests; near ranges of an object are read together."""

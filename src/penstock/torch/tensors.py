@@ -1,4 +1,4 @@
-"""Arrays as tensors, without a copy."""
+"""Arrays as tensors, without a copy wherever torch allows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _NATIVE |= {np.dtype(t) for t in ("f2", "f4", "f8", "c8", "c16")}
 
 
 def tensor_of(array: npt.NDArray[Any]) -> Any:
-    """Return a tensor that shares the array's memory; types that torch lacks stay arrays."""
+    """Return a tensor that shares the array's memory; types that torch lacks stay arrays.
+
+    Torch knows neither read-only memory nor negative strides, such as a flipped image has: these
+    are copied.
+    """
     if array.dtype not in _NATIVE:
         return array
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = array.copy()
     return torch.from_numpy(array)

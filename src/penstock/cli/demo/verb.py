@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     for module, package in _NEEDS.items():
         if importlib.util.find_spec(module) is None:
             raise MissingPackageError("penstock demo", package, "torch,jpeg,cli")
-    with _ends_tidily(), _folder(args.keep) as folder:
-        with _scratch(folder / "scratch"):
-            tell(folder, _QUICK if args.quick else _FULL, is_kept=args.keep is not None)
+    with _ends_tidily(), _folder(args.keep) as folder, _scratch(folder / "scratch"):
+        tell(folder, _QUICK if args.quick else _FULL, is_kept=args.keep is not None)
     return 0
 
 

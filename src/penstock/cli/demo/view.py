@@ -78,6 +78,7 @@ class View:
         if not self._steps:
             return [["     ", ("starting …", "dim")]]
         recent = self.losses[-_RECENT:]
+        speed = f"{show_count(round(self.speed))} samples/s, " if self.speed else ""
         waits = f"waited {self.stall_share:.1%} of the time for data"
         return [
             self._bar(width),
@@ -85,7 +86,7 @@ class View:
                 "loss", f"{sum(recent) / len(recent):<8.3f}", sparkline(self.losses, _SPARK_WIDTH)
             ),
             _line("accuracy", f"{self.accuracy:<8.1%}", sparkline(self.rates, _SPARK_WIDTH)),
-            _line("speed", f"{show_count(round(self.speed))} samples/s, {waits}"),
+            _line("speed", speed + waits),
             _line("read", self._reads()),
         ]
 
