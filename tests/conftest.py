@@ -12,7 +12,6 @@ from hypothesis import settings
 from penstock.storage import StoreOptions
 from penstock.testing.servers import S3Access, SeaweedServer
 
-
 # A deadline is a time limit on a test: it would fail on a busy machine and prove nothing.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,16 @@ class Changes:
         lines += [f"{o.key} (gone)" for o in self.gone]
         if lines:
             more = f" and {len(lines) - _NAMED_MAX} more" if len(lines) > _NAMED_MAX else ""
+            verb = "object is" if len(lines) == 1 else "objects are"
             raise ChangedError(
-                f"{len(lines)} objects of {uri} are not what was indexed: "
+                f"{uri}: {len(lines)} {verb} not what was indexed: "
                 f"{'; '.join(lines[:_NAMED_MAX])}{more}. {way_out}"
             )
 
 
 def _mark(info: ObjectInfo) -> str:
-    return f"{info.size_bytes} bytes, {info.etag or info.mtime_ns}"
+    when = datetime.fromtimestamp(info.mtime_ns / 1e9, UTC).isoformat(" ", "milliseconds")
+    return f"{info.size_bytes} bytes, {info.etag or when}"
 
 
 def _same(was: ObjectInfo, now: ObjectInfo) -> bool:

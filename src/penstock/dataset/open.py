@@ -174,8 +174,9 @@ def write_index(
     """Build an index and store it beside the data, or in the user's cache where that is refused."""
     refuse_unfinished(found.located.store)
     beside, kept = found.catalogs()
-    # Plain http can be neither listed nor written.
-    if beside.store.can_list and not _has_versions(kept):
+    # `open` looks beside the data first, so that is where versions go on once there are any. Plain
+    # http can be neither listed nor written.
+    if beside.store.can_list and (_has_versions(beside) or not _has_versions(kept)):
         try:
             return beside, build(found.recipe, beside, rebuild=rebuild, report=report)
         except (StoreError, OSError) as error:
