@@ -7,9 +7,9 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-import torch
 from benchmarks.works import ROW_LENGTH, Ragged, Work
 
 FEATURES = {

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
-import torch
 from benchmarks.works import ROW_LENGTH, SEED, Ragged, Work, open_source
 
 CHUNK_BYTES = "64MB"

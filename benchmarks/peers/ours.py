@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import penstock
-
 # Batches are tensors: a training program has torch loaded before it opens anything.
 import torch  # noqa: F401
+
+import penstock
 from benchmarks.works import SEED, Work
 
 

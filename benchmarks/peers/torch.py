@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-import torch
 from benchmarks.formats import file_of
 from benchmarks.works import Work
 

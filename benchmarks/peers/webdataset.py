@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 import webdataset as wds
 
-import torch
 from benchmarks.formats import shards_in
 from benchmarks.works import SEED, Work
 

@@ -10,10 +10,26 @@
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.open import open
+from penstock.dataset.pack import PackOptions, pack
+from penstock.dataset.verify import verify
+from penstock.dataset.writer import Writer
 from penstock.loader import Batch, Loader, Stats
 from penstock.storage.options import StoreOptions
 from penstock.world import World
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "Dataset", "Loader", "Mixture", "Stats", "StoreOptions", "World", "open"]
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Loader",
+    "Mixture",
+    "PackOptions",
+    "Stats",
+    "StoreOptions",
+    "World",
+    "Writer",
+    "open",
+    "pack",
+    "verify",
+]

@@ -155,7 +155,8 @@ def _check(found: Found, dataset: Dataset) -> None:
     changes = compare(dataset.parts, [o for u in units for o in u.objects])
     changes.refuse(
         dataset.uri,
-        "Index it again with `penstock index --rebuild`, or pass check=False to read it anyway",
+        "Index it again with `penstock index --rebuild`; if it is a copy with new times, pass "
+        "check=False (`cp -a` keeps them)",
     )
     if changes.new:
         _log.warning(

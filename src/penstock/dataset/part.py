@@ -271,7 +271,7 @@ def _sealed(
         "options": dict(options),
         "tables": list(tables),
     }
-    meta["fingerprint"] = _fingerprint(arrays, meta)
+    meta["fingerprint"] = fingerprint_of(arrays, meta)
     return part_of(Columns(arrays, meta))
 
 
@@ -311,8 +311,11 @@ def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 _NOT_CONTENT = ("object.etag.bytes", "object.etag.ends", "object.mtime_ns", "checksum")
 
 
-def _fingerprint(arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> str:
-    # Marks of the store (etag, time) are left out: a copy elsewhere is the same data set.
+def fingerprint_of(arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]) -> str:
+    """Return the hash of a part's content; marks of the store (etag, time) are left out.
+
+    So a copy elsewhere is the same data set.
+    """
     digest = xxhash.xxh3_128(msgspec.json.encode(meta, order="sorted"))
     for name in sorted(arrays):
         if not name.endswith(_NOT_CONTENT):
