@@ -11,8 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from penstock.loader.job import Job, Maker, Piece
 from penstock.loader.staging import Read, Stager
@@ -20,6 +22,7 @@ from penstock.loader.stats import Counters
 from penstock.trace import Kind, Recorder
 
 _JOIN_S = 5.0
+_SMALL_BYTES = 32
 
 
 class Runner:
@@ -45,7 +48,9 @@ class Runner:
         self._recorder = recorder
         self._jobs_max = jobs_max
         self._stage_bytes_max = stage_bytes_max
-        lock = threading.Lock()
+        # Reentrant, because `stop` may be called by the garbage collector, which may run inside
+        # any of these threads, at any allocation, also where the lock is held.
+        lock = threading.RLock()
         self._work_here = threading.Condition(lock)
         self._reads_here = threading.Condition(lock)
         self._ready = threading.Condition(lock)
@@ -56,8 +61,13 @@ class Runner:
         self._is_planning = False
         self._is_exhausted = False
         self._is_stopped = False
+        self._broken: BaseException | None = None
+        self._job_bytes = 0
+        """What the latest finished job took: decoded samples are larger than stored ones."""
         self._threads = [
-            threading.Thread(target=loop, name=f"penstock-{name}-{i}", daemon=True)
+            threading.Thread(
+                target=self._guarded, args=(loop,), name=f"penstock-{name}-{i}", daemon=True
+            )
             for name, loop, count in (
                 ("work", self._work_loop, num_threads),
                 ("read", self._read_loop, num_readers),
@@ -78,14 +88,18 @@ class Runner:
             self._reads.clear()
             for condition in (self._work_here, self._reads_here, self._ready):
                 condition.notify_all()
+        if threading.current_thread() in self._threads:
+            return  # One of our own cannot wait for the others; they end by themselves.
         for thread in self._threads:
-            if thread is not threading.current_thread() and thread.is_alive():
+            if thread.is_alive():
                 thread.join(_JOIN_S)
 
     def next(self) -> Job | None:
         """Return the next job when it is done, or None when there are no more."""
         with self._ready:
             while not (self._stage and self._stage[0].is_done):
+                if self._broken is not None:
+                    raise self._broken
                 if self._is_stopped or (self._is_exhausted and not self._stage):
                     return None
                 self._ready.wait()
@@ -97,6 +111,14 @@ class Runner:
         return job
 
     # -- threads -----------------------------------------------------------------------------
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        """Run a thread's loop; should it break, the consumer learns of it instead of waiting."""
+        error = _error_of(loop)
+        if error is not None:
+            with self._ready:
+                self._broken = error
+                self._ready.notify_all()
 
     def _work_loop(self) -> None:
         while True:
@@ -141,6 +163,7 @@ class Runner:
                 self._is_exhausted = True
                 self._ready.notify_all()
                 return None
+            job.size_bytes = max(job.size_bytes, self._job_bytes)
             self._stage.append(job)
             self._stage_bytes += job.size_bytes
             if error is not None:
@@ -201,9 +224,25 @@ class Runner:
         self._stager.release(job)
         if self._recorder is not None:
             self._recorder.span(Kind.FINISH, begin, time.perf_counter_ns())
+        size_bytes = size_of(job.results)
         with self._ready:
+            self._stage_bytes += size_bytes - job.size_bytes
+            job.size_bytes = self._job_bytes = size_bytes
             job.is_done = True
             self._ready.notify_all()
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of all arrays in some fields, whatever they lie in."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(size_of(v) for v in value.values())
+    if isinstance(value, list | tuple):
+        return sum(size_of(v) for v in value)
+    return _SMALL_BYTES
 
 
 class _Countdown:
