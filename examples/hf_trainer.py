@@ -73,8 +73,8 @@ def main(folder: Path, stop_after: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    shared = Path(tempfile.gettempdir()) / f"penstock-hf-{os.getppid()}"  # One parent, all ranks.
-    parser.add_argument("--folder", type=Path, default=shared)
+    parser.add_argument("--folder", type=Path, default=f"{tempfile.gettempdir()}/hf-{os.getppid()}")
     parser.add_argument("--stop-after", type=int, default=-1)
-    options = parser.parse_args()
-    main(options.folder, options.stop_after)
+    main(**vars(parser.parse_args()))
+    if torch.distributed.is_initialized():  # Left open, it now and then aborts the process.
+        torch.distributed.destroy_process_group()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.fields import VALUE, Field
+from penstock.dataset.part import Table
 from penstock.loader.buffers import BufferPool
 from penstock.loader.job import Group, Job, Piece, cut
 from penstock.loader.reads import SampleReader
@@ -92,15 +95,17 @@ class GatherMaker:
     ) -> None:
         ids = group.local_ids[piece.start : piece.stop]
         where = group.where[piece.start : piece.stop]
-        first_sample = group.bound.part.tables[table].first_sample
-        if len(first_sample) == 2:
-            _copy_rows(self._rows(group.bound, table, 0), ids, target, where)
-            return
-        numbers = np.searchsorted(first_sample, ids, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            chosen = np.flatnonzero(numbers == number)
+        layout = group.bound.part.tables[table]
+        first_sample = layout.first_sample
+        numbers = None
+        if len(first_sample) > 2:
+            numbers = np.searchsorted(first_sample, ids, side="right") - 1
+        for number in [0] if numbers is None else np.unique(numbers).tolist():
+            chosen = slice(None) if numbers is None else np.flatnonzero(numbers == number)
             rows = ids[chosen] - first_sample[number]
-            _copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
+            ranges = partial(_ranges, layout, number, rows)
+            with self._reader.warmed(group.bound, table, ranges):
+                _copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
 
     def _rows(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
         name = (id(bound), table, number)
@@ -135,6 +140,13 @@ def _from_stage(
 ) -> None:
     for j in range(piece.start, piece.stop):
         target[group.where[j]] = np.frombuffer(stage.raw(table, j), np.uint8)
+
+
+def _ranges(
+    layout: Table, number: int, rows: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, int, int]]:
+    base, stride, width = (int(a[number]) for a in layout.even_layout())
+    return ((number, base + stride * row, width) for row in rows.tolist())
 
 
 def _copy_rows(

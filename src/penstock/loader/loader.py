@@ -193,7 +193,7 @@ class Loader:
         num_threads = self._threads or _threads_for(stream.world)
         local = all(is_local(b) for b in bounds)
         pool = BufferPool(self._look_ahead_bytes)
-        reader = SampleReader(pool, self._counters)
+        reader = SampleReader(pool, self._counters, at_random=self.order.mode != "sequential")
         processes = None
         if self._workers == "process":
             processes = ProcessPool(num_threads, self.dataset, self._transform, self.seed)

@@ -124,10 +124,9 @@ class Stream:
 
 def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int) -> Iterator[Job]:
     """Yield jobs: where the samples of the next batches lie."""
-    while True:
-        several = list(islice(slots, batches_a_job))
-        if not several:
-            return
+    num_batches = 1  # The first is waited for: it comes alone.
+    while several := list(islice(slots, num_batches)):
+        num_batches = batches_a_job
         ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
         groups = [
             Group(bound=bound, where=where, local_ids=local)
