@@ -1,6 +1,7 @@
 """The view for torch's DataLoader: the stream of one process, whoever makes it."""
 
 import copy
+import io
 import pickle
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import penstock
 from penstock.errors import OptionError, StateError
+from penstock.storage import open_store
 from penstock.torch import IterableDataset
 
 NUM_SAMPLES = 53
@@ -64,6 +66,25 @@ def test_workers_may_be_started_in_any_way(dataset: penstock.Dataset, context: s
     expected = epochs_of(copy.deepcopy(view), 2, batch_size=None)
     options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context}
     assert epochs_of(view, 2, batch_size=None, **options) == expected
+
+
+@pytest.mark.parametrize("shuffle", ["global", "blocks"])
+def test_forked_workers_read_from_a_remote_store_that_the_parent_is_reading_from(
+    s3: Any, shuffle: Any
+) -> None:
+    rows = io.BytesIO()
+    np.save(rows, np.repeat(np.arange(NUM_SAMPLES)[:, None], 3, axis=1))
+    open_store(s3.uri, s3.options).write("rows.npy", rows.getvalue())
+    remote = penstock.open(s3.uri, store=s3.options)
+    loader = penstock.Loader(remote, batch_size=4, seed=7, shuffle=shuffle)
+    expected = ids_of(loader)
+    loader.set_epoch(0)
+    running = iter(loader)
+    next(running)  # Threads and connections are there when the workers are forked.
+    view = IterableDataset(remote, batch_size=4, seed=7, shuffle=shuffle)
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+    assert epochs_of(view, 1, batch_size=None, **options) == [expected]
+    assert ids_of(running) == expected[1:]
 
 
 def test_a_spawned_worker_keeps_the_world_that_the_parent_knew(
