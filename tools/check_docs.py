@@ -130,6 +130,7 @@ def anchors(text: str) -> set[str]:
 
 def run_page(page: Path, folder: Path, said: Path) -> None:
     """Run the blocks of a page; write what went wrong, or how much was run."""
+    atexit._clear()  # What the parent wants done at its end is not ours to do.
     os.chdir(folder)
     # Everything that a page prints, also by processes it starts, is kept for a failure.
     descriptor = os.open(folder / ".printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -225,7 +226,8 @@ def check(chosen: Sequence[Path], at_once: int) -> Iterator[Result]:
             process.start()
             running[process.sentinel] = (page, process, place, time.monotonic())
         for sentinel in wait(list(running), timeout=1.0):
-            yield _result(*running.pop(int(sentinel)))  # type: ignore[call-overload]
+            assert isinstance(sentinel, int)
+            yield _result(*running.pop(sentinel))
         for _, process, _, began_s in running.values():
             if time.monotonic() - began_s > PAGE_SECONDS_MAX:
                 process.kill()
