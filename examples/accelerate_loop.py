@@ -73,4 +73,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     main = Accelerator(cpu=True)
     train(main, folder_for_all(main, options.folder), options.stop_after)
+    main.wait_for_everyone()
     main.end_training()

@@ -68,7 +68,9 @@ def main(folder: Path, stop_after: int) -> None:
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
     if trainer.is_world_process_zero() and stop_after < 0:
         lines = {line for log in folder.glob("ids-*") for line in log.read_text().splitlines()}
-        print(sum(len(json.loads(line)[2]) for line in lines), "samples")
+        print(sum(len(json.loads(line)[2]) for line in lines), "samples", flush=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":
@@ -76,5 +78,3 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=f"{tempfile.gettempdir()}/hf-{os.getppid()}")
     parser.add_argument("--stop-after", type=int, default=-1)
     main(**vars(parser.parse_args()))
-    if torch.distributed.is_initialized():  # Left open, it now and then aborts the process.
-        torch.distributed.destroy_process_group()

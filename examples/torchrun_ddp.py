@@ -4,12 +4,12 @@
     torchrun --nproc-per-node 2 examples/torchrun_ddp.py --folder /tmp/ddp --stop-after 25
     torchrun --nproc-per-node 4 examples/torchrun_ddp.py --folder /tmp/ddp
 
-The last line it prints is a hash of all samples in their order. It is the same on any number of
-ranks, with or without a stop in between, because the global batch is what stays the same.
+It prints a hash of all samples in order: the same on any number of ranks, with or without a stop.
 """
 
 import argparse
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +32,12 @@ def folder_for_all(given: Path | None) -> Path:
             (folder / "data").mkdir(parents=True)
             rows = np.random.default_rng(0).normal(size=(1000, 17)).astype(np.float32)
             np.save(folder / "data" / "rows.npy", rows)
-        found = [str(folder)]
+        found = [folder]
     distributed.broadcast_object_list(found)
-    return Path(found[0])
+    return found[0]
 
 
-def train(folder: Path, stop_after: int | None) -> StreamHash | None:
+def train(folder: Path, stop_after: int | None) -> str:
     dataset = penstock.open(folder / "data")
     model = DistributedDataParallel(nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -60,12 +60,11 @@ def train(folder: Path, stop_after: int | None) -> StreamHash | None:
             positions = batch.step * GLOBAL_BATCH_SIZE + np.arange(GLOBAL_BATCH_SIZE)
             seen = seen.update(batch.epoch, positions, ids, mask)
             if number % 10 == 0 and distributed.get_rank() == 0:
-                counts = {"total": seen.total, "num_samples": seen.num_samples}
-                state = {"model": model.state_dict(), "loader": loader.state_dict(), "seen": counts}
-                torch.save(state, checkpoint)
+                state = {"model": model.state_dict(), "loader": loader.state_dict()}
+                torch.save({**state, "seen": asdict(seen)}, checkpoint)
             if number == stop_after:
-                return None
-    return seen
+                return "stopped"
+    return f"{seen.num_samples} samples, {seen.hexdigest()}"
 
 
 if __name__ == "__main__":
@@ -76,5 +75,6 @@ if __name__ == "__main__":
     distributed.init_process_group("gloo")
     result = train(folder_for_all(options.folder), options.stop_after)
     if distributed.get_rank() == 0:
-        print(f"{result.num_samples} samples, {result.hexdigest()}" if result else "stopped")
+        print(result, flush=True)
+    distributed.barrier()
     distributed.destroy_process_group()

@@ -18,6 +18,7 @@ import penstock
 from penstock.errors import OptionError
 from penstock.torch import IterableDataset, resume_callback, seek
 
+GLOO_ABORT = "terminate called without an active exception"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -40,7 +41,12 @@ def run_example(name: str, *arguments: str, num_ranks: int | None) -> str:
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    # Torch's gloo (2.13.0) now and then aborts as the interpreter ends: 3 of 60 launches of a
+    # program without Penstock did. That alone is let pass; what the ranks did is checked anyway.
+    is_late_abort = (
+        GLOO_ABORT in done.stderr and "Traceback" not in done.stderr.split(GLOO_ABORT)[0]
+    )
+    assert done.returncode == 0 or is_late_abort, done.stderr[-4000:]
     return done.stdout
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MissingPackageError, OptionError
+from penstock.loader.cuts import Cuts
 
 Convert = Callable[[Any], Any]
 
@@ -25,18 +26,20 @@ def converter(output: str) -> Convert:
     if output == "torch" and not has_torch:
         raise MissingPackageError("output='torch'", "torch", "torch")
     if not has_torch:
-        return _as_is
-    tensor_of: Convert = importlib.import_module("penstock.torch.tensors").tensor_of
-    return lambda value: _converted(value, tensor_of)
+        return _as_arrays
+    tensors = importlib.import_module("penstock.torch.tensors")
+    return lambda value: _as_tensors(value, tensors.tensor_of, tensors.tensors_of)
 
 
-def _as_is(value: Any) -> Any:
-    return value
+def _as_arrays(value: Any) -> Any:
+    return value.arrays() if isinstance(value, Cuts) else value
 
 
-def _converted(value: Any, tensor_of: Convert) -> Any:
+def _as_tensors(value: Any, tensor_of: Convert, tensors_of: Convert) -> Any:
     if isinstance(value, np.ndarray):
         return tensor_of(value)
+    if isinstance(value, Cuts):
+        return tensors_of(value)
     if isinstance(value, list):
         return [tensor_of(v) if isinstance(v, np.ndarray) else v for v in value]
     return value

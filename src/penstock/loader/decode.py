@@ -22,6 +22,9 @@ from penstock.loader.reads import SampleReader
 from penstock.loader.sinks import Sinks
 from penstock.loader.stats import Counters
 
+_SAMPLES_A_PIECE_MIN = 4
+"""Handing over a piece costs some microseconds, so it should not be done for each sample."""
+
 Transform = Callable[..., Any]
 Collate = Callable[[list[Any]], Any]
 
@@ -81,7 +84,7 @@ class DecodeMaker:
             job.state = Sinks(job.num_samples, self._pool)
         else:
             job.state = [None] * job.num_samples
-        return cut(job.groups, max(1, -(-job.num_samples // (4 * self._num_threads))))
+        return cut(job.groups, max(_SAMPLES_A_PIECE_MIN, -(-job.num_samples // self._num_threads)))
 
     def work(self, job: Job, piece: Piece) -> None:
         """Decode and transform the samples of a piece."""

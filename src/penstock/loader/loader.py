@@ -40,6 +40,7 @@ from penstock.world import World
 
 _READERS = 32
 _THREADS_MAX = 32
+_COPY_THREADS_MAX = 4
 _JOBS_MAX = 4096
 _TINY_JOB_BYTES = 2 << 20
 _BATCHES_A_JOB_MAX = 16
@@ -190,7 +191,7 @@ class Loader:
 
     def _start(self, stream: Stream, part: tuple[int, int]) -> Iteration:
         bounds = self.dataset.bound
-        num_threads = self._threads or _threads_for(stream.world)
+        num_threads = self._threads or _threads_for(stream.world, self._copies_only())
         local = all(is_local(b) for b in bounds)
         pool = BufferPool(self._look_ahead_bytes)
         reader = SampleReader(pool, self._counters, at_random=self.order.mode != "sequential")
@@ -223,6 +224,14 @@ class Loader:
             recorder=self._recorder,
         )
 
+    def _copies_only(self) -> bool:
+        """Return whether bytes go into the batch as they are."""
+        is_plain = self._transform is None and self._collate is None and not self._pad
+        bounds = self.dataset.bound
+        return (
+            is_plain and self._workers == "thread" and (can_gather(bounds) or can_stay_raw(bounds))
+        )
+
     def _maker(
         self,
         pool: BufferPool,
@@ -231,10 +240,9 @@ class Loader:
         processes: ProcessPool | None,
     ) -> Maker:
         bounds = self.dataset.bound
-        is_plain = self._transform is None and self._collate is None and not self._pad
-        if is_plain and processes is None and can_gather(bounds):
-            return GatherMaker(bounds, pool, reader, self._counters)
-        if is_plain and processes is None and can_stay_raw(bounds):
+        if self._copies_only():
+            if can_gather(bounds):
+                return GatherMaker(bounds, pool, reader, self._counters)
             return RawMaker(pool, reader)
         return DecodeMaker(
             pool=pool,
@@ -327,8 +335,11 @@ def _world_here() -> World:
     return world
 
 
-def _threads_for(world: World) -> int:
-    """Return this rank's share of the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    ranks_here = -(-world.num_ranks // world.num_nodes)
-    return max(1, min(_THREADS_MAX, cores // ranks_here))
+def _threads_for(world: World, copies_only: bool) -> int:
+    """Return this rank's share of the cores, less one of many for the training loop itself.
+
+    A few threads copy as fast as memory allows; more of them only wait for each other.
+    """
+    cores = len(os.sched_getaffinity(0)) // -(-world.num_ranks // world.num_nodes)
+    most = _COPY_THREADS_MAX if copies_only else _THREADS_MAX
+    return max(1, min(most, cores - 1 if cores >= 4 else cores))

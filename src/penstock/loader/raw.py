@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.fields import is_raw
-from penstock.loader.buffers import BufferPool
-from penstock.loader.job import Job, Piece, cut
+from penstock.dataset.part import ABSENT, Ints
+from penstock.loader.buffers import BufferPool, Bytes
+from penstock.loader.cuts import Cuts
+from penstock.loader.job import Group, Job, Piece, cut
 from penstock.loader.reads import SampleReader
 
 _PIECE_BYTES = 4 << 20
@@ -58,9 +59,11 @@ class RawMaker:
             buffer[start : start + len(raw)] = raw
 
     def finish(self, job: Job) -> list[Any]:
-        """Return a list of arrays for each field, all looking into the one buffer."""
+        """Return where in the one buffer the values of each field lie."""
         buffer, starts = job.state
-        columns: dict[str, list[npt.NDArray[np.uint8] | None]] = {}
+        if len(job.groups) == 1 and "member.offset" in job.groups[0].bound.part.columns:
+            return [_cuts(job.groups[0], buffer, np.array(starts))]
+        columns: dict[str, list[Bytes | None]] = {}
         for group in job.groups:
             for name in (f.name for f in group.bound.part.fields):
                 columns.setdefault(name, [None] * job.num_samples)
@@ -68,17 +71,27 @@ class RawMaker:
         return [columns]
 
 
+def _cuts(group: Group, buffer: Bytes, starts: Ints) -> dict[str, Cuts]:
+    part = group.bound.part
+    offsets = part.columns["member.offset"][group.local_ids].astype(np.int64)
+    lengths = part.columns["member.length"][group.local_ids].astype(np.int64)
+    is_absent = lengths == int(ABSENT)
+    offsets[is_absent], lengths[is_absent] = 0, -1
+    return {
+        f.name: Cuts(buffer, starts + offsets[:, i], lengths[:, i])
+        for i, f in enumerate(part.fields)
+    }
+
+
 def _fill(
-    columns: dict[str, list[npt.NDArray[np.uint8] | None]],
-    group: Any,
-    buffer: npt.NDArray[np.uint8],
-    starts: list[int],
+    columns: dict[str, list[Bytes | None]], group: Group, buffer: Bytes, starts: list[int]
 ) -> None:
     lengths = group.extents[0].length.tolist()
     whole = [
-        (buffer[starts[i] : starts[i] + n],) for i, n in zip(group.where, lengths, strict=True)
+        (buffer[starts[i] : starts[i] + n].data,)
+        for i, n in zip(group.where.tolist(), lengths, strict=True)
     ]
     split = group.bound.split(group.local_ids, whole)
     for i, sample in zip(group.where.tolist(), split, strict=True):
         for name, value in sample.items():
-            columns[name][i] = value
+            columns[name][i] = np.frombuffer(value, np.uint8)

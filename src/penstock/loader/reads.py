@@ -24,6 +24,8 @@ from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
 
 _FILES_MAX = 512
+_LOOK_EVERY = 16
+"""While files are in memory, so many pieces are read between two looks whether they still are."""
 _MAPS_MAX = 4096
 """Up to so many objects of a table are mapped; more are hardly shards, but single samples."""
 
@@ -41,6 +43,7 @@ class SampleReader:
         self._counters = counters
         self._at_random = at_random
         self._is_cold = True
+        self._num_looks = 0
         self._files: dict[tuple[int, int, int], OpenFile] = {}
         self._maps: dict[tuple[int, int, int], Bytes] = {}
 
@@ -112,6 +115,10 @@ class SampleReader:
         Faults come one by one, and each waits for the disk. The kernel counts the blocks that a
         thread has caused to be read: as long as there are any, files are not in memory.
         """
+        self._num_looks += 1
+        if not self._is_cold and self._num_looks % _LOOK_EVERY:
+            yield
+            return
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
         if self._is_cold and self._at_random:
             for number, offset, length in ranges():

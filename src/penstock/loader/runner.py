@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.loader.cuts import Cuts
 from penstock.loader.job import Job, Maker, Piece
 from penstock.loader.staging import Read, Stager
 from penstock.loader.stats import Counters
@@ -234,7 +235,7 @@ class Runner:
 
 def size_of(value: Any) -> int:
     """Return the bytes of all arrays in some fields, whatever they lie in."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | Cuts):
         return value.nbytes
     if isinstance(value, bytes | str):
         return len(value)

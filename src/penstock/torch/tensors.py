@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.loader.cuts import Cuts
+
 _NATIVE = {np.dtype(t) for t in ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")}
 _NATIVE |= {np.dtype(t) for t in ("f2", "f4", "f8", "c8", "c16")}
 
@@ -23,3 +25,12 @@ def tensor_of(array: npt.NDArray[Any]) -> Any:
     if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy()
     return torch.from_numpy(array)
+
+
+def tensors_of(cuts: Cuts) -> list[Any]:
+    """Return the ragged values of a field, as tensors that share one buffer."""
+    pieces = torch.from_numpy(cuts.buffer).split_with_sizes(cuts.sizes())
+    values = list(pieces[1::2])
+    if (cuts.lengths < 0).any():
+        return [v if n >= 0 else None for v, n in zip(values, cuts.lengths.tolist(), strict=True)]
+    return values

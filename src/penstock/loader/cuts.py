@@ -1,0 +1,45 @@
+"""Ragged bytes of one field: many pieces of one buffer, not yet cut.
+
+Making an array or tensor for each of hundreds of samples holds the interpreter's lock while other
+threads could copy. So a batch carries the places, and the pieces are made once, in one call, by who
+hands it over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.loader.buffers import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where the values of a field lie in a buffer, in rising order."""
+
+    buffer: Bytes
+    starts: Ints
+    lengths: Ints
+    """-1 where a sample has no such field."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values."""
+        return int(np.maximum(self.lengths, 0).sum())
+
+    def arrays(self) -> list[Bytes | None]:
+        """Return the values as views of the buffer."""
+        buffer = self.buffer
+        return [
+            buffer[start : start + length] if length >= 0 else None
+            for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
+        ]
+
+    def sizes(self) -> list[int]:
+        """Return the buffer as sizes of gap, value, gap, value, …: what a single split takes."""
+        lengths = np.maximum(self.lengths, 0)
+        before = np.concatenate([[0], (self.starts + lengths)[:-1]])
+        sizes = np.stack([self.starts - before, lengths], axis=1).reshape(-1)
+        return [*sizes.tolist(), len(self.buffer) - int(sizes.sum())]
