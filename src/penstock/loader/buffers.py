@@ -38,7 +38,8 @@ class BufferPool:
         try:
             memory = self._free[room].pop()
         except (KeyError, IndexError):
-            memory = mmap.mmap(-1, room)
+            # Private: a forked child keeps what it sees, whatever the parent writes next.
+            memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # The small object between buffer and array is what can be watched: all views keep it alive.
         holder = _holder_type(size_bytes).from_buffer(memory)
         weakref.finalize(holder, self._give_back, memory, room).atexit = False

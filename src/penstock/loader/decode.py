@@ -117,7 +117,11 @@ class DecodeMaker:
                 raws = self._reader.raws(group, piece)
             else:
                 tables = range(len(group.extents))
-                raws = [[stage.raw(t, j) for t in tables] for j in range(piece.start, piece.stop)]
+                # Copied, because a transform may change in place what other batches still share.
+                raws = [
+                    [memoryview(bytearray(stage.raw(t, j))) for t in tables]
+                    for j in range(piece.start, piece.stop)
+                ]
             encoded = iter(bound.split(local_ids, raws))
         for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):
             decoded = bound.decoded(sample, local)

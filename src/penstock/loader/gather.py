@@ -24,7 +24,6 @@ from penstock.loader.job import Group, Job, Piece, cut
 from penstock.loader.reads import SampleReader
 from penstock.loader.staging import GroupStage
 from penstock.loader.stats import Counters
-from penstock.storage.folder import FolderStore
 
 _PIECE_BYTES = 8 << 20
 
@@ -36,7 +35,9 @@ def can_gather(bounds: tuple[BoundPart, ...]) -> bool:
         all(t.addressing == "even" for t in b.part.tables)
         and all(f.encoding == VALUE and f.is_fixed for f in b.part.fields)
         and not b.steps
+        and len(_places(b)) == len(b.part.fields)
         and b.part.fields == first.part.fields
+        and _places(b) == _places(first)
         and len(b.part.tables) == len(first.part.tables)
         for b in bounds
     )
@@ -56,9 +57,8 @@ class GatherMaker:
         self._reader = reader
         self._counters = counters
         self._fields = bounds[0].part.fields
-        self._tables = _fields_of_tables(bounds[0])
+        self._places = _places(bounds[0])
         self._widths = [int(t.even_layout()[2][0]) for t in bounds[0].part.tables]
-        self._mapped: dict[tuple[int, int, int], npt.NDArray[np.uint8]] = {}
 
     @property
     def row_bytes(self) -> int:
@@ -75,24 +75,19 @@ class GatherMaker:
         """Copy the rows of a piece to their places."""
         group = job.groups[piece.group]
         stage = job.staged.get(piece.group)
-        begin = time.perf_counter()
         for table, target in enumerate(job.state):
             if stage is not None:
                 _from_stage(stage, group, piece, table, target)
-            elif isinstance(group.bound.store, FolderStore):
+            elif self._reader.can_map(group.bound, table):
                 self._from_map(group, piece, table, target)
             else:
                 starts = (group.where[piece.start : piece.stop] * target.shape[1]).tolist()
                 self._reader.read_into(group, table, piece, target.reshape(-1), starts)
-        if stage is None and isinstance(group.bound.store, FolderStore):
-            seconds = time.perf_counter() - begin
-            num_samples = piece.stop - piece.start
-            size_bytes = num_samples * sum(self._widths)
-            self._counters.add_reads("folder", size_bytes, num_samples, seconds)
 
     def _from_map(
         self, group: Group, piece: Piece, table: int, target: npt.NDArray[np.uint8]
     ) -> None:
+        begin = time.perf_counter()
         ids = group.local_ids[piece.start : piece.stop]
         where = group.where[piece.start : piece.stop]
         layout = group.bound.part.tables[table]
@@ -106,15 +101,11 @@ class GatherMaker:
             ranges = partial(_ranges, layout, number, rows)
             with self._reader.warmed(group.bound, table, ranges):
                 _copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
+        size_bytes = len(ids) * target.shape[1]
+        seconds = time.perf_counter() - begin
+        self._counters.add_reads("folder", size_bytes, len(ids), seconds)
 
     def _rows(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
-        name = (id(bound), table, number)
-        mapped = self._mapped.get(name)
-        if mapped is None:
-            mapped = self._mapped[name] = self._map(bound, table, number)
-        return mapped
-
-    def _map(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
         layout = bound.part.tables[table]
         base, stride, width = (int(a[number]) for a in layout.even_layout())
         count = int(layout.first_sample[number + 1] - layout.first_sample[number])
@@ -123,10 +114,10 @@ class GatherMaker:
 
     def finish(self, job: Job) -> list[Any]:
         """Return the rows as arrays of their own type, cut into the batches of the job."""
-        fields: dict[str, npt.NDArray[Any]] = {}
-        for names, rows in zip(self._tables, job.state, strict=True):
-            fields |= _views(names, rows)
-        fields = {f.name: fields[f.name] for f in self._fields}
+        fields = {
+            f.name: _view(f, job.state[table], at)
+            for f, (table, at) in zip(self._fields, self._places, strict=True)
+        }
         out, start = [], 0
         for slot in job.slots:
             stop = start + len(slot.ids)
@@ -166,24 +157,16 @@ def _copy_rows(
         target[where] = source[rows]
 
 
-def _fields_of_tables(bound: BoundPart) -> list[tuple[Field, ...]]:
-    """Return which fields lie in which table: one each, or all of a record in a single one."""
-    fields, tables = bound.part.fields, bound.part.tables
-    if len(tables) == 1:
-        return [fields]
-    assert len(fields) == len(tables), (len(fields), len(tables))
-    return [(f,) for f in fields]
+def _places(bound: BoundPart) -> list[tuple[int, int]]:
+    """Return the table of each field, and where in the table's rows it lies."""
+    places = bound.part.options.get("places", [[0, 0]])
+    return [(int(table), int(at)) for table, at in places]
 
 
-def _views(fields: tuple[Field, ...], rows: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-    out: dict[str, npt.NDArray[Any]] = {}
-    at = 0
-    for f in fields:
-        assert f.dtype is not None
-        assert f.shape is not None
-        kind = np.dtype(f.dtype)
-        size = kind.itemsize * math.prod(f.shape)
-        part = rows if size == rows.shape[1] else np.ascontiguousarray(rows[:, at : at + size])
-        out[f.name] = part.view(kind).reshape(len(rows), *f.shape)
-        at += size
-    return out
+def _view(f: Field, rows: npt.NDArray[np.uint8], at: int) -> npt.NDArray[Any]:
+    assert f.dtype is not None
+    assert f.shape is not None
+    kind = np.dtype(f.dtype)
+    size = kind.itemsize * math.prod(f.shape)
+    part = rows if size == rows.shape[1] else np.ascontiguousarray(rows[:, at : at + size])
+    return part.view(kind).reshape(len(rows), *f.shape)

@@ -41,7 +41,9 @@ class Iteration(Iterator[Any]):
         self._pid = os.getpid()
         self._began = time.perf_counter()
         # Runs when nobody holds this any more, at `close`, or when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _end, runner, processes, self._pid)
+        self._finalizer = weakref.finalize(
+            self, _end, runner, processes, counters, self._began, self._pid
+        )
         runner.start()
 
     @property
@@ -103,13 +105,20 @@ class Iteration(Iterator[Any]):
 
     def close(self) -> None:
         """End all threads and processes."""
-        self._counters.elapsed_s += self.running_s
+        self._ready.clear()
         self._finalizer()
 
 
-def _end(runner: Runner, processes: ProcessPool | None, pid: int) -> None:
+def _end(
+    runner: Runner,
+    processes: ProcessPool | None,
+    counters: Counters,
+    began: float,
+    pid: int,
+) -> None:
     if os.getpid() != pid:
         return  # A forked child has none of these threads and processes.
+    counters.elapsed_s += time.perf_counter() - began
     if processes is not None:
         processes.close()
     runner.stop()

@@ -82,6 +82,11 @@ class Job:
     error: BaseException | None = None
     is_done: bool = False
     size_bytes: int = 0
+    """Memory that it takes, as far as that is known."""
+    stored_bytes: int = 0
+    """Bytes of its samples in the store."""
+    staged_bytes: int = 0
+    """Bytes that were read ahead for it alone, gaps between samples included."""
 
 
 class Maker(Protocol):

@@ -11,7 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -23,11 +23,10 @@ from penstock.loader.stats import Counters
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
 
-_FILES_MAX = 512
+_OPEN_SHARE = 4
+"""The share of the files that a process may have open that is ours: one in so many."""
 _LOOK_EVERY = 16
 """While files are in memory, so many pieces are read between two looks whether they still are."""
-_MAPS_MAX = 4096
-"""Up to so many objects of a table are mapped; more are hardly shards, but single samples."""
 
 
 def is_local(bound: BoundPart) -> bool:
@@ -44,6 +43,7 @@ class SampleReader:
         self._at_random = at_random
         self._is_cold = True
         self._num_looks = 0
+        self._open_max = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
         self._files: dict[tuple[int, int, int], OpenFile] = {}
         self._maps: dict[tuple[int, int, int], Bytes] = {}
 
@@ -74,7 +74,7 @@ class SampleReader:
         if not isinstance(bound.store, FolderStore):
             for number, offset, length, at in rows:
                 _read_one(bound, table, number, offset, target[at : at + length].data)
-        elif bound.part.tables[table].num_objects <= _MAPS_MAX:
+        elif self.can_map(bound, table):
             # From a map it takes two thirds of the time of a read, if the file is in memory.
             with self.warmed(bound, table, lambda: zip(numbers, offsets, lengths, strict=True)):
                 for number, offset, length, at in rows:
@@ -83,10 +83,17 @@ class SampleReader:
         else:
             for number, offset, length, at in rows:
                 view = target[at : at + length].data
-                if os.preadv(self.file(bound, table, number).descriptor, [view], offset) != length:
+                # Held while it is read: others may drop it from the cache meanwhile.
+                file = self.file(bound, table, number)
+                if os.preadv(file.descriptor, [view], offset) != length:
                     _read_one(bound, table, number, offset, view)
         seconds = time.perf_counter() - begin
         self._counters.add_reads(bound.store.source, sum(lengths), len(lengths), seconds)
+
+    def can_map(self, bound: BoundPart, table: int) -> bool:
+        """Return whether objects are mapped: files, and few enough to stay open all at once."""
+        few = bound.part.tables[table].num_objects <= self._open_max
+        return few and isinstance(bound.store, FolderStore)
 
     def mapped(self, bound: BoundPart, table: int, number: int) -> Bytes:
         """Return an object of a folder as memory."""
@@ -94,6 +101,8 @@ class SampleReader:
         view = self._maps.get(name)
         if view is None:
             file = self.file(bound, table, number)
+            if bound.part.tables[table].sizes[number] == 0:
+                return np.zeros(0, np.uint8)  # Nothing cannot be mapped.
             memory = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
             if self._at_random:
                 # Else each fault reads on for as long as the disk is set to: megabytes for a row.
@@ -142,8 +151,10 @@ class SampleReader:
                     f"{store.uri}{info.key} has {size_bytes} bytes, {info.size_bytes} when it was "
                     "indexed; index it again with `penstock index --rebuild`"
                 )
-            if len(self._files) >= _FILES_MAX:
-                self._files.clear()  # Files close themselves with their last reader.
+            if len(self._files) >= self._open_max:
+                # Files close themselves with their last reader.
+                with suppress(KeyError, RuntimeError, StopIteration):
+                    del self._files[next(iter(self._files))]
             self._files[name] = file
         return file
 

@@ -14,9 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from penstock.loader.cuts import Cuts
 from penstock.loader.job import Job, Maker, Piece
 from penstock.loader.staging import Read, Stager
 from penstock.loader.stats import Counters
@@ -91,9 +88,10 @@ class Runner:
                 condition.notify_all()
         if threading.current_thread() in self._threads:
             return  # One of our own cannot wait for the others; they end by themselves.
+        deadline_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(_JOIN_S)
+                thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def next(self) -> Job | None:
         """Return the next job when it is done, or None when there are no more."""
@@ -154,6 +152,7 @@ class Runner:
             if job is not None:
                 pieces = self._maker.plan(job)
                 reads = self._stager.stage(job)
+                job.size_bytes += job.staged_bytes
         except BaseException as caught:  # Whatever it is, the consumer must see it.
             error, job = caught, Job(slots=[], groups=[], num_samples=0)
         if self._recorder is not None and job is not None:
@@ -164,6 +163,7 @@ class Runner:
                 self._is_exhausted = True
                 self._ready.notify_all()
                 return None
+            job.stored_bytes = job.size_bytes
             job.size_bytes = max(job.size_bytes, self._job_bytes)
             self._stage.append(job)
             self._stage_bytes += job.size_bytes
@@ -225,8 +225,9 @@ class Runner:
         self._stager.release(job)
         if self._recorder is not None:
             self._recorder.span(Kind.FINISH, begin, time.perf_counter_ns())
-        size_bytes = size_of(job.results)
         with self._ready:
+            # What the user's own collate made may hide its size; then what was planned counts.
+            size_bytes = max(size_of(job.results), job.stored_bytes)
             self._stage_bytes += size_bytes - job.size_bytes
             job.size_bytes = self._job_bytes = size_bytes
             job.is_done = True
@@ -235,8 +236,9 @@ class Runner:
 
 def size_of(value: Any) -> int:
     """Return the bytes of all arrays in some fields, whatever they lie in."""
-    if isinstance(value, np.ndarray | Cuts):
-        return value.nbytes
+    size_bytes = getattr(value, "nbytes", None)
+    if isinstance(size_bytes, int):
+        return size_bytes  # Arrays, tensors, cuts.
     if isinstance(value, bytes | str):
         return len(value)
     if isinstance(value, Mapping):

@@ -58,6 +58,8 @@ class FieldSink:
         self._array: npt.NDArray[Any] | None = None
         self._others: dict[int, Any] = {}
         """Values that do not fit the array, by place."""
+        self._in_array = bytearray(num_samples)
+        """1 where the array holds a sample's value."""
 
     def put(self, i: int, value: Any) -> None:
         """Take the value of sample i."""
@@ -71,21 +73,21 @@ class FieldSink:
                     array = self._array
             if array.shape[1:] == value.shape and array.dtype == value.dtype:
                 array[i] = value
+                self._in_array[i] = 1
                 return
         self._others[i] = value
 
     def values(self) -> list[Any]:
         """Return the values one by one, None where a sample had none."""
-        if self._array is None:
-            return [self._others.get(i) for i in range(self._num_samples)]
+        array, in_array = self._array, self._in_array
         return [
-            self._others[i] if i in self._others else self._array[i]
+            array[i] if array is not None and in_array[i] else self._others.get(i)
             for i in range(self._num_samples)
         ]
 
     def result(self) -> Any:
         """Return one array if all values have one type and shape, else a list."""
-        if not self._others:
+        if all(self._in_array):
             return self._array
         values = self.values()
         if all(isinstance(v, _NUMBERS) for v in values):
@@ -94,7 +96,12 @@ class FieldSink:
 
     def padded(self, name: str, fill: Any) -> npt.NDArray[Any]:
         """Return one array; each axis is as long as the longest sample needs."""
-        values = [np.asarray(v) for v in self.values()]
+        values = [np.asarray(v) for v in self.values() if v is not None]
+        if len(values) < self._num_samples:
+            raise DatasetError(
+                f"field {name!r} cannot be padded: {self._num_samples - len(values)} of "
+                f"{self._num_samples} samples of the batch do not have it"
+            )
         ranks = {v.ndim for v in values}
         kinds = {v.dtype for v in values}
         if len(ranks) != 1 or object in kinds:

@@ -175,10 +175,12 @@ class Stager:
         stage = _Ranges([], [], [])
         reads: list[Read] = []
         for table, e in enumerate(group.extents):
-            # All objects in one call: far enough apart that no two of them are ever merged.
+            # All objects in one call, numbered anew and so far apart that no two are ever merged.
+            objects, numbers = np.unique(e.object, return_inverse=True)
             assert int(e.offset.max()) < _OBJECT_SPACING
+            assert len(objects) < 2**63 // _OBJECT_SPACING
             merged = merge_ranges(
-                e.object * _OBJECT_SPACING + e.offset,
+                numbers * _OBJECT_SPACING + e.offset,
                 e.length,
                 gap_bytes_max=_GAP_BYTES_MAX,
                 length_bytes_max=_RANGE_BYTES_MAX,
@@ -193,7 +195,8 @@ class Stager:
             for at, far, length in zip(
                 places, merged.offsets.tolist(), merged.lengths.tolist(), strict=True
             ):
-                number, offset = divmod(far, _OBJECT_SPACING)
+                place, offset = divmod(far, _OBJECT_SPACING)
+                number = int(objects[place])
                 view = buffer[at : at + length]
                 reads.append(partial(self._read_into, group.bound, table, number, offset, view))
         return stage, reads
