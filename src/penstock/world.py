@@ -22,7 +22,13 @@ _LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    # Of the step, which srun sets; those of the job are there in a plain batch script as well.
+    "Slurm": (
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS_PER_NODE",
+    ),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 
@@ -67,6 +73,11 @@ class World:
         for launcher, (rank, num_ranks, _, local_size) in _LAUNCHERS.items():
             if rank in env and num_ranks in env:
                 return cls._read(env, launcher, rank, num_ranks, local_size)
+        if int(env.get("WORLD_SIZE", "1") or 1) > 1:
+            raise OptionError(
+                f"WORLD_SIZE is {env['WORLD_SIZE']} but RANK is not set: every rank would read "
+                "everything. Start with torchrun, or pass world=penstock.World(rank=…, num_ranks=…)"
+            )
         return cls()
 
     @classmethod
@@ -79,7 +90,7 @@ class World:
             per_node = env.get(local_size, "")
             nodes = -(-all_ranks // int(per_node)) if per_node.isdigit() else 1
             if launcher == "Slurm":
-                nodes = int(env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES", nodes)))
+                nodes = int(env.get("SLURM_STEP_NUM_NODES", nodes))
             return cls(rank=int(env[rank]), num_ranks=all_ranks, num_nodes=nodes)
         except ValueError as error:
             raise OptionError(

@@ -113,8 +113,10 @@ def build(
 ) -> Manifest:
     """Return the version that describes the objects as they are now, committing it if it is new."""
     for _ in range(_COMMIT_TRIES_MAX):
-        latest = catalog.read()
-        old = [] if latest is None or rebuild else [catalog.part(ref) for ref in latest.parts]
+        # From scratch, what stands there is not looked at: it may be what must be replaced.
+        latest = None if rebuild else catalog.read()
+        version = max(catalog.versions(), default=0) + 1
+        old = [] if latest is None else [catalog.part(ref) for ref in latest.parts]
         units = _new_units(recipe, old)
         if units is None:
             old, units = [], recipe.format.units(recipe.objects, recipe.store, recipe.options)
@@ -123,7 +125,7 @@ def build(
         parts = [*old, _scan_all(recipe, units, report)]
         if len(parts) > _PARTS_MAX:
             parts = [merge_parts(parts)]
-        manifest = _manifest(recipe, catalog, parts, version=latest.version + 1 if latest else 1)
+        manifest = _manifest(recipe, catalog, parts, version)
         try:
             catalog.commit(manifest)
         except ExistsError:
@@ -147,6 +149,8 @@ def _new_units(recipe: Recipe, old: Sequence[Part]) -> list[Unit] | None:
         "`penstock index --rebuild` (older versions then no longer match their data)",
     )
     new = {o.key for o in changes.new}
+    if any(u.note.get("classes", c) != c for u in units for c in [old[0].options.get("classes")]):
+        return None  # A new folder may change the numbers of all classes.
     fresh = [u for u in units if any(o.key in new for o in u.objects)]
     # A unit of many small files may hold old and new ones; then numbering starts over, which costs
     # nothing: such units are made from the listing alone.
@@ -157,7 +161,6 @@ def _scan_all(recipe: Recipe, units: Sequence[Unit], report: Report | None) -> P
     if not units:
         raise FormatError(f"{recipe.store.uri}: no {recipe.format.name} objects to index")
     folder = _work_folder(recipe)
-    folder.mkdir(parents=True, exist_ok=True)
     parts: dict[int, Part] = {}
     num_samples = size_bytes = 0
     local = recipe.store.source in ("folder", "memory")
@@ -186,10 +189,12 @@ def _scan_all(recipe: Recipe, units: Sequence[Unit], report: Report | None) -> P
 
 def _scan(recipe: Recipe, unit: Unit, folder: Path) -> Part:
     path = folder / f"{_unit_name(unit)}.idx"
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, FormatError):  # not there, or of another Penstock
         return open_part(path)
     part = recipe.format.scan(unit, recipe.store, recipe.options)
-    part.save(path)
+    with suppress(OSError):  # What cannot be kept is scanned again should this build be killed.
+        folder.mkdir(parents=True, exist_ok=True)
+        part.save(path)
     return part
 
 
@@ -206,8 +211,11 @@ def _clear_work(recipe: Recipe, units: Sequence[Unit]) -> None:
 
 
 def _unit_name(unit: Unit) -> str:
-    marks = [(o.key, o.size_bytes, o.etag, o.mtime_ns) for o in unit.objects]
-    return xxhash.xxh3_128_hexdigest(msgspec.json.encode([marks, unit.note], order="sorted"))
+    digest = xxhash.xxh3_128(msgspec.json.encode(unit.note, order="sorted"))
+    for o in unit.objects:
+        digest.update(o.key.encode("utf-8", "surrogateescape"))
+        digest.update(f"\0{o.size_bytes} {o.etag} {o.mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def _work_folder(recipe: Recipe) -> Path:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.part import Part, open_part, part_of
@@ -32,7 +34,10 @@ _COPY_BYTES = 32 << 20
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
     """A part as a manifest names it."""
 
+    name: str
+    """Hash of the whole file, marks of the store included: another file has another name."""
     fingerprint: str
+    """Hash of what the samples are; equal for copies of a data set."""
     num_samples: int
     size_bytes: int
 
@@ -54,8 +59,14 @@ def cache_folder() -> Path:
     """Return the folder where indexes and work in progress of this user are kept."""
     if "PENSTOCK_CACHE" in os.environ:
         return Path(os.environ["PENSTOCK_CACHE"])
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "penstock"
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        (base / "penstock").mkdir(parents=True, exist_ok=True)
+        if os.access(base / "penstock", os.W_OK):
+            return base / "penstock"
+    except (OSError, RuntimeError):
+        pass  # Containers often run as a user without a home.
+    return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,36 +127,40 @@ class Catalog:
         data = msgspec.json.format(msgspec.json.encode(manifest))
         self.store.write(self._key(manifest.version), data, only_if_absent=True)
 
-    def _part_key(self, fingerprint: str) -> str:
-        return f"{self.prefix}parts/{fingerprint}.idx"
+    def _part_key(self, name: str) -> str:
+        return f"{self.prefix}parts/{name}.idx"
 
     def add_part(self, part: Part) -> PartRef:
         """Store a part; it is seen by nobody until a version names it."""
-        local = cache_folder() / "parts" / f"{part.fingerprint}.idx"
-        local.parent.mkdir(parents=True, exist_ok=True)
-        own = local.with_name(f".penstock-tmp-{secrets.token_hex(8)}.idx")
+        folder = cache_folder() / "parts"
+        folder.mkdir(parents=True, exist_ok=True)
+        own = folder / f".penstock-tmp-{secrets.token_hex(8)}.idx"
         try:
             part.save(own)
             size_bytes = own.stat().st_size
             with own.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.store.write(self._part_key(part.fingerprint), memoryview(data))
+            name = xxhash.xxh3_128_hexdigest(memoryview(data))
+            self.store.write(self._part_key(name), memoryview(data))
             if not isinstance(self.store, FolderStore):
-                own.replace(local)  # Who writes an index usually reads it next.
+                own.replace(folder / f"{name}.idx")  # Who writes an index usually reads it next.
         finally:
             own.unlink(missing_ok=True)
         return PartRef(
-            fingerprint=part.fingerprint, num_samples=part.num_samples, size_bytes=size_bytes
+            name=name,
+            fingerprint=part.fingerprint,
+            num_samples=part.num_samples,
+            size_bytes=size_bytes,
         )
 
     def part(self, ref: PartRef) -> Part:
         """Return a part, mapped from where it lies or from a copy in the user's cache."""
-        key = self._part_key(ref.fingerprint)
+        key = self._part_key(ref.name)
         if isinstance(self.store, FolderStore):
             return open_part(self.store.path_of(key))
         if self.store.source == "memory":
             return part_of(parse_columns(self.store.read(key), self.store.uri + key))
-        local = cache_folder() / "parts" / f"{ref.fingerprint}.idx"
+        local = cache_folder() / "parts" / f"{ref.name}.idx"
         if not local.exists() or local.stat().st_size != ref.size_bytes:
             self._copy(key, ref.size_bytes, local)
         return open_part(local)

@@ -77,12 +77,12 @@ class Texts(Sequence[bytes]):
 
     def text(self, i: int) -> str:
         """Return one entry as text."""
-        return str(self[i], "utf-8")
+        return str(self[i], "utf-8", "surrogateescape")  # Names need not be text.
 
 
 def text_columns(name: str, values: Sequence[str | bytes]) -> dict[str, Array]:
     """Return the two arrays that hold a column of texts."""
-    encoded = [v.encode() if isinstance(v, str) else v for v in values]
+    encoded = [v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in values]
     ends = np.cumsum([len(v) for v in encoded], dtype=np.uint64)
     return {
         f"{name}.bytes": np.frombuffer(b"".join(encoded), np.uint8),

@@ -60,7 +60,16 @@ class Mixture(Sequence[dict[str, Any]]):
         return int(self.starts[-1])
 
     def __getitem__(self, i: Any) -> Any:
-        return self.__getitems__([range(len(self))[i]])[0]
+        chosen = range(len(self))[i]
+        if isinstance(chosen, range):
+            return self.__getitems__(chosen)
+        return self.__getitems__([chosen])[0]
+
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{w:g} × {d!r}" for w, d in zip(self.weights, self.datasets, strict=True)
+        )
+        return f"Mixture({parts})"
 
     def __getitems__(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples."""

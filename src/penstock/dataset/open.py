@@ -126,7 +126,7 @@ def open(
         if manifest is not None:
             dataset = _dataset(found.located.store, catalog, manifest, decoders)
             if check and len(found.objects) <= _CHECKED_OBJECTS_MAX:
-                _check(found, dataset)
+                _check(found, dataset, is_latest=version is None)
             return dataset
     if version is not None:
         raise OptionError(f"{found.located.store.uri} is not indexed yet: no version {version}")
@@ -150,7 +150,7 @@ def _dataset(
     return Dataset(store=store, parts=parts, decoders=decoders, version=manifest.version)
 
 
-def _check(found: Found, dataset: Dataset) -> None:
+def _check(found: Found, dataset: Dataset, *, is_latest: bool) -> None:
     units = found.format.units(found.objects, found.located.store, found.options)
     changes = compare(dataset.parts, [o for u in units for o in u.objects])
     changes.refuse(
@@ -158,7 +158,7 @@ def _check(found: Found, dataset: Dataset) -> None:
         "Index it again with `penstock index --rebuild`; if it is a copy with new times, pass "
         "check=False (`cp -a` keeps them)",
     )
-    if changes.new:
+    if changes.new and is_latest:
         _log.warning(
             "%s has %d objects that version %d does not know, the first is %s; "
             "`penstock index` makes a new version with them",

@@ -47,6 +47,8 @@ class Batch(dict[str, Any]):
         arguments = () if device is None else (device,)
         for name, value in self.items():
             pinned[name] = _moved(value, "pin_memory", arguments, {})
+        pinned.ids = _moved(self.ids, "pin_memory", arguments, {})
+        pinned.mask = _moved(self.mask, "pin_memory", arguments, {})
         return pinned
 
 

@@ -49,7 +49,8 @@ class ProcessPool:
         except BrokenProcessPool as error:
             raise WorkerError(
                 "a worker process died without an error of its own: it ran out of memory, was "
-                "killed, or crashed in native code; run once with workers='thread' to see more"
+                "killed, crashed in native code, or the program lacks `if __name__ == "
+                '"__main__":`, which spawned processes need; try workers="thread" to see more'
             ) from error
 
     def close(self) -> None:

@@ -58,8 +58,7 @@ class TarFormat(SampleFormat):
             if not info.key.lower().endswith(".tar"):
                 raise FormatError(
                     f"{store.uri}{info.key} is a compressed tar: its samples cannot be addressed. "
-                    "Decompress it (`gunzip FILE.tar.gz`), or write it anew with "
-                    "`penstock pack SRC DST`; images gain nothing from the compression"
+                    "Decompress it (`gunzip FILE.tar.gz`); images gain nothing from the compression"
                 )
         return one_unit_each(objects)
 
