@@ -339,3 +339,70 @@ def test_columns_survive_a_round_trip(tmp_path: Path) -> None:
     (tmp_path / "d.idx").write_bytes(b"something else entirely")
     with pytest.raises(FormatError, match="not a Penstock column file"):
         map_columns(tmp_path / "d.idx")
+
+
+def test_a_rebuild_leaves_older_versions_as_they_were(shards: Path) -> None:
+    penstock.open(shards)
+    parts = shards / ".penstock" / "all" / "parts"
+    before = {p.name: p.read_bytes() for p in parts.glob("*.idx")}
+    os.utime(shards / "x-001.tar", ns=(1, 1))
+    _, manifest = write_index(look_up(shards), rebuild=True)
+    assert manifest.version == 2
+    after = {p.name: p.read_bytes() for p in parts.glob("*.idx")}
+    assert before.items() < after.items(), "the same samples with other marks are another part"
+    assert (
+        penstock.open(shards).fingerprint
+        == penstock.open(shards, version=1, check=False).fingerprint
+    )
+
+
+def test_an_index_of_a_later_layout_can_be_rebuilt(shards: Path) -> None:
+    penstock.open(shards)
+    manifest = shards / ".penstock" / "all" / "v000001.json"
+    manifest.write_text(manifest.read_text().replace('"layout": 1', '"layout": 99'))
+    with pytest.raises(FormatError, match="layout 99"):
+        penstock.open(shards)
+    _, rebuilt = write_index(look_up(shards), rebuild=True)
+    assert rebuilt.version == 2
+    assert texts(penstock.open(shards)) == EXPECTED
+
+
+def test_a_new_class_folder_renumbers_all_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.dataset.formats.files._UNIT_OBJECTS", 4)
+    for name in ("bird", "dog"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(4):
+            (tmp_path / "set" / name / f"{i}.txt").write_text(name)
+    old = penstock.open(tmp_path / "set")
+    assert [s["class"] for s in old] == [0] * 4 + [1] * 4
+    (tmp_path / "set" / "cat").mkdir()
+    (tmp_path / "set" / "cat" / "0.txt").write_text("cat")
+    write_index(look_up(tmp_path / "set"))
+    names = ["bird", "cat", "dog"]
+    assert all(names[s["class"]] == s["txt"] for s in penstock.open(tmp_path / "set"))
+    assert [s["class"] for s in old] == [0] * 4 + [1] * 4, "who reads the old version goes on"
+
+
+def test_no_home_is_needed(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert texts(penstock.open(shards)) == EXPECTED
+
+
+def test_names_need_not_be_text(tmp_path: Path) -> None:
+    folder = tmp_path / "names"
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as t:
+        member = tarfile.TarInfo("caf\xe9.txt")
+        member.size = 2
+        t.addfile(member, io.BytesIO(b"ok"))
+    dataset = penstock.open(folder)
+    assert dataset[0]["txt"] == "ok"
+    assert dataset.key(0) == "caf\udce9"

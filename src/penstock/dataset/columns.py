@@ -24,6 +24,7 @@ from penstock.errors import FormatError
 _MAGIC = b"PENSTOCK"
 _LAYOUT = 1
 _ALIGN = 64
+_READ_BYTES_MAX = 4 << 20
 _HEAD_BYTES_MAX = 1 << 28
 
 Array = npt.NDArray[Any]
@@ -121,13 +122,16 @@ def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, An
 
 
 def map_columns(path: Path) -> Columns:
-    """Return the columns of a file, mapped."""
+    """Return the columns of a file, mapped unless it is small."""
     with path.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes < 16:
             raise FormatError(f"{path} is not a column file: it has only {size_bytes} bytes")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return parse_columns(memoryview(mapped), str(path), path)
+        if size_bytes <= _READ_BYTES_MAX:
+            data = memoryview(file.read())  # A map would keep a descriptor for next to nothing.
+        else:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return parse_columns(data, str(path), path)
 
 
 def parse_columns(data: memoryview, name: str, path: Path | None = None) -> Columns:

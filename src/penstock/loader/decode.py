@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.dataset.formats.base import Sample
+from penstock.dataset.part import Ints
 from penstock.loader.buffers import BufferPool
-from penstock.loader.job import Group, Job, Piece, cut
+from penstock.loader.job import Group, Job, Piece, Slot, cut
 from penstock.loader.processes import ProcessPool
 from penstock.loader.reads import SampleReader
 from penstock.loader.sinks import Sinks
@@ -45,9 +47,21 @@ def wants_generator(transform: Transform | None) -> bool:
     return len(needed) == 2
 
 
-def generator_for(seed: int, epoch: int, sample_id: int) -> np.random.Generator:
-    """Return the random numbers that belong to one sample of one epoch."""
-    return np.random.Generator(np.random.PCG64([seed, epoch, sample_id]))
+def generator_for(seed: int, epoch: int, sample_id: int, use: int = 0) -> np.random.Generator:
+    """Return the random numbers of one use of a sample in an epoch."""
+    return np.random.Generator(np.random.PCG64([seed, epoch, sample_id, use]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user wants done with samples."""
+
+    transform: Transform | None
+    collate: Collate | None
+    padding: Mapping[str, Any]
+    seed: int
+    repeats: bool
+    """Whether a sample may come several times in one epoch."""
 
 
 class DecodeMaker:
@@ -55,32 +69,26 @@ class DecodeMaker:
 
     def __init__(
         self,
+        wishes: Wishes,
         *,
         pool: BufferPool,
         reader: SampleReader,
         counters: Counters,
-        transform: Transform | None,
-        collate: Collate | None,
-        padding: Mapping[str, Any],
-        seed: int,
         num_threads: int,
         processes: ProcessPool | None,
     ) -> None:
+        self._wishes = wishes
+        self._with_generator = wants_generator(wishes.transform)
         self._pool = pool
         self._reader = reader
         self._counters = counters
-        self._transform = transform
-        self._with_generator = wants_generator(transform)
-        self._collate = collate
-        self._padding = padding
-        self._seed = seed
         self._num_threads = num_threads
         self._processes = processes
 
     def plan(self, job: Job) -> list[Piece]:
         """Cut a job so that all threads have something to do and none waits for the last."""
         job.size_bytes = sum(g.size_bytes for g in job.groups if not g.bound.by_block)
-        if self._collate is None:
+        if self._wishes.collate is None:
             job.state = Sinks(job.num_samples, self._pool)
         else:
             job.state = [None] * job.num_samples
@@ -90,28 +98,43 @@ class DecodeMaker:
         """Decode and transform the samples of a piece."""
         group = job.groups[piece.group]
         where = group.where[piece.start : piece.stop].tolist()
+        samples: Iterator[Any]
         if self._processes is not None:
-            samples: Iterator[Any] = iter(self._processes.samples(job, where))
+            samples = self._from_processes(self._processes, job, group, piece)
         else:
             samples = self._samples(job, group, piece)
         begin = time.perf_counter()
         for i, sample in zip(where, samples, strict=True):
-            if self._collate is None:
+            if self._wishes.collate is None:
                 job.state.put(i, _as_mapping(sample))
             else:
                 job.state[i] = sample
         self._counters.add_decode(time.perf_counter() - begin)
 
+    def _from_processes(
+        self, processes: ProcessPool, job: Job, group: Group, piece: Piece
+    ) -> Iterator[Any]:
+        slot, where = job.slots[0], group.where[piece.start : piece.stop]
+        samples = processes.samples(slot.epoch, slot.ids[where], self._uses(slot, where))
+        sizes = [int(e.length[piece.start : piece.stop].sum()) for e in group.extents]
+        self._counters.add_reads(group.bound.store.source, sum(sizes), len(where), 0.0)
+        return iter(samples)
+
+    def _uses(self, slot: Slot, where: Ints) -> Ints:
+        """Return what tells the uses of a sample in one epoch apart: its position, in a mixture."""
+        return slot.positions[where] if self._wishes.repeats else np.zeros(len(where), np.int64)
+
     def _samples(self, job: Job, group: Group, piece: Piece) -> Iterator[Any]:
         stage = job.staged.get(piece.group)
         bound, slot = group.bound, job.slots[0]
-        ids = slot.ids[group.where[piece.start : piece.stop]].tolist()
+        where = group.where[piece.start : piece.stop]
+        uses = iter(self._uses(slot, where).tolist())
+        ids = slot.ids[where].tolist()
         local_ids = group.local_ids[piece.start : piece.stop]
         encoded: Iterator[Sample]
         if bound.by_block:
             assert stage is not None
-            rows = group.extents[0].row.tolist()
-            encoded = (stage.block(j).sample(rows[j]) for j in range(piece.start, piece.stop))
+            encoded = stage.samples(piece)
         else:
             if stage is None:
                 raws = self._reader.raws(group, piece)
@@ -125,22 +148,28 @@ class DecodeMaker:
             encoded = iter(bound.split(local_ids, raws))
         for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):
             decoded = bound.decoded(sample, local)
-            yield self._transformed(decoded, slot.epoch, i)
+            try:
+                yield self._transformed(decoded, slot.epoch, i, next(uses))
+            except Exception as error:
+                error.add_note(f"in the transform of {bound.where(local)}")
+                raise
 
-    def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int) -> Any:
-        if self._transform is None:
+    def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int, use: int) -> Any:
+        if self._wishes.transform is None:
             return sample
         if self._with_generator:
-            return self._transform(sample, generator_for(self._seed, epoch, sample_id))
-        return self._transform(sample)
+            return self._wishes.transform(
+                sample, generator_for(self._wishes.seed, epoch, sample_id, use)
+            )
+        return self._wishes.transform(sample)
 
     def finish(self, job: Job) -> list[Any]:
         """Return the batch."""
         begin = time.perf_counter()
-        if self._collate is None:
-            result = job.state.fields(self._padding)
+        if self._wishes.collate is None:
+            result = job.state.fields(self._wishes.padding)
         else:
-            result = self._collate(job.state)
+            result = self._wishes.collate(job.state)
         self._counters.add_decode(time.perf_counter() - begin)
         return [result]
 

@@ -27,6 +27,8 @@ class Slot:
     epoch: int
     step: int
     ids: Ints
+    positions: Ints
+    """Places in the epoch, running on beyond its end where a batch is filled up."""
     mask: Mask
     num_counted: int
     """Samples that the mask does not leave out."""

@@ -9,6 +9,7 @@ is for going on.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import weakref
@@ -22,7 +23,7 @@ from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
 from penstock.loader.buffers import BufferPool
 from penstock.loader.convert import converter
-from penstock.loader.decode import Collate, DecodeMaker, Transform
+from penstock.loader.decode import Collate, DecodeMaker, Transform, Wishes
 from penstock.loader.gather import GatherMaker, can_gather
 from penstock.loader.iteration import Iteration
 from penstock.loader.job import Maker, Slot
@@ -38,6 +39,7 @@ from penstock.trace import Recorder
 from penstock.units import bytes_of
 from penstock.world import World
 
+_log = logging.getLogger("penstock.loader")
 _READERS = 32
 _THREADS_MAX = 32
 _COPY_THREADS_MAX = 4
@@ -50,24 +52,27 @@ class Loader:
     """Batches of a data set, in a known order, on every rank its own share.
 
     Args:
-        dataset: a `Dataset` or a `Mixture`. batch_size: samples a batch on this rank.
+        dataset: a `Dataset` or a `Mixture`.
+        batch_size: samples a batch on this rank.
         global_batch_size: samples a batch on all ranks together, instead of `batch_size`; what a
-        batch
-            holds then stays the same on any number of ranks.
+            batch holds then stays the same on any number of ranks.
         epochs: how many one iteration goes through; None never ends.
         seed: of the order, and of the random numbers that a transform may ask for.
-        shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for remote
-            stores; mixes inside a window) or None (as stored).
-        drop_last: leave out an incomplete last batch; else it is filled up and `batch.mask` says
-        so. world: who takes part; by default torch's process group when iteration begins, or what
-            torchrun, Slurm or MPI say.
-        transform: called with each decoded sample (and a random generator if it takes two
-        arguments). collate: called with a list of samples instead of joining their fields. pad:
-        fields whose ragged arrays become one array, with the value to fill up with. workers:
-        "thread", or "process" for transforms that hold the interpreter's lock. threads: how many
-        work on samples; by default this rank's share of the cores. look_ahead: bytes of batches
-        made ahead of the training loop. output: "torch", "numpy", or "auto" for torch where it is
-        installed. trace: a file to write a trace to when the loader is closed; Perfetto opens it.
+        shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for
+            remote stores; mixes inside a window) or None (as stored).
+        drop_last: leave out an incomplete last batch; else it is filled up, and `batch.mask` says
+            with what.
+        world: who takes part; by default torch's process group if there is one, else what
+            torchrun, Slurm or MPI say when iteration begins.
+        transform: called with each decoded sample, and with a random generator if it takes two
+            arguments.
+        collate: called with a list of samples, instead of joining their fields.
+        pad: fields whose ragged arrays become one array, with the value to fill up with.
+        workers: "thread", or "process" for transforms that hold the interpreter's lock.
+        threads: how many work on samples; by default this rank's share of the cores.
+        look_ahead: bytes of batches made ahead of the training loop.
+        output: "torch", "numpy", or "auto" for torch where it is installed.
+        trace: a file to write a trace to when the loader is closed; Perfetto opens it.
     """
 
     def __init__(
@@ -168,7 +173,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved place, also on another number of ranks, at the next `iter`."""
         cursor = Cursor.from_state(state, order=self.order, fingerprint=self.dataset.fingerprint)
-        self.close()
+        self._end_iteration()
         self._cursor = self._begin_at = (cursor.epoch, cursor.position)
 
     def set_epoch(self, epoch: int) -> None:
@@ -183,9 +188,14 @@ class Loader:
 
     def part(self, first: int, every: int) -> Iterator[Any]:
         """Iterate over every n-th batch from the first on; others are other processes' work."""
-        self.close()
+        self._end_iteration()
+        stream = self._stream()
+        epoch, position = self._begin_at
+        if stream.steps(position).num_steps == 0:
+            # Resumed where no full batch is left, since batches have another size now.
+            self._begin_at = (epoch + 1, 0)
         self._cursor = self._begin_at
-        iteration = self._start(self._stream(), (first, every))
+        iteration = self._start(stream, (first, every))
         self._current = weakref.ref(iteration)
         return iteration
 
@@ -244,14 +254,18 @@ class Loader:
             if can_gather(bounds):
                 return GatherMaker(bounds, pool, reader, self._counters)
             return RawMaker(pool, reader)
-        return DecodeMaker(
-            pool=pool,
-            reader=reader,
-            counters=self._counters,
+        wishes = Wishes(
             transform=self._transform,
             collate=self._collate,
             padding=self._pad,
             seed=self.seed,
+            repeats=isinstance(self.dataset, Mixture),
+        )
+        return DecodeMaker(
+            wishes,
+            pool=pool,
+            reader=reader,
+            counters=self._counters,
             num_threads=num_threads,
             processes=processes,
         )
@@ -264,6 +278,8 @@ class Loader:
 
     def _stager(self, pool: BufferPool) -> Stager:
         in_blocks = isinstance(self.order, BlocksOrder)
+        stage_bytes = max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
+        self._warn_of_blocks(stage_bytes)
         own_runs = (
             isinstance(self.order, BlocksOrder)
             and isinstance(self.dataset, Dataset)
@@ -272,22 +288,41 @@ class Loader:
         return Stager(
             pool,
             self._counters,
-            # The window in use, and the next one on its way.
-            stage_bytes=max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0),
+            stage_bytes=stage_bytes,  # The window in use, and the next one on its way.
             run_starts=self.order.block_starts if own_runs else None,  # type: ignore[attr-defined]
+            reads_ahead=self._workers == "thread",
             recorder=self._recorder,
         )
+
+    def _warn_of_blocks(self, stage_bytes: int) -> None:
+        if self.order.mode != "global" or not isinstance(self.dataset, Dataset):
+            return
+        if self.dataset.bound[0].by_block and self.dataset.size_bytes > stage_bytes:
+            num_blocks = sum(b.part.tables[0].num_blocks for b in self.dataset.bound)
+            _log.warning(
+                "%s can only be read in blocks of about %d samples: with shuffle='global' most "
+                "samples cost a whole block. Use shuffle='blocks', or write it anew with "
+                "`penstock pack`",
+                self.dataset.uri,
+                len(self.dataset) // num_blocks,
+            )
 
     # -- closing -----------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the iteration that runs, with all its threads."""
+        self._end_iteration()
+        if self._recorder is not None and self._trace_path is not None and len(self._recorder):
+            world, path = self.world, Path(self._trace_path)
+            if world.num_ranks > 1:
+                path = path.with_name(f"rank{world.rank}-{path.name}")
+            self._recorder.write(path)
+
+    def _end_iteration(self) -> None:
         iteration = self._current() if self._current is not None else None
         self._current = None
         if iteration is not None and iteration.is_open:
             iteration.close()
-        if self._recorder is not None and self._trace_path is not None and len(self._recorder):
-            self._recorder.write(self._trace_path)
 
     def __enter__(self) -> Self:
         return self

@@ -12,12 +12,10 @@ import pickle
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.dataset.part import Ints
 from penstock.errors import OptionError, WorkerError
-
-if TYPE_CHECKING:
-    from penstock.loader.job import Job
 
 _payload = b""
 _unpacked: tuple[Any, Any, int] | None = None
@@ -41,11 +39,10 @@ class ProcessPool:
             initargs=(payload,),
         )
 
-    def samples(self, job: Job, where: list[int]) -> list[Any]:
-        """Return transformed samples at some places of a batch, made by a process."""
-        slot = job.slots[0]
+    def samples(self, epoch: int, ids: Ints, uses: Ints) -> list[Any]:
+        """Return transformed samples, made by a process."""
         try:
-            return self._executor.submit(_make, slot.epoch, slot.ids[where].tolist()).result()
+            return self._executor.submit(_make, epoch, ids.tolist(), uses.tolist()).result()
         except BrokenProcessPool as error:
             raise WorkerError(
                 "a worker process died without an error of its own: it ran out of memory, was "
@@ -69,7 +66,7 @@ def _start(payload: bytes) -> None:
     _payload = payload  # Unpacked with the first batch: an error there has a way back.
 
 
-def _make(epoch: int, ids: list[int]) -> list[Any]:
+def _make(epoch: int, ids: list[int], uses: list[int]) -> list[Any]:
     from penstock.loader.decode import generator_for, wants_generator
 
     global _unpacked
@@ -81,6 +78,7 @@ def _make(epoch: int, ids: list[int]) -> list[Any]:
         return list(samples)
     if wants_generator(transform):
         return [
-            transform(s, generator_for(seed, epoch, i)) for i, s in zip(ids, samples, strict=True)
+            transform(s, generator_for(seed, epoch, i, use))
+            for i, use, s in zip(ids, uses, samples, strict=True)
         ]
     return [transform(s) for s in samples]

@@ -222,7 +222,7 @@ class Runner:
         if job.error is None:
             job.error = _error_of(lambda: job.results.extend(self._maker.finish(job)))
         job.state = None
-        self._stager.release(job)
+        job.staged = {}
         if self._recorder is not None:
             self._recorder.span(Kind.FINISH, begin, time.perf_counter_ns())
         with self._ready:

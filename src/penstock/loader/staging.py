@@ -9,7 +9,8 @@ it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,11 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.dataset.bound import BoundPart, explained
+from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Ints
 from penstock.errors import StoreError
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
-from penstock.loader.job import Group, Job
+from penstock.loader.job import Group, Job, Piece
 from penstock.loader.reads import is_local
 from penstock.loader.stats import Counters
 from penstock.storage.coalesce import merge_ranges
@@ -41,8 +43,8 @@ class GroupStage(Protocol):
         """Return the bytes of sample j of the group."""
         ...
 
-    def block(self, j: int) -> Any:
-        """Return the unpacked block that sample j of the group lies in."""
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        """Yield the samples of a piece, where they lie in blocks."""
         ...
 
 
@@ -58,8 +60,8 @@ class _Ranges:
         start = self.starts[table][j]
         return self.buffers[table][start : start + self.lengths[table][j]]
 
-    def block(self, j: int) -> Any:
-        raise AssertionError(f"sample {j} is not in a block")
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        raise AssertionError(f"{piece} does not lie in blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,12 @@ class _Blocks:
     names: list[list[Hashable]]
     """Names of the blocks by table and sample."""
 
-    def block(self, j: int) -> Any:
-        return self.stager.block(self.group, j, self.names[0][j])
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        rows = self.group.extents[0].row[piece.start : piece.stop].tolist()
+        names = self.names[0][piece.start : piece.stop]
+        with self.stager.pinned(names):
+            for j, row, name in zip(range(piece.start, piece.stop), rows, names, strict=True):
+                yield self.stager.block(self.group, j, name).sample(row)
 
     def raw(self, table: int, j: int) -> memoryview:
         start, data = self.stager.run(self.group, table, j, self.names[table][j])
@@ -91,10 +97,13 @@ class Stager:
         *,
         stage_bytes: int,
         run_starts: Ints | None,
+        reads_ahead: bool,
         recorder: Recorder | None,
     ) -> None:
         self._pool = pool
         self._counters = counters
+        self._stage_bytes = stage_bytes
+        self._reads_ahead = reads_ahead
         self._blocks = BlockStage(stage_bytes)
         self._run_starts = run_starts
         self._recorder = recorder
@@ -102,6 +111,8 @@ class Stager:
     def stage(self, job: Job) -> list[Read]:
         """Decide how each group of a job gets its bytes; return the reads to be done ahead."""
         reads: list[Read] = []
+        if not self._reads_ahead:
+            return reads  # Worker processes read for themselves.
         for number, group in enumerate(job.groups):
             local = is_local(group.bound)
             if group.bound.by_block or (self._run_starts is not None and not local):
@@ -109,16 +120,11 @@ class Stager:
                 job.staged[number] = stage
                 reads += [] if local else self._block_reads(group, stage)
             elif not local:
-                job.staged[number], ranges = self._stage_ranges(group)
+                ranges_stage, ranges = self._stage_ranges(group)
+                job.staged[number] = ranges_stage
+                job.staged_bytes += sum(len(b) for b in ranges_stage.buffers) - group.size_bytes
                 reads += ranges
         return reads
-
-    def release(self, job: Job) -> None:
-        """Unpin the blocks of a job that is finished or given up."""
-        for stage in job.staged.values():
-            if isinstance(stage, _Blocks):
-                self._blocks.unpin(_distinct(stage.names))
-        job.staged = {}
 
     def _stage_blocks(self, group: Group) -> _Blocks:
         names: list[list[Hashable]] = []
@@ -130,7 +136,6 @@ class Stager:
                 ids = group.local_ids + group.bound.first
                 numbers = np.searchsorted(self._run_starts, ids, side="right") - 1
             names.append([(id(group.bound), table, n) for n in numbers.tolist()])
-        self._blocks.pin(_distinct(names))
         return _Blocks(self, group, names)
 
     def _block_reads(self, group: Group, stage: _Blocks) -> list[Read]:
@@ -138,9 +143,23 @@ class Stager:
         for table, names in enumerate(stage.names):
             for j, name in enumerate(names):
                 first_use.setdefault(name, (table, j))
+        # What would not stay until it is used is better read when it is.
+        lengths = group.extents[0].length
+        fits = max(1, self._stage_bytes // 2 // max(1, int(lengths.max())))
+        chosen = list(first_use.items())[:fits]
         if group.bound.by_block:
-            return [partial(self.block, group, j, n) for n, (_, j) in first_use.items()]
+            return [partial(self.block, group, j, n) for n, (_, j) in chosen]
         return [partial(self.run, group, t, j, n) for n, (t, j) in first_use.items()]
+
+    @contextmanager
+    def pinned(self, names: list[Hashable]) -> Iterator[None]:
+        """Keep some blocks while they are in use."""
+        distinct = list(dict.fromkeys(names))
+        self._blocks.pin(distinct)
+        try:
+            yield
+        finally:
+            self._blocks.unpin(distinct)
 
     def block(self, group: Group, j: int, name: Hashable) -> Any:
         """Return the unpacked block of a sample, reading it if need be."""
@@ -221,7 +240,3 @@ class Stager:
         self._counters.add_reads(bound.store.source, len(view), 1, (end - begin) / 1e9)
         if self._recorder is not None:
             self._recorder.span(Kind.FETCH, begin, end, key=key, offset=offset, bytes=len(view))
-
-
-def _distinct(names: list[list[Hashable]]) -> list[Hashable]:
-    return list(dict.fromkeys(name for table in names for name in table))

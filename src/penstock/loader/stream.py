@@ -8,6 +8,7 @@ from itertools import count, islice
 
 import numpy as np
 
+from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
@@ -89,6 +90,7 @@ class Stream:
                     epoch=epoch,
                     step=done_before + step,
                     ids=ids,
+                    positions=np.arange(position - self.global_batch_size, position)[slice(*share)],
                     mask=mask,
                     num_counted=int(mask.sum()) if is_last else len(mask),
                     cursor_after=(epoch + 1, 0) if is_last else (epoch, position),
@@ -128,11 +130,16 @@ def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: in
     while several := list(islice(slots, num_batches)):
         num_batches = batches_a_job
         ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
-        groups = [
-            Group(bound=bound, where=where, local_ids=local)
-            for bound, where, local in dataset.groups(ids)
-        ]
+        groups = [_group(bound, where, local) for bound, where, local in dataset.groups(ids)]
         yield Job(slots=several, groups=groups, num_samples=len(ids))
+
+
+def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> Group:
+    if bound.by_block:
+        # Samples of one block side by side: each piece then needs few of them.
+        by_block = np.argsort(local_ids, kind="stable")
+        where, local_ids = where[by_block], local_ids[by_block]
+    return Group(bound=bound, where=where, local_ids=local_ids)
 
 
 def make_order(

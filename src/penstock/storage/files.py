@@ -9,10 +9,11 @@ reads from is closed when that thread lets go of it.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections import OrderedDict
 
-FILES_OPEN_MAX = 256
+FILES_OPEN_MAX = min(256, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 """Files kept open per process; the usual limit of a process is 1024."""
 
 
