@@ -53,10 +53,13 @@ def batch_of(**fields: Any) -> Batch:
 
 
 def test_torch_pins_a_batch_and_keeps_what_belongs_to_it() -> None:
-    pinned = pin_memory(batch_of(x=Pinnable("x"), names=["a", "b"], y=[Pinnable("y")]))
+    batch = batch_of(x=Pinnable("x"), names=["a", "b"], y=[Pinnable("y")])
+    batch.ids, batch.mask = Pinnable("ids"), Pinnable("mask")
+    pinned = pin_memory(batch)
     assert isinstance(pinned, Batch)
     assert (pinned["x"].name, pinned["y"][0].name) == ("x pinned", "y pinned")
-    assert (pinned.epoch, pinned.step, pinned.ids.tolist()) == (3, 7, [4, 2])
+    assert (pinned.ids.name, pinned.mask.name) == ("ids pinned", "mask pinned")
+    assert (pinned.epoch, pinned.step, pinned["names"]) == (3, 7, ["a", "b"])
 
 
 def test_torch_converts_a_batch_and_keeps_what_belongs_to_it() -> None:

@@ -114,13 +114,7 @@ class Catalog:
         except NotFoundError:
             have = ", ".join(map(str, self.versions())) or "none"
             raise OptionError(f"{self.uri} has no version {version}; it has: {have}") from None
-        manifest = msgspec.json.decode(data, type=Manifest)
-        if manifest.layout != _LAYOUT:
-            raise FormatError(
-                f"{self.uri} version {version} has layout {manifest.layout}, this Penstock reads "
-                f"{_LAYOUT}; use the Penstock that wrote it or `penstock index --rebuild`"
-            )
-        return manifest
+        return _parsed(data, f"{self.uri} version {version}")
 
     def commit(self, manifest: Manifest) -> None:
         """Make a version visible, or raise `ExistsError` when another writer was first."""
@@ -173,3 +167,18 @@ class Catalog:
                 length = min(_COPY_BYTES, size_bytes - start)
                 file.write(self.store.read_range(key, start, length))
         temporary.replace(local)
+
+
+class _Layout(msgspec.Struct):
+    layout: int = 0
+
+
+def _parsed(data: memoryview, name: str) -> Manifest:
+    way_out = "use the Penstock that wrote it, or index anew with `penstock index --rebuild`"
+    try:
+        layout = msgspec.json.decode(data, type=_Layout).layout
+        if layout == _LAYOUT:
+            return msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise FormatError(f"{name} is damaged ({error}); {way_out}") from error
+    raise FormatError(f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; {way_out}")

@@ -21,6 +21,8 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _SMALLEST_BYTES = 64 << 10
+_HUGE_BYTES = 4 << 20
+"""From here on a buffer is worth large pages: fewer faults, and fewer misses while copying."""
 
 
 class BufferPool:
@@ -40,6 +42,8 @@ class BufferPool:
         except (KeyError, IndexError):
             # Private: a forked child keeps what it sees, whatever the parent writes next.
             memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if room >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
         # The small object between buffer and array is what can be watched: all views keep it alive.
         holder = _holder_type(size_bytes).from_buffer(memory)
         weakref.finalize(holder, self._give_back, memory, room).atexit = False

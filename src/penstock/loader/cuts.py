@@ -37,9 +37,14 @@ class Cuts:
             for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
         ]
 
-    def sizes(self) -> list[int]:
-        """Return the buffer as sizes of gap, value, gap, value, …: what a single split takes."""
+    def sizes(self) -> tuple[list[int], int]:
+        """Return the sizes that a single split of the buffer takes, and which pieces are values.
+
+        Gap, value, gap, value, …: every second one; where there are no gaps, all but the last.
+        """
         lengths = np.maximum(self.lengths, 0)
-        before = np.concatenate([[0], (self.starts + lengths)[:-1]])
-        sizes = np.stack([self.starts - before, lengths], axis=1).reshape(-1)
-        return [*sizes.tolist(), len(self.buffer) - int(sizes.sum())]
+        gaps = self.starts - np.concatenate([[0], (self.starts + lengths)[:-1]])
+        if gaps.any():
+            sizes = np.stack([gaps, lengths], axis=1).reshape(-1)
+            return [*sizes.tolist(), len(self.buffer) - int(sizes.sum())], 2
+        return [*lengths.tolist(), len(self.buffer) - int(lengths.sum())], 1

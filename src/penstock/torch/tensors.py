@@ -29,8 +29,9 @@ def tensor_of(array: npt.NDArray[Any]) -> Any:
 
 def tensors_of(cuts: Cuts) -> list[Any]:
     """Return the ragged values of a field, as tensors that share one buffer."""
-    pieces = torch.from_numpy(cuts.buffer).split_with_sizes(cuts.sizes())
-    values = list(pieces[1::2])
+    sizes, every = cuts.sizes()
+    pieces = torch.from_numpy(cuts.buffer).split_with_sizes(sizes)
+    values = list(pieces[every - 1 : -1 : every])
     if (cuts.lengths < 0).any():
         return [v if n >= 0 else None for v, n in zip(values, cuts.lengths.tolist(), strict=True)]
     return values
