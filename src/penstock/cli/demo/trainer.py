@@ -146,6 +146,8 @@ def main() -> None:
         train(job, send)
     except BrokenPipeError:
         os._exit(1)
+    # All is said and written; torch's gloo threads now and then abort an interpreter that ends.
+    os._exit(0)
 
 
 if __name__ == "__main__":
