@@ -14,7 +14,7 @@ from penstock.loader.cuts import Cuts
 from penstock.loader.job import Group, Job, Piece, cut
 from penstock.loader.reads import SampleReader
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 16 << 20
 
 
 def can_stay_raw(bounds: tuple[BoundPart, ...]) -> bool:
