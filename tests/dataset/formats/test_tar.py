@@ -142,7 +142,7 @@ def test_names_without_extension_and_links_are_passed_over(shelf: Any) -> None:
 @pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.tar.zst"])
 def test_compressed_archives_are_refused_with_a_way_out(shelf: Any, name: str) -> None:
     shelf.put(name, b"\x1f\x8b")
-    with pytest.raises(FormatError, match=r"is a compressed tar.*gunzip.*penstock pack"):
+    with pytest.raises(FormatError, match=r"is a compressed tar.*gunzip"):
         shelf.index(FORMAT)
 
 
