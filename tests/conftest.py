@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ from hypothesis import settings
 
 from penstock.storage import StoreOptions
 from penstock.testing.servers import S3Access, SeaweedServer
+
+# A run in the background ignores Ctrl-C, and so would all programs that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline is a time limit on a test: it would fail on a busy machine and prove nothing.
 settings.register_profile("penstock", deadline=None)
