@@ -55,7 +55,10 @@ def _members(group: distributed.ProcessGroup | DeviceMesh | None) -> list[int]:
 
 
 def _world(members: list[int], place: int) -> World:
-    launched = World.from_env()
+    try:
+        launched = World.from_env()
+    except OptionError:
+        launched = World()  # The group knows what the launcher left unsaid.
     # Only a launcher that speaks of the same job can say how many processes share a machine.
     if launched.num_ranks != distributed.get_world_size():
         return World(rank=place, num_ranks=len(members))
