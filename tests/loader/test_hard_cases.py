@@ -142,11 +142,13 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         Counters(),
         stage_bytes=10**6,
         run_starts=None,
+        holding=None,
+        gap_bytes=lambda: 0,
         reads_ahead=True,
         recorder=None,
     )
     _, reads = stager._stage_ranges(group)
-    assert sorted(read.args[2] for read in reads) == sorted(numbers.tolist())  # type: ignore[attr-defined]
+    assert sorted(read._at.object for read in reads) == sorted(numbers.tolist())  # type: ignore[attr-defined]
 
 
 def test_resuming_where_no_full_batch_is_left_goes_on_with_the_next_epoch(

@@ -45,6 +45,10 @@ VERBS = {
          "copy a data set into shards that any tool can read", "pack"),
         ("verify", "Prepare data",
          "read every sample and compare it with the index", "verify"),
+        ("probe", "Look after a node",
+         "measure memory, disks and the store, for plans to start from", "probe"),
+        ("tiers", "Look after a node",
+         "what runs keep in memory and on disk here, and giving it up", "tiers"),
     )
 }  # fmt: skip
 

@@ -32,6 +32,12 @@ class BlockStage:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self.size_bytes = 0
 
+    def has(self, name: Hashable) -> bool:
+        """Return whether a value is there, or on its way."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return entry is not None and (entry.value is not None or not entry.arrived.is_set())
+
     def pin(self, names: Iterable[Hashable]) -> None:
         """Keep these, loaded or not, until they are unpinned as often."""
         with self._lock:

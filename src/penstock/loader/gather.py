@@ -22,7 +22,6 @@ from penstock.dataset.part import Table
 from penstock.loader.buffers import BufferPool
 from penstock.loader.job import Group, Job, Piece, cut
 from penstock.loader.reads import SampleReader
-from penstock.loader.staging import GroupStage
 from penstock.loader.stats import Counters
 
 _PIECE_BYTES = 8 << 20
@@ -77,7 +76,7 @@ class GatherMaker:
         stage = job.staged.get(piece.group)
         for table, target in enumerate(job.state):
             if stage is not None:
-                _from_stage(stage, group, piece, table, target)
+                stage.copy_rows(table, piece, target, group.where[piece.start : piece.stop])
             elif self._reader.can_map(group.bound, table):
                 self._from_map(group, piece, table, target)
             else:
@@ -100,7 +99,7 @@ class GatherMaker:
             rows = ids[chosen] - first_sample[number]
             ranges = partial(_ranges, layout, number, rows)
             with self._reader.warmed(group.bound, table, ranges):
-                _copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
+                copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
         size_bytes = len(ids) * target.shape[1]
         seconds = time.perf_counter() - begin
         self._counters.add_reads("folder", size_bytes, len(ids), seconds)
@@ -126,13 +125,6 @@ class GatherMaker:
         return out
 
 
-def _from_stage(
-    stage: GroupStage, group: Group, piece: Piece, table: int, target: npt.NDArray[np.uint8]
-) -> None:
-    for j in range(piece.start, piece.stop):
-        target[group.where[j]] = np.frombuffer(stage.raw(table, j), np.uint8)
-
-
 def _ranges(
     layout: Table, number: int, rows: npt.NDArray[np.int64]
 ) -> Iterator[tuple[int, int, int]]:
@@ -140,12 +132,13 @@ def _ranges(
     return ((number, base + stride * row, width) for row in rows.tolist())
 
 
-def _copy_rows(
+def copy_rows(
     source: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int64],
     target: npt.NDArray[np.uint8],
     where: npt.NDArray[np.int64],
 ) -> None:
+    """Copy some rows of one array to some places of another."""
     start, count = int(where[0]), len(where)
     in_a_row = count == 1 or int(where[-1]) - start == count - 1
     if in_a_row and source.flags.c_contiguous:

@@ -51,6 +51,10 @@ class Group:
         """Where they lie, one for each table."""
         return tuple(t.extents(self.local_ids) for t in self.bound.part.tables)
 
+    def part(self, chosen: Ints) -> Group:
+        """Return some of these samples as a group of their own."""
+        return Group(bound=self.bound, where=self.where[chosen], local_ids=self.local_ids[chosen])
+
     @property
     def size_bytes(self) -> int:
         """Bytes of these samples in the store; of blocks, an upper bound."""
@@ -74,6 +78,10 @@ class Job:
     """The batches that this job makes; several where they are tiny."""
     groups: list[Group]
     num_samples: int
+    number: int = 0
+    """Its place in the run, from 0."""
+    tiered: set[int] = field(default_factory=set)
+    """The groups whose samples lie in tiers of this node, or are to lie there."""
     state: Any = None
     """What the maker keeps between planning and finishing."""
     staged: dict[int, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -21,10 +21,14 @@ from typing import Any, Literal, Self
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
+from penstock.flow import Budget, Flow
+from penstock.loader.ahead import FillAhead
 from penstock.loader.buffers import BufferPool
 from penstock.loader.convert import converter
 from penstock.loader.decode import Collate, DecodeMaker, Transform, Wishes
+from penstock.loader.fetcher import Fetcher
 from penstock.loader.gather import GatherMaker, can_gather
+from penstock.loader.holding import Holding
 from penstock.loader.iteration import Iteration
 from penstock.loader.job import Maker, Slot
 from penstock.loader.processes import ProcessPool
@@ -32,15 +36,18 @@ from penstock.loader.raw import RawMaker, can_stay_raw
 from penstock.loader.reads import SampleReader, is_local
 from penstock.loader.runner import Runner
 from penstock.loader.staging import Stager
-from penstock.loader.stats import Counters, Stats
+from penstock.loader.stats import Counters, Stats, TierStats
 from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of, make_order
-from penstock.order import BlocksOrder, Cursor
+from penstock.order import BlocksOrder, ColdOrder, Cursor
+from penstock.plan.bound import epoch_bound
+from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
 from penstock.units import bytes_of
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
-_READERS = 32
+_REQUESTS_MAX = 64
+"""Requests in flight at most; the flow finds out how many help."""
 _THREADS_MAX = 32
 _COPY_THREADS_MAX = 4
 _JOBS_MAX = 4096
@@ -59,7 +66,8 @@ class Loader:
         epochs: how many one iteration goes through; None never ends.
         seed: of the order, and of the random numbers that a transform may ask for.
         shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for
-            remote stores; mixes inside a window) or None (as stored).
+            remote stores; mixes inside a window), "blocks-first" (blocks in epoch 0, while tiers
+            are empty, global in all later ones) or None (as stored).
         drop_last: leave out an incomplete last batch; else it is filled up, and `batch.mask` says
             with what.
         world: who takes part; by default torch's process group if there is one, else what
@@ -70,6 +78,9 @@ class Loader:
         pad: fields whose ragged arrays become one array, with the value to fill up with.
         workers: "thread", or "process" for transforms that hold the interpreter's lock.
         threads: how many work on samples; by default this rank's share of the cores.
+        tiers: memory and disk of this node that keep what was read, fastest first:
+            `[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]`. All ranks and all jobs
+            on the node share them.
         look_ahead: bytes of batches made ahead of the training loop.
         output: "torch", "numpy", or "auto" for torch where it is installed.
         trace: a file to write a trace to when the loader is closed; Perfetto opens it.
@@ -83,7 +94,7 @@ class Loader:
         global_batch_size: int | None = None,
         epochs: int | None = 1,
         seed: int = 0,
-        shuffle: Literal["global", "blocks"] | None = "global",
+        shuffle: Literal["global", "blocks", "blocks-first"] | None = "global",
         drop_last: bool = False,
         world: World | None = None,
         transform: Transform | None = None,
@@ -91,6 +102,7 @@ class Loader:
         pad: Mapping[str, Any] | None = None,
         workers: Literal["thread", "process"] = "thread",
         threads: int | None = None,
+        tiers: Sequence[Memory | Disk] = (),
         look_ahead: int | str = "512MB",
         output: Literal["auto", "torch", "numpy"] = "auto",
         trace: str | Path | None = None,
@@ -125,6 +137,10 @@ class Loader:
         self._pad = dict(pad or {})
         self._workers = workers
         self._threads = threads
+        self._tiers = tuple(tiers)
+        self._opened: Opened | None = None
+        self._last_tiers: tuple[TierStats, ...] = ()
+        self._warm_bytes = 0
         self._look_ahead_bytes = bytes_of(look_ahead)
         self._output = output
         self._trace_path = trace
@@ -202,7 +218,8 @@ class Loader:
     def _start(self, stream: Stream, part: tuple[int, int]) -> Iteration:
         bounds = self.dataset.bound
         num_threads = self._threads or _threads_for(stream.world, self._copies_only())
-        local = all(is_local(b) for b in bounds)
+        holding = self._holding()
+        local = holding is None and all(is_local(b) for b in bounds)
         pool = BufferPool(self._look_ahead_bytes)
         reader = SampleReader(pool, self._counters, at_random=self.order.mode != "sequential")
         processes = None
@@ -212,13 +229,16 @@ class Loader:
         epoch, position = self._begin_at
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         batches_a_job = self._batches_a_job(maker, stream)
+        budget = Budget(stage_bytes_max=self._look_ahead_bytes, requests_max=_REQUESTS_MAX)
+        fetcher = Fetcher(Flow(budget=budget), requests_max=_REQUESTS_MAX)
+        stager = self._stager(pool, holding, fetcher)
         runner = Runner(
             jobs_of(stream.slots(epoch, position, end_epoch, part), self.dataset, batches_a_job),
             maker,
-            self._stager(pool),
-            self._counters,
+            stager,
+            fetcher=fetcher,
+            ahead=self._fill_ahead(stream, stager, end_epoch, part, batches_a_job),
             num_threads=num_threads,
-            num_readers=0 if local else _READERS,
             # Local reads need no more than keeps all threads busy; remote ones, all there is room
             # for.
             jobs_max=num_threads + 2 if local else _JOBS_MAX,
@@ -276,8 +296,38 @@ class Loader:
         batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
         return max(1, min(_BATCHES_A_JOB_MAX, _TINY_JOB_BYTES // max(1, batch_bytes)))
 
-    def _stager(self, pool: BufferPool) -> Stager:
-        in_blocks = isinstance(self.order, BlocksOrder)
+    def _holding(self) -> Holding | None:
+        """Return what the tiers hold, which are opened by the first iteration of this process."""
+        if not self._tiers:
+            return None
+        if self._opened is None or self._opened.pid != os.getpid():
+            self._opened = Opened(Holding(self.dataset, self._tiers))
+            self._warm_bytes = self._opened.holding.warm_bytes
+            weakref.finalize(self, self._opened.close)
+        return self._opened.holding
+
+    def _fill_ahead(
+        self,
+        stream: Stream,
+        stager: Stager,
+        end_epoch: int | None,
+        part: tuple[int, int],
+        batches_a_job: int,
+    ) -> FillAhead | None:
+        if stager.fills is None:
+            return None
+        epoch, position = self._begin_at
+        return FillAhead(
+            stream.slots(epoch, position, end_epoch, part),
+            self.dataset,
+            stager,
+            # Whoever has seen a whole epoch has seen every sample.
+            num_slots=-(-stream.steps().steps_per_epoch // part[1]) + 1,
+            slots_a_job=batches_a_job,
+        )
+
+    def _stager(self, pool: BufferPool, holding: Holding | None, fetcher: Fetcher) -> Stager:
+        in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
         stage_bytes = max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
         self._warn_of_blocks(stage_bytes)
         own_runs = (
@@ -290,6 +340,8 @@ class Loader:
             self._counters,
             stage_bytes=stage_bytes,  # The window in use, and the next one on its way.
             run_starts=self.order.block_starts if own_runs else None,  # type: ignore[attr-defined]
+            holding=holding,
+            gap_bytes=fetcher.gap_bytes,
             reads_ahead=self._workers == "thread",
             recorder=self._recorder,
         )
@@ -310,8 +362,12 @@ class Loader:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the iteration that runs, with all its threads."""
+        """End the iteration that runs, with all its threads, and let go of the tiers."""
         self._end_iteration()
+        if self._opened is not None:
+            self._tier_stats()
+            self._opened.close()
+            self._opened = None
         if self._recorder is not None and self._trace_path is not None and len(self._recorder):
             world, path = self.world, Path(self._trace_path)
             if world.num_ranks > 1:
@@ -338,11 +394,46 @@ class Loader:
     def stats(self) -> Stats:
         """Return what was counted since the loader was made."""
         iteration = self._current() if self._current is not None else None
-        return self._counters.stats(iteration.running_s if iteration is not None else 0.0)
+        running_s = iteration.running_s if iteration is not None else 0.0
+        return self._counters.stats(running_s, self._tier_stats(), self._bound_bytes())
+
+    def _tier_stats(self) -> tuple[TierStats, ...]:
+        if self._opened is not None and self._opened.pid == os.getpid():
+            self._last_tiers = self._opened.holding.stats()
+        return self._last_tiers
+
+    def _bound_bytes(self) -> int | None:
+        """Return the least that this rank's part of the job could have read from stores."""
+        if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
+            return None  # Not every sample once an epoch.
+        if not self._tiers and all(is_local(b) for b in self.dataset.bound):
+            return None  # Read where it lies.
+        world = self.world
+        cache_bytes = sum(t.capacity_bytes for t in self._last_tiers) * world.num_nodes
+        progress = self._counters.samples * world.num_ranks / self.order.num_samples
+        size_bytes = self.dataset.size_bytes
+        first = min(1.0, progress) * epoch_bound(size_bytes, self._warm_bytes)
+        later = max(0.0, progress - 1) * epoch_bound(size_bytes, cache_bytes)
+        return round((first + later) / world.num_ranks)
 
     def __repr__(self) -> str:
         size = self.batch_size or self.global_batch_size
         return f"Loader({self.dataset!r}, batch_size={size}, shuffle={self.order.mode!r})"
+
+
+class Opened:
+    """Tiers that this process has open; closed once."""
+
+    def __init__(self, holding: Holding) -> None:
+        self.holding = holding
+        self.pid = os.getpid()
+        self._is_open = True
+
+    def close(self) -> None:
+        """Let go of them, unless that was done or they are the parent's of a fork."""
+        if self._is_open and self.pid == os.getpid():
+            self._is_open = False
+            self.holding.close()
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:

@@ -53,10 +53,8 @@ class RawMaker:
         stage = job.staged.get(piece.group)
         if stage is None:
             self._reader.read_into(group, 0, piece, buffer, here)
-            return
-        for j, start in zip(range(piece.start, piece.stop), here, strict=True):
-            raw = stage.raw(0, j)
-            buffer[start : start + len(raw)] = raw
+        else:
+            stage.copy_into(0, piece, buffer, here)
 
     def finish(self, job: Job) -> list[Any]:
         """Return where in the one buffer the values of each field lie."""

@@ -10,8 +10,8 @@ import mmap
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import numpy as np
 
@@ -20,13 +20,12 @@ from penstock.errors import ChangedError, StoreError
 from penstock.loader.buffers import BufferPool, Bytes
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters
+from penstock.loader.warmth import Warmth
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
 
 _OPEN_SHARE = 4
 """The share of the files that a process may have open that is ours: one in so many."""
-_LOOK_EVERY = 16
-"""While files are in memory, so many pieces are read between two looks whether they still are."""
 
 
 def is_local(bound: BoundPart) -> bool:
@@ -41,8 +40,7 @@ class SampleReader:
         self._pool = pool
         self._counters = counters
         self._at_random = at_random
-        self._is_cold = True
-        self._num_looks = 0
+        self._warmth = Warmth()
         self._open_max = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
         self._files: dict[tuple[int, int, int], OpenFile] = {}
         self._maps: dict[tuple[int, int, int], Bytes] = {}
@@ -110,31 +108,18 @@ class SampleReader:
             view = self._maps[name] = np.frombuffer(memory, np.uint8)
         return view
 
-    @contextmanager
     def warmed(
         self,
         bound: BoundPart,
         table: int,
         ranges: Callable[[], Iterable[tuple[int, int, int]]],
-    ) -> Iterator[None]:
-        """Ask the kernel for all of some ranges at once, if the last time showed that it pays.
-
-        Ranges are object, offset and length, made only if they are needed.
-
-        Faults come one by one, and each waits for the disk. The kernel counts the blocks that a
-        thread has caused to be read: as long as there are any, files are not in memory.
-        """
-        self._num_looks += 1
-        if not self._is_cold and self._num_looks % _LOOK_EVERY:
-            yield
-            return
-        before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
-        if self._is_cold and self._at_random:
-            for number, offset, length in ranges():
-                file = self.file(bound, table, number)
-                os.posix_fadvise(file.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
-        yield
-        self._is_cold = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock > before
+    ) -> AbstractContextManager[None]:
+        """Ask the kernel for some ranges (object, offset, length) at once while files are cold."""
+        if not self._at_random:
+            return nullcontext()  # The kernel reads ahead by itself.
+        return self._warmth.asked(
+            lambda: ((self.file(bound, table, n).descriptor, o, size) for n, o, size in ranges())
+        )
 
     def file(self, bound: BoundPart, table: int, number: int) -> OpenFile:
         """Return an object of a folder, opened and checked to be the one that was indexed."""

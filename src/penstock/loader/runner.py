@@ -1,9 +1,10 @@
-"""The threads of a running loader: plan, read ahead, work, deliver in order.
+"""The threads of a running loader: plan, work, deliver in order.
 
-Workers take whatever can be done next: a piece of a planned batch, or, when there is none and the
-stage has room, the planning of the next batch. Readers do what takes a round trip. The consumer
-only waits. All share one lock and one state; nobody holds the loader itself, so that a loader
-nobody holds can be collected, and its threads end.
+Workers take whatever can be done next: a piece of a planned batch; when there is none and the stage
+has room, the planning of the next batch; and when that is done too, the planning of what the tiers
+need later. What takes a round trip is left to the fetcher. The consumer only waits. All share one
+lock and one state; nobody holds the loader itself, so that a loader nobody holds can be collected,
+and its threads end.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+from penstock.loader.ahead import FillAhead
+from penstock.loader.fetcher import Fetcher
+from penstock.loader.fills import Fill
 from penstock.loader.job import Job, Maker, Piece
-from penstock.loader.staging import Read, Stager
-from penstock.loader.stats import Counters
+from penstock.loader.staging import Staged, Stager
 from penstock.trace import Kind, Recorder
 
 _JOIN_S = 5.0
 _SMALL_BYTES = 32
+_FILLS_WAITING = 2
+"""The tiers are filled ahead while no more reads wait than so many times those under way."""
 
 
 class Runner:
@@ -31,10 +37,10 @@ class Runner:
         jobs: Iterator[Job],
         maker: Maker,
         stager: Stager,
-        counters: Counters,
         *,
+        fetcher: Fetcher,
+        ahead: FillAhead | None,
         num_threads: int,
-        num_readers: int,
         jobs_max: int,
         stage_bytes_max: int,
         recorder: Recorder | None,
@@ -42,7 +48,8 @@ class Runner:
         self._jobs = jobs
         self._maker = maker
         self._stager = stager
-        self._counters = counters
+        self._fetcher = fetcher
+        self._ahead = ahead
         self._recorder = recorder
         self._jobs_max = jobs_max
         self._stage_bytes_max = stage_bytes_max
@@ -50,27 +57,22 @@ class Runner:
         # any of these threads, at any allocation, also where the lock is held.
         lock = threading.RLock()
         self._work_here = threading.Condition(lock)
-        self._reads_here = threading.Condition(lock)
         self._ready = threading.Condition(lock)
         self._stage: deque[Job] = deque()
         self._stage_bytes = 0
         self._pieces: deque[tuple[Job, Piece]] = deque()
-        self._reads: deque[tuple[Job, Read, _Countdown]] = deque()
+        self._num_planned = 0
+        self._num_taken = 0
         self._is_planning = False
+        self._is_filling = False
         self._is_exhausted = False
         self._is_stopped = False
         self._broken: BaseException | None = None
         self._job_bytes = 0
         """What the latest finished job took: decoded samples are larger than stored ones."""
         self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(loop,), name=f"penstock-{name}-{i}", daemon=True
-            )
-            for name, loop, count in (
-                ("work", self._work_loop, num_threads),
-                ("read", self._read_loop, num_readers),
-            )
-            for i in range(count)
+            threading.Thread(target=self._guarded, name=f"penstock-work-{i}", daemon=True)
+            for i in range(num_threads)
         ]
 
     def start(self) -> None:
@@ -83,9 +85,9 @@ class Runner:
         with self._work_here:
             self._is_stopped = True
             self._pieces.clear()
-            self._reads.clear()
-            for condition in (self._work_here, self._reads_here, self._ready):
-                condition.notify_all()
+            self._work_here.notify_all()
+            self._ready.notify_all()
+        self._fetcher.stop()
         if threading.current_thread() in self._threads:
             return  # One of our own cannot wait for the others; they end by themselves.
         deadline_s = time.monotonic() + _JOIN_S
@@ -95,8 +97,10 @@ class Runner:
 
     def next(self) -> Job | None:
         """Return the next job when it is done, or None when there are no more."""
+        if not self._is_next_ready():
+            self._fetcher.waiting(self._num_taken)
         with self._ready:
-            while not (self._stage and self._stage[0].is_done):
+            while not self._is_next_ready():
                 if self._broken is not None:
                     raise self._broken
                 if self._is_stopped or (self._is_exhausted and not self._stage):
@@ -105,15 +109,20 @@ class Runner:
             job = self._stage.popleft()
             self._stage_bytes -= job.size_bytes
             self._work_here.notify()
+        self._num_taken = job.number + 1
+        self._fetcher.consumed(job.number)
         if job.error is not None:
             raise job.error
         return job
 
+    def _is_next_ready(self) -> bool:
+        return bool(self._stage) and self._stage[0].is_done
+
     # -- threads -----------------------------------------------------------------------------
 
-    def _guarded(self, loop: Callable[[], None]) -> None:
+    def _guarded(self) -> None:
         """Run a thread's loop; should it break, the consumer learns of it instead of waiting."""
-        error = _error_of(loop)
+        error = _error_of(self._work_loop)
         if error is not None:
             with self._ready:
                 self._broken = error
@@ -122,47 +131,79 @@ class Runner:
     def _work_loop(self) -> None:
         while True:
             with self._work_here:
-                while not (self._is_stopped or self._pieces or self._may_plan()):
+                while not (
+                    self._is_stopped or self._pieces or self._may_plan() or self._may_fill()
+                ):
                     self._work_here.wait()
                 if self._is_stopped:
                     return
                 item = self._pieces.popleft() if self._pieces else None
-                if item is None:
-                    self._is_planning = True
-            if item is None:
+                plans = item is None and self._may_plan()
+                self._is_planning = self._is_planning or plans
+                self._is_filling = self._is_filling or not (item or plans)
+            if plans:
                 item = self._plan_next()
             if item is not None:
                 self._do(*item)
+            elif not plans:
+                self._fill_next()
 
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted or len(self._stage) >= self._jobs_max:
             return False
         # One batch is always allowed, however large: a stage that is too small must not stand
         # still.
-        return not self._stage or self._stage_bytes < self._stage_bytes_max
+        ahead_bytes = min(self._stage_bytes_max, self._fetcher.look_ahead_bytes)
+        return not self._stage or self._stage_bytes < ahead_bytes
+
+    def _may_fill(self) -> bool:
+        """Return whether the fetcher has so little to do that the tiers can be filled ahead."""
+        if self._ahead is None or self._is_filling or self._ahead.is_exhausted:
+            return False
+        return self._fetcher.num_waiting < _FILLS_WAITING * self._fetcher.requests_limit
+
+    def _fill_next(self) -> None:
+        assert self._ahead is not None
+        assert self._stager.fills is not None
+        fills = self._ahead.next()
+        for number, fill in fills:
+            self._fetcher.want([(fill, partial(self._filled, fill))], number)
+        with self._work_here:
+            self._is_filling = False
+            self._work_here.notify()
+
+    def _filled(self, fill: Fill, error: BaseException | None) -> None:
+        assert self._stager.fills is not None
+        self._stager.fills.finish(fill, error)
+        with self._work_here:
+            if self._may_fill():
+                self._work_here.notify()
 
     def _plan_next(self) -> tuple[Job, Piece] | None:
         """Plan the next job; return a piece of it that the caller does itself."""
         begin = time.perf_counter_ns()
         pieces: list[Piece] = []
-        reads: list[Read] = []
+        staged = Staged()
         error: BaseException | None = None
         try:
             job = next(self._jobs, None)
             if job is not None:
+                self._stager.split(job)
                 pieces = self._maker.plan(job)
-                reads = self._stager.stage(job)
+                staged = self._stager.stage(job)
                 job.size_bytes += job.staged_bytes
         except BaseException as caught:  # Whatever it is, the consumer must see it.
             error, job = caught, Job(slots=[], groups=[], num_samples=0)
         if self._recorder is not None and job is not None:
-            self._recorder.span(Kind.PLAN, begin, time.perf_counter_ns(), reads=len(reads))
+            self._recorder.span(Kind.PLAN, begin, time.perf_counter_ns(), reads=len(staged.reads))
         with self._work_here:
             self._is_planning = False
             if job is None:
                 self._is_exhausted = True
                 self._ready.notify_all()
                 return None
+            job.number = self._num_planned
+            self._num_planned += 1
             job.stored_bytes = job.size_bytes
             job.size_bytes = max(job.size_bytes, self._job_bytes)
             self._stage.append(job)
@@ -173,15 +214,23 @@ class Runner:
                 self._ready.notify_all()
                 return None
             job.pieces_left = len(pieces)
-            if reads:
-                countdown = _Countdown(len(reads), pieces)
-                self._reads.extend((job, read, countdown) for read in reads)
-                self._reads_here.notify(len(reads))
-                self._work_here.notify()
-                return None
-            self._pieces.extend((job, piece) for piece in pieces[1:])
-            self._work_here.notify(len(pieces))
-            return job, pieces[0]
+            if not (staged.reads or staged.fills):
+                self._pieces.extend((job, piece) for piece in pieces[1:])
+                self._work_here.notify(len(pieces))
+                return job, pieces[0]
+            self._work_here.notify()
+        self._want(job, staged, pieces)
+        return None
+
+    def _want(self, job: Job, staged: Staged, pieces: list[Piece]) -> None:
+        """Have a job's reads done; whichever comes last sets its pieces free."""
+        countdown = _Countdown(len(staged.reads) + len(staged.fills), pieces)
+        done = partial(self._read_done, job, countdown)
+        self._fetcher.want([(read, done) for read in staged.reads], job.number)
+        for fill in staged.new_fills:
+            self._fetcher.want([(fill, partial(self._filled, fill))], job.number)
+        for fill in staged.fills:
+            fill.when_done(done)
 
     def _do(self, job: Job, piece: Piece) -> None:
         begin = time.perf_counter_ns()
@@ -191,25 +240,17 @@ class Runner:
             self._recorder.span(Kind.WORK, begin, time.perf_counter_ns(), samples=n)
         self._settle(job, 1, error)
 
-    def _read_loop(self) -> None:
-        while True:
-            with self._reads_here:
-                while not (self._is_stopped or self._reads):
-                    self._reads_here.wait()
-                if self._is_stopped:
-                    return
-                job, read, countdown = self._reads.popleft()
-            error = None if job.error is not None else _error_of(read)
-            with self._work_here:
-                countdown.left -= 1
-                job.error = job.error or error
-                if countdown.left or self._is_stopped:
-                    continue
-                if job.error is None:
-                    self._pieces.extend((job, piece) for piece in countdown.pieces)
-                    self._work_here.notify(len(countdown.pieces))
-                    continue
-            self._settle(job, len(countdown.pieces), job.error)
+    def _read_done(self, job: Job, countdown: _Countdown, error: BaseException | None) -> None:
+        with self._work_here:
+            countdown.left -= 1
+            job.error = job.error or error
+            if countdown.left or self._is_stopped:
+                return
+            if job.error is None:
+                self._pieces.extend((job, piece) for piece in countdown.pieces)
+                self._work_here.notify(len(countdown.pieces))
+                return
+        self._settle(job, len(countdown.pieces), job.error)
 
     def _settle(self, job: Job, num_pieces: int, error: BaseException | None) -> None:
         """Count pieces as done; who does the last one finishes the job."""

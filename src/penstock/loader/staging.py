@@ -1,9 +1,9 @@
-"""What is read ahead of the workers: ranges of remote objects, and blocks.
+"""What is read ahead of the workers: units for the tiers, ranges of remote objects, and blocks.
 
 Samples of local files are read on the spot, while their bytes are warm. Everything that takes a
-round trip is asked for as soon as its batch is planned, near ranges together. Where samples come in
-blocks, or the order itself goes block by block, a block is read once for all the batches that use
-it.
+round trip is wanted as soon as its batch is planned. Samples that a tier is to hold are fetched
+into it, once; of the others near ranges are read together. Where samples come in blocks, or the
+order itself goes block by block, a block is read once for all the batches that use it.
 """
 
 from __future__ import annotations
@@ -11,80 +11,52 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.dataset.bound import BoundPart, explained
-from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Ints
 from penstock.errors import StoreError
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
-from penstock.loader.job import Group, Job, Piece
+from penstock.loader.checks import check_unit
+from penstock.loader.fetcher import Outcome, Read
+from penstock.loader.fills import Fill, Fills
+from penstock.loader.holding import Holding
+from penstock.loader.job import Group, Job
 from penstock.loader.reads import is_local
+from penstock.loader.stages import Blocks, Ranges, Raw, Tiered
 from penstock.loader.stats import Counters
 from penstock.storage.coalesce import merge_ranges
+from penstock.storage.retry import Retrying
 from penstock.trace import Kind, Recorder
 
-_GAP_BYTES_MAX = 256 << 10
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
 
-Read = Callable[[], Any]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What a job waits for."""
+
+    reads: list[Read] = field(default_factory=list)
+    """To be done for it alone."""
+    fills: list[Fill] = field(default_factory=list)
+    """Units that it needs, some of which others wait for as well."""
+    new_fills: list[Fill] = field(default_factory=list)
+    """Those of them that nobody has begun."""
 
 
-class GroupStage(Protocol):
-    """The bytes of one group's samples, read ahead."""
+class At(NamedTuple):
+    """A place in a store."""
 
-    def raw(self, table: int, j: int) -> memoryview:
-        """Return the bytes of sample j of the group."""
-        ...
-
-    def samples(self, piece: Piece) -> Iterator[Sample]:
-        """Yield the samples of a piece, where they lie in blocks."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranges:
-    """Samples inside one buffer that merged ranges were read into."""
-
-    buffers: list[memoryview]
-    starts: list[list[int]]
-    lengths: list[list[int]]
-
-    def raw(self, table: int, j: int) -> memoryview:
-        start = self.starts[table][j]
-        return self.buffers[table][start : start + self.lengths[table][j]]
-
-    def samples(self, piece: Piece) -> Iterator[Sample]:
-        raise AssertionError(f"{piece} does not lie in blocks")
-
-
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Samples inside blocks that several batches share."""
-
-    stager: Stager
-    group: Group
-    names: list[list[Hashable]]
-    """Names of the blocks by table and sample."""
-
-    def samples(self, piece: Piece) -> Iterator[Sample]:
-        rows = self.group.extents[0].row[piece.start : piece.stop].tolist()
-        names = self.names[0][piece.start : piece.stop]
-        with self.stager.pinned(names):
-            for j, row, name in zip(range(piece.start, piece.stop), rows, names, strict=True):
-                yield self.stager.block(self.group, j, name).sample(row)
-
-    def raw(self, table: int, j: int) -> memoryview:
-        start, data = self.stager.run(self.group, table, j, self.names[table][j])
-        extents = self.group.extents[table]
-        at = int(extents.offset[j]) - start
-        return data[at : at + int(extents.length[j])]
+    bound: BoundPart
+    table: int
+    object: int
+    """Its number in the table."""
+    offset: int
 
 
 class Stager:
@@ -97,6 +69,8 @@ class Stager:
         *,
         stage_bytes: int,
         run_starts: Ints | None,
+        holding: Holding | None,
+        gap_bytes: Callable[[], int],
         reads_ahead: bool,
         recorder: Recorder | None,
     ) -> None:
@@ -106,27 +80,86 @@ class Stager:
         self._reads_ahead = reads_ahead
         self._blocks = BlockStage(stage_bytes)
         self._run_starts = run_starts
+        self._holding = holding
+        self._gap_bytes = gap_bytes
         self._recorder = recorder
+        self.fills = Fills(holding, self.fetch_unit) if holding is not None else None
 
-    def stage(self, job: Job) -> list[Read]:
+    # -- planning ----------------------------------------------------------------------------
+
+    def split(self, job: Job) -> None:
+        """Part the samples that a tier holds, or is to hold, from the others."""
+        if self._holding is None:
+            return
+        groups: list[Group] = []
+        for group in job.groups:
+            placed = self._holding.is_placed(self._holding.places(group))
+            if not placed.any():
+                groups.append(group)
+                continue
+            for chosen in (np.flatnonzero(placed), np.flatnonzero(~placed)):
+                if len(chosen):
+                    job.tiered.add(len(groups)) if placed[chosen[0]] else None
+                    groups.append(group.part(chosen))
+        job.groups = groups
+
+    def stage(self, job: Job) -> Staged:
         """Decide how each group of a job gets its bytes; return the reads to be done ahead."""
-        reads: list[Read] = []
-        if not self._reads_ahead:
-            return reads  # Worker processes read for themselves.
+        staged = Staged()
         for number, group in enumerate(job.groups):
-            local = is_local(group.bound)
-            if group.bound.by_block or (self._run_starts is not None and not local):
-                stage = self._stage_blocks(group)
-                job.staged[number] = stage
-                reads += [] if local else self._block_reads(group, stage)
-            elif not local:
-                ranges_stage, ranges = self._stage_ranges(group)
-                job.staged[number] = ranges_stage
-                job.staged_bytes += sum(len(b) for b in ranges_stage.buffers) - group.size_bytes
-                reads += ranges
-        return reads
+            if number in job.tiered:
+                self._stage_tiered(job, number, group, staged)
+            elif self._reads_ahead:  # Else worker processes read for themselves.
+                self._stage_store(job, number, group, staged)
+        return staged
 
-    def _stage_blocks(self, group: Group) -> _Blocks:
+    def _stage_tiered(self, job: Job, number: int, group: Group, staged: Staged) -> None:
+        assert self._holding is not None
+        places = self._holding.places(group)
+        stage = Tiered(
+            self._holding, group, places, self._counters, blocks=self, read=self.read_sample
+        )
+        job.staged[number] = stage
+        for table in places:
+            for fill, is_new in self.fills_of(table.units):
+                stage.fills[fill.unit] = fill
+                staged.fills.append(fill)
+                if is_new:
+                    staged.new_fills.append(fill)
+
+    def fills_of(self, units: Ints) -> list[tuple[Fill, bool]]:
+        """Return the fills of those units that are not there, and which of them are new."""
+        assert self._holding is not None
+        assert self.fills is not None
+        return [self.fills.of(unit) for unit in self._holding.absent(units)]
+
+    def new_fills(self, group: Group, jobs: Ints) -> list[tuple[int, Fill]]:
+        """Return the fills that a group needs and nobody has begun, with the job of each."""
+        assert self._holding is not None
+        places = self._holding.places(group)
+        placed = self._holding.is_placed(places)
+        out = []
+        for table in places:
+            units, first = np.unique(table.units[placed], return_index=True)
+            job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
+            for fill, is_new in self.fills_of(table.units[placed]):
+                if is_new:
+                    out.append((job_of[fill.unit], fill))
+        return out
+
+    def _stage_store(self, job: Job, number: int, group: Group, staged: Staged) -> None:
+        local = is_local(group.bound) and self._holding is None
+        if group.bound.by_block or (self._run_starts is not None and not local):
+            blocks = self._stage_blocks(group)
+            job.staged[number] = blocks
+            staged.reads.extend([] if local else self._block_reads(group, blocks))
+        elif not local:
+            ranges, reads = self._stage_ranges(group)
+            job.staged[number] = ranges
+            job.staged_bytes += sum(len(b) for b in ranges.buffers) - group.size_bytes
+            staged.reads.extend(reads)
+
+    def _stage_blocks(self, group: Group) -> Blocks:
         names: list[list[Hashable]] = []
         for table, extents in enumerate(group.extents):
             if group.bound.by_block:
@@ -136,62 +169,22 @@ class Stager:
                 ids = group.local_ids + group.bound.first
                 numbers = np.searchsorted(self._run_starts, ids, side="right") - 1
             names.append([(id(group.bound), table, n) for n in numbers.tolist()])
-        return _Blocks(self, group, names)
+        return Blocks(self, group, names)
 
-    def _block_reads(self, group: Group, stage: _Blocks) -> list[Read]:
+    def _block_reads(self, group: Group, stage: Blocks) -> list[Read]:
         first_use: dict[Hashable, tuple[int, int]] = {}
         for table, names in enumerate(stage.names):
             for j, name in enumerate(names):
                 first_use.setdefault(name, (table, j))
-        # What would not stay until it is used is better read when it is.
-        lengths = group.extents[0].length
-        fits = max(1, self._stage_bytes // 2 // max(1, int(lengths.max())))
-        chosen = list(first_use.items())[:fits]
+        wanted = [(n, t, j) for n, (t, j) in first_use.items() if not self._blocks.has(n)]
         if group.bound.by_block:
-            return [partial(self.block, group, j, n) for n, (_, j) in chosen]
-        return [partial(self.run, group, t, j, n) for n, (t, j) in first_use.items()]
+            # What would not stay until it is used is better read when it is.
+            lengths = group.extents[0].length
+            wanted = wanted[: max(1, self._stage_bytes // 2 // max(1, int(lengths.max())))]
+        return [_BlockRead(self, group, table, j, name) for name, table, j in wanted]
 
-    @contextmanager
-    def pinned(self, names: list[Hashable]) -> Iterator[None]:
-        """Keep some blocks while they are in use."""
-        distinct = list(dict.fromkeys(names))
-        self._blocks.pin(distinct)
-        try:
-            yield
-        finally:
-            self._blocks.unpin(distinct)
-
-    def block(self, group: Group, j: int, name: Hashable) -> Any:
-        """Return the unpacked block of a sample, reading it if need be."""
-
-        def load() -> tuple[Any, int]:
-            e = group.extents[0]
-            number, offset = int(e.object[j]), int(e.offset[j])
-            raw = self._read(group.bound, 0, number, offset, int(e.length[j]))
-            block = group.bound.unpack_raw(number, offset, raw)
-            return block, block.size_bytes
-
-        return self._blocks.get(name, load)
-
-    def run(self, group: Group, table: int, j: int, name: Hashable) -> tuple[int, memoryview]:
-        """Return offset and bytes of the run of samples that a sample lies in."""
-
-        def load() -> tuple[tuple[int, memoryview], int]:
-            bound = group.bound
-            assert self._run_starts is not None
-            i = int(group.local_ids[j]) + bound.first
-            number = int(np.searchsorted(self._run_starts, i, side="right")) - 1
-            ends = self._run_starts[number : number + 2] - bound.first - np.array([0, 1])
-            e = bound.part.tables[table].extents(ends)
-            start, stop = int(e.offset[0]), int(e.offset[1] + e.length[1])
-            data = self._read(bound, table, int(e.object[0]), start, stop - start)
-            return (start, data), len(data)
-
-        found: tuple[int, memoryview] = self._blocks.get(name, load)
-        return found
-
-    def _stage_ranges(self, group: Group) -> tuple[_Ranges, list[Read]]:
-        stage = _Ranges([], [], [])
+    def _stage_ranges(self, group: Group) -> tuple[Ranges, list[Read]]:
+        stage = Ranges()
         reads: list[Read] = []
         for table, e in enumerate(group.extents):
             # All objects in one call, numbered anew and so far apart that no two are ever merged.
@@ -201,7 +194,7 @@ class Stager:
             merged = merge_ranges(
                 numbers * _OBJECT_SPACING + e.offset,
                 e.length,
-                gap_bytes_max=_GAP_BYTES_MAX,
+                gap_bytes_max=self._gap_bytes(),
                 length_bytes_max=_RANGE_BYTES_MAX,
             )
             ends = np.cumsum(merged.lengths)
@@ -215,28 +208,149 @@ class Stager:
                 places, merged.offsets.tolist(), merged.lengths.tolist(), strict=True
             ):
                 place, offset = divmod(far, _OBJECT_SPACING)
-                number = int(objects[place])
-                view = buffer[at : at + length]
-                reads.append(partial(self._read_into, group.bound, table, number, offset, view))
+                where = At(group.bound, table, int(objects[place]), offset)
+                reads.append(_RangeRead(self, where, buffer[at : at + length]))
         return stage, reads
 
-    def _read(
-        self, bound: BoundPart, table: int, number: int, offset: int, length: int
-    ) -> memoryview:
-        view = self._pool.view(length)
-        self._read_into(bound, table, number, offset, view)
+    # -- blocks ------------------------------------------------------------------------------
+
+    @contextmanager
+    def pinned(self, names: list[Any]) -> Iterator[None]:
+        """Keep some blocks while they are in use."""
+        distinct = list(dict.fromkeys(names))
+        self._blocks.pin(distinct)
+        try:
+            yield
+        finally:
+            self._blocks.unpin(distinct)
+
+    def block(self, group: Group, j: int, name: Any, raw: Callable[[], Raw] | None = None) -> Any:
+        """Return the unpacked block of a sample, reading it if need be."""
+
+        def load() -> tuple[Any, int]:
+            e = group.extents[0]
+            number, offset = int(e.object[j]), int(e.offset[j])
+            data = self.read_sample(group, 0, j) if raw is None else np.asarray(raw()).data
+            block = group.bound.unpack_raw(number, offset, data)
+            return block, block.size_bytes
+
+        return self._blocks.get(name, load)
+
+    def run(self, group: Group, table: int, j: int, name: Any) -> tuple[int, memoryview]:
+        """Return offset and bytes of the run of samples that a sample lies in."""
+
+        def load() -> tuple[tuple[int, memoryview], int]:
+            number, start, length = self.run_extent(group, table, j)
+            data = self._pool.view(length)
+            self.read_into(At(group.bound, table, number, start), data)
+            return (start, data), len(data)
+
+        found: tuple[int, memoryview] = self._blocks.get(name, load)
+        return found
+
+    def run_extent(self, group: Group, table: int, j: int) -> tuple[int, int, int]:
+        """Return object, offset and length of the run that a sample lies in."""
+        assert self._run_starts is not None
+        bound = group.bound
+        i = int(group.local_ids[j]) + bound.first
+        number = int(np.searchsorted(self._run_starts, i, side="right")) - 1
+        ends = self._run_starts[number : number + 2] - bound.first - np.array([0, 1])
+        e = bound.part.tables[table].extents(ends)
+        start = int(e.offset[0])
+        return int(e.object[0]), start, int(e.offset[1] + e.length[1]) - start
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def read_sample(self, group: Group, table: int, j: int) -> memoryview:
+        """Return the extent of a sample from its store."""
+        e = group.extents[table]
+        view = self._pool.view(int(e.length[j]))
+        self.read_into(At(group.bound, table, int(e.object[j]), int(e.offset[j])), view)
         return view
 
-    def _read_into(
-        self, bound: BoundPart, table: int, number: int, offset: int, view: memoryview
-    ) -> None:
-        key = bound.part.tables[table].key(number)
+    def fetch_unit(self, unit: int) -> tuple[memoryview, int]:
+        """Return the bytes of a unit from its store, checked, and how often it was asked again."""
+        assert self._holding is not None
+        e = self._holding.extent(unit)
+        at = At(self._holding.bounds[e.bound_number], e.table, e.object, e.offset)
+        view = self._pool.view(e.length)
+        num_retries = self.read_into(at, view)
+        if not check_unit(self._holding, unit, view):
+            # Damage on the way is common enough to try once more; twice alike is the store's.
+            num_retries += 1 + self.read_into(at, view)
+            check_unit(self._holding, unit, view, is_last=True)
+        return view, num_retries
+
+    def read_into(self, at: At, view: memoryview) -> int:
+        """Fill a view from the store; return how often it had to be asked again."""
+        key, store = at.bound.part.tables[at.table].key(at.object), at.bound.store
+        before = store.num_attempts_here if isinstance(store, Retrying) else 0
         begin = time.perf_counter_ns()
         try:
-            bound.store.read_into(key, offset, view)
+            store.read_into(key, at.offset, view)
         except StoreError as error:
-            raise explained(error, bound, table, number) from error
+            raise explained(error, at.bound, at.table, at.object) from error
         end = time.perf_counter_ns()
-        self._counters.add_reads(bound.store.source, len(view), 1, (end - begin) / 1e9)
+        self._counters.add_reads(store.source, len(view), 1, (end - begin) / 1e9)
         if self._recorder is not None:
-            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=offset, bytes=len(view))
+            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=at.offset, bytes=len(view))
+        return store.num_attempts_here - before - 1 if isinstance(store, Retrying) else 0
+
+
+class _RangeRead:
+    """A range of one object, read into the stage of a batch."""
+
+    __slots__ = ("_at", "_stager", "_view", "size_bytes")
+
+    staged = True
+
+    def __init__(self, stager: Stager, at: At, view: memoryview) -> None:
+        self._stager = stager
+        self._at = at
+        self._view = view
+        self.size_bytes = len(view)
+
+    @property
+    def source(self) -> str:
+        """The store that has it."""
+        return self._at.bound.store.source
+
+    def __call__(self, copy: int) -> Outcome:
+        # A second copy has memory of its own: the first may be half-way through writing.
+        view = self._view if copy == 0 else memoryview(bytearray(self.size_bytes))
+        num_retries = self._stager.read_into(self._at, view)
+        if copy:
+            self._view[:] = view
+        return Outcome(moved=True, num_retries=num_retries)
+
+
+class _BlockRead:
+    """A block or a run that several batches share."""
+
+    __slots__ = ("_group", "_j", "_name", "_stager", "_table", "size_bytes")
+
+    staged = False
+
+    def __init__(self, stager: Stager, group: Group, table: int, j: int, name: Hashable) -> None:
+        self._stager = stager
+        self._group = group
+        self._table = table
+        self._j = j
+        self._name = name
+        if group.bound.by_block:
+            self.size_bytes = int(group.extents[table].length[j])
+        else:
+            self.size_bytes = stager.run_extent(group, table, j)[2]
+
+    @property
+    def source(self) -> str:
+        """The store that has it."""
+        return self._group.bound.store.source
+
+    def __call__(self, copy: int) -> Outcome:
+        # A second copy waits for the first one's result: a block is unpacked once.
+        if self._group.bound.by_block:
+            self._stager.block(self._group, self._j, self._name)
+        else:
+            self._stager.run(self._group, self._table, self._j, self._name)
+        return Outcome(moved=copy == 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from penstock.units import show_bytes, show_count, show_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStats:
@@ -14,6 +16,20 @@ class SourceStats:
     requests: int = 0
     seconds: float = 0.0
     """Time in reads, summed over threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """A tier of this node."""
+
+    source: str
+    """Its name among the sources: tier:memory, tier:disk."""
+    folder: str
+    """Where it lies."""
+    capacity_bytes: int
+    """What it may hold of this data set."""
+    held_bytes: int
+    """What it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +47,49 @@ class Stats:
     decode_s: float
     """Time in decoding, transforming and joining, summed over threads."""
     sources: dict[str, SourceStats] = field(default_factory=dict)
-    """Reads by source: folder, memory, s3, …"""
+    """Reads by source: folder, memory, s3, tier:memory, tier:disk, …"""
+    tiers: tuple[TierStats, ...] = ()
+    """The tiers of this node."""
+    bound_bytes: int | None = None
+    """The least that this rank's part of the job could have read from stores so far, with these
+    tiers, whatever the order and the policy; None where samples are read where they lie."""
+
+    @property
+    def store_bytes(self) -> int:
+        """Bytes that came from stores, not from tiers."""
+        return sum(s.size_bytes for name, s in self.sources.items() if not _is_tier(name))
+
+    @property
+    def bound_ratio(self) -> float | None:
+        """Bytes from stores as a multiple of the least possible; 1 is best."""
+        return self.store_bytes / self.bound_bytes if self.bound_bytes else None
 
     @property
     def stall_share(self) -> float:
         """The part of the time that was spent waiting."""
         return self.stall_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{show_count(self.samples)} samples in {show_count(self.batches)} batches, "
+            f"{show_seconds(self.elapsed_s)}, of it {show_seconds(self.stall_s)} "
+            f"({self.stall_share:.1%}) waiting for data"
+        ]
+        for name, source in self.sources.items():
+            lines.append(
+                f"  {name}: {show_bytes(source.size_bytes)} in {show_count(source.requests)} reads"
+            )
+        if self.bound_ratio is not None and self.bound_bytes is not None:
+            lines.append(
+                f"  from stores: {self.bound_ratio:.3f} of the least possible "
+                f"({show_bytes(self.bound_bytes)})"
+            )
+        lines += [
+            f"  {tier.source} holds {show_bytes(tier.held_bytes)} of at most "
+            f"{show_bytes(tier.capacity_bytes)} in {tier.folder}"
+            for tier in self.tiers
+        ]
+        return "\n".join(lines)
 
 
 class Counters:
@@ -62,7 +115,12 @@ class Counters:
         with self._lock:
             self._decode_s += seconds
 
-    def stats(self, running_s: float = 0.0) -> Stats:
+    def stats(
+        self,
+        running_s: float = 0.0,
+        tiers: tuple[TierStats, ...] = (),
+        bound_bytes: int | None = None,
+    ) -> Stats:
         """Return the counts so far; `running_s` is the age of an iteration that still runs."""
         with self._lock:
             return Stats(
@@ -75,4 +133,10 @@ class Counters:
                     name: SourceStats(size_bytes=b, requests=r, seconds=s)
                     for name, (b, r, s) in sorted(self._sources.items())
                 },
+                tiers=tiers,
+                bound_bytes=bound_bytes,
             )
+
+
+def _is_tier(source: str) -> bool:
+    return source.startswith("tier:")

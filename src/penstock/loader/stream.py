@@ -16,6 +16,7 @@ from penstock.errors import OptionError
 from penstock.loader.job import Group, Job, Slot
 from penstock.order import (
     BlocksOrder,
+    ColdOrder,
     GlobalOrder,
     MixtureOrder,
     Order,
@@ -162,12 +163,15 @@ def make_order(
         return SequentialOrder(num_samples=len(dataset))
     if shuffle == "global":
         return GlobalOrder(num_samples=len(dataset), seed=seed)
-    if shuffle == "blocks":
+    if shuffle in ("blocks", "blocks-first"):
         starts = block_starts(dataset)
-        return BlocksOrder(
+        blocks = BlocksOrder(
             block_starts=starts, seed=seed, window_blocks=_window_blocks(dataset, starts)
         )
-    raise OptionError(f"shuffle={shuffle!r}: there are 'global', 'blocks' and None")
+        if shuffle == "blocks":
+            return blocks
+        return ColdOrder(first=blocks, later=GlobalOrder(num_samples=len(dataset), seed=seed))
+    raise OptionError(f"shuffle={shuffle!r}: there are 'global', 'blocks', 'blocks-first' and None")
 
 
 def _window_blocks(dataset: Dataset, starts: Ints) -> int:

@@ -6,7 +6,8 @@ sample used next?" is arithmetic. Reading the samples is `dataset` and `storage`
 their step is `loader`.
 
 * `permutation` – the keyed bijection that all shuffling comes from
-* `orders`, `blocks`, `mixture` – `GlobalOrder`, `SequentialOrder`, `BlocksOrder`, `MixtureOrder`
+* `orders`, `blocks`, `cold`, `mixture` – `GlobalOrder`, `SequentialOrder`, `BlocksOrder`,
+  `ColdOrder`, `MixtureOrder`
 * `steps`, `cursor` – from positions to steps and ranks; where a run is, to save and to resume
 * `stream_hash`, `quality` – was the right stream delivered, and how well was it shuffled
 
@@ -18,6 +19,7 @@ array([1000000, 1000001, 1000002, 1000003])
 """
 
 from penstock.order.blocks import BlocksOrder
+from penstock.order.cold import ColdOrder
 from penstock.order.cursor import Cursor
 from penstock.order.interleave import Interleave, interleave_of, shares_of
 from penstock.order.keys import Ids, key_of
@@ -30,6 +32,7 @@ from penstock.order.stream_hash import StreamHash
 
 __all__ = [
     "BlocksOrder",
+    "ColdOrder",
     "Cursor",
     "Description",
     "GlobalOrder",

@@ -98,6 +98,11 @@ class Retrying:
         return sum(list(self._attempts.values()))
 
     @property
+    def num_attempts_here(self) -> int:
+        """Attempts so far of the calling thread alone."""
+        return self._attempts.get(threading.get_ident(), 0)
+
+    @property
     def uri(self) -> str:
         """Return the inner store's root."""
         return self.inner.uri

@@ -1,0 +1,182 @@
+"""What does the shaping proxy of penstock.testing cost, and how exactly does it shape?
+
+    python -m benchmarks.shaper [--seaweed]
+
+110 kB ranged GETs by a client in C (obstore) on 32 threads, against a folder served by the shaper,
+and with --seaweed through the shaper against SeaweedFS and beside it. Limits measured in the same
+run: reading the same ranges with `preadv`, and SeaweedFS asked directly. `CPU s/GB` is the shaper's
+own process. Then, with a client of our own: latencies and bandwidths as they arrive.
+"""
+
+import argparse
+import dataclasses
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+
+import obstore
+from obstore.store import S3Store
+
+from penstock.testing.servers import SeaweedServer
+from penstock.testing.shaper import Fixed, LogNormal, Shape, Shaper
+
+ROUNDS, ROUND_S = 3, 1.5
+FILE_BYTES, RANGE_BYTES, THREADS = 64_000_000, 110_000, 32
+Read = Callable[[int], object]
+
+
+def rate(read: Read) -> float:
+    """Return bytes a second of many threads that read ranges for a while."""
+    counts = [0] * THREADS
+    stop_s = time.perf_counter() + ROUND_S
+
+    def work(number: int) -> None:
+        at = number
+        while time.perf_counter() < stop_s:
+            read(at * 7919 * 4096 % (FILE_BYTES - RANGE_BYTES))
+            counts[number] += 1
+            at += THREADS
+
+    begin = time.perf_counter()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) * RANGE_BYTES / (time.perf_counter() - begin)
+
+
+def obstore_read(endpoint: str, bucket: str, **keys: object) -> Read:
+    store = S3Store(
+        bucket,
+        endpoint=endpoint,
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+        **keys,
+    )
+    return lambda offset: obstore.get_range(store, "x", start=offset, length=RANGE_BYTES)
+
+
+def show(name: str, shaper: Shaper, read: Read, limit: str, limit_read: Read) -> None:
+    """Print rates of both in turns, and what the shaper used."""
+    rates, limits, costs = [], [], []
+    for _ in range(ROUNDS):
+        limits.append(rate(limit_read))
+        before = shaper.counts()
+        rates.append(rate(read))
+        spent = shaper.counts() - before
+        costs.append(spent.cpu_s / (spent.body_bytes / 1e9))
+    ratio = median(a / b for a, b in zip(rates, limits, strict=True))
+    print(
+        f"{name}: {median(rates) / 1e6:.0f} MB/s, {median(costs):.2f} CPU s/GB, "
+        f"{ratio:.2f} of {limit} ({median(limits) / 1e6:.0f} MB/s)"
+    )
+
+
+def folder_rates(folder: Path) -> None:
+    file = os.open(folder / "x", os.O_RDONLY)
+
+    def pread(offset: int) -> object:
+        return os.pread(file, RANGE_BYTES, offset)
+
+    far = Shape(latency=Fixed(0.020), bandwidth_bytes_s=100e6)
+    for name, shape in (
+        ("folder, no limits", Shape()),
+        ("folder, 200 MB/s", Shape(bandwidth_bytes_s=200e6)),
+        ("folder, 20 ms and 100 MB/s", far),
+    ):
+        with Shaper.of_folder(folder, shape) as shaper:
+            read = obstore_read(shaper.endpoint, "data", skip_signature=True)
+            show(name, shaper, read, "pread by 32 threads", pread)
+    os.close(file)
+
+
+def seaweed_rates(folder: Path) -> None:
+    with SeaweedServer() as access, Shaper(access.endpoint) as shaper:
+        access.create_bucket("data")
+        keys = {"access_key_id": access.access_key, "secret_access_key": access.secret_key}
+        store = S3Store(
+            "data",
+            endpoint=access.endpoint,
+            region="us-east-1",
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+            **keys,
+        )
+        obstore.put(store, "x", (folder / "x").read_bytes())
+        read = obstore_read(shaper.endpoint, "data", **keys)
+        direct = obstore_read(access.endpoint, "data", **keys)
+        show("SeaweedFS through the shaper", shaper, read, "SeaweedFS directly", direct)
+
+
+# -- accuracy, with blocking sockets on threads ------------------------------------------------
+
+
+def first_byte_s(address: tuple[str, int], count: int, size_bytes: int) -> list[float]:
+    """Return times to the first byte of requests one after the other."""
+    times = []
+    asked = f"GET /data/x HTTP/1.1\r\nHost: a\r\nRange: bytes=0-{size_bytes - 1}\r\n\r\n".encode()
+    with socket.create_connection(address) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            begin = time.perf_counter()
+            client.sendall(asked)
+            got = client.recv(65536)
+            times.append(time.perf_counter() - begin)
+            left = size_bytes - (len(got) - got.index(b"\r\n\r\n") - 4)
+            while left > 0:
+                left -= len(client.recv(min(65536, left)))
+    return times
+
+
+def accuracy(folder: Path) -> None:
+    with Shaper.of_folder(folder, Shape(latency=Fixed(0.020))) as shaper:
+        address = ("127.0.0.1", int(shaper.endpoint.rpartition(":")[2]))
+        for waiting in (1, 32, 256):
+            found: list[float] = []
+            threads = [
+                threading.Thread(target=lambda: found.extend(first_byte_s(address, 20, 1000)))
+                for _ in range(waiting)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            shown = [1e3 * (each - 0.020) for each in quantiles(found, n=100)]
+            print(
+                f"20 ms with {waiting} waiting: late by {shown[49]:.2f} ms (p50), "
+                f"{shown[98]:.2f} ms (p99)"
+            )
+        shaper.reshape(Shape(latency=LogNormal(0.020, 0.5)))
+        found = first_byte_s(address, 200, 1000)
+        print(f"lognormal, median 20 ms: median {1e3 * median(found):.1f} ms")
+        for bytes_s in (10e6, 100e6, 400e6):
+            shaper.reshape(Shape(bandwidth_bytes_s=bytes_s))
+            size_bytes = int(min(bytes_s / 4, FILE_BYTES))
+            begin = time.perf_counter()
+            first_byte_s(address, 4, size_bytes)
+            got = 4 * size_bytes / (time.perf_counter() - begin)
+            print(f"{bytes_s / 1e6:.0f} MB/s: {got / bytes_s:.3f} of it arrives")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seaweed", action="store_true", help="also a real store")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "x").write_bytes(os.urandom(FILE_BYTES))
+        folder_rates(folder)
+        if args.seaweed:
+            seaweed_rates(folder)
+        accuracy(folder)
+
+
+if __name__ == "__main__":
+    main()

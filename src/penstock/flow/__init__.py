@@ -1,0 +1,48 @@
+"""Flow: the plan meets reality, one event at a time.
+
+Pure: events in, actions out, no clock. `loader` carries the actions out for real, `simulate` in
+virtual time. Start with `flow.Flow`.
+
+* `events`, `actions` – what can happen, what is to be done
+* `flow` – which fetch begins when, and from where
+* `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
+* `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
+"""
+
+from penstock.flow.actions import Action, Begin, GiveUp
+from penstock.flow.budget import Budget, SourcePrior
+from penstock.flow.events import (
+    Arrived,
+    Consumed,
+    Dropped,
+    Event,
+    Failed,
+    Fetch,
+    Throttled,
+    Tick,
+    Waiting,
+    Wanted,
+)
+from penstock.flow.flow import Flow, FlowRates
+from penstock.flow.source import SourceRates
+
+__all__ = [
+    "Action",
+    "Arrived",
+    "Begin",
+    "Budget",
+    "Consumed",
+    "Dropped",
+    "Event",
+    "Failed",
+    "Fetch",
+    "Flow",
+    "FlowRates",
+    "GiveUp",
+    "SourcePrior",
+    "SourceRates",
+    "Throttled",
+    "Tick",
+    "Waiting",
+    "Wanted",
+]

@@ -1,0 +1,23 @@
+"""What a flow wants done. Whoever carries it out reports back with events."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask a source for the bytes of a fetch now."""
+
+    number: int
+    copy: int
+    """0 at first; higher for a hedge, or for the next source after a failure."""
+    source: str
+
+
+class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """No source could deliver: the step that needs the fetch gets the last error."""
+
+    number: int
+
+
+Action = Begin | GiveUp

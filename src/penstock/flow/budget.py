@@ -1,0 +1,71 @@
+"""What a flow may use, and what it believes of a source before it has asked it anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import OptionError
+from penstock.machine import StoreModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Bounds of a flow. Inside them it finds its own way by measuring."""
+
+    stage_bytes_max: int
+    """Memory for bytes on their way and for those that wait for their step. One batch may exceed
+    it, or a batch larger than the budget could never be made; so may one fill of a tier."""
+    requests_max: int = 64
+    """Requests in flight at one source."""
+    requests_min: int = 1
+    """Requests in flight that are always allowed, however slow a source is."""
+
+    def __post_init__(self) -> None:
+        if self.stage_bytes_max < 1:
+            raise OptionError(
+                f"stage_bytes_max must be at least 1 byte, got {self.stage_bytes_max}"
+            )
+        if not 1 <= self.requests_min <= self.requests_max:
+            raise OptionError(
+                f"requests_min must lie between 1 and requests_max ({self.requests_max}), "
+                f"got {self.requests_min}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePrior:
+    """A first guess about a source. Measurements replace it within a few hundred requests."""
+
+    latency_s: float
+    """A typical request, queue and transfer of a small range included."""
+    latency_p99_s: float
+    """The slowest in a hundred."""
+    bytes_s: float
+    """What the source delivers at best."""
+    requests: int = 8
+    """Requests in flight to begin with."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.latency_s <= self.latency_p99_s:
+            raise OptionError(
+                f"latency_s must lie between 0 and latency_p99_s ({self.latency_p99_s:g}), "
+                f"got {self.latency_s:g}"
+            )
+        if self.bytes_s <= 0 or self.requests < 1:
+            raise OptionError(
+                "bytes_s must be above 0 and requests at least 1, "
+                f"got {self.bytes_s:g} and {self.requests}"
+            )
+
+    @classmethod
+    def of_store(cls, store: StoreModel) -> SourcePrior:
+        """Return what a measured store promises: begin with the fewest requests that fill it."""
+        best = max(store.throughput.bytes_s)
+        knee = next(n for n in store.throughput.counts if store.throughput.at(n) >= 0.95 * best)
+        latency_s = max(store.latency_s, 1e-6)
+        return cls(
+            latency_s=latency_s,
+            latency_p99_s=max(store.latency_p99_s, latency_s),
+            bytes_s=best,
+            requests=knee,
+        )

@@ -1,0 +1,86 @@
+"""What can happen to a flow. A flow has no clock: each event carries the time when it happened.
+
+A *fetch* is one range of bytes that some step waits for. It may be asked for twice at once (a
+hedge), so answers name the fetch and the copy.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that a step needs."""
+
+    number: int
+    """Its name in this flow; rising in the order of planning."""
+    step: int
+    """The step that needs it first, counted by the flow's consumer from 0."""
+    size_bytes: int
+    sources: tuple[str, ...]
+    """Where it can come from, best first; the last one always works in the end."""
+    staged: bool = True
+    """Whether it waits in memory until its step; else it goes into a tier and takes no stage."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The planner wants these bytes."""
+
+    fetches: tuple[Fetch, ...]
+    at_s: float
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes are there."""
+
+    number: int
+    copy: int
+    at_s: float
+    moved: bool = True
+    """Whether they came over the wire; else they were found on the node, which says nothing about
+    the source's speed."""
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """A source gave up, after asking again as often as is sensible."""
+
+    number: int
+    copy: int
+    at_s: float
+
+
+class Throttled(msgspec.Struct, frozen=True, kw_only=True):
+    """A source asked us to slow down (503, 429), or cut an answer short."""
+
+    source: str
+    at_s: float
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """A fetch is not wanted any more."""
+
+    number: int
+    at_s: float
+
+
+class Consumed(msgspec.Struct, frozen=True, kw_only=True):
+    """The training loop has taken the batch of a step."""
+
+    step: int
+    at_s: float
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """The training loop waits for the batch of a step: every fetch of it is late."""
+
+    step: int
+    at_s: float
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """Time has passed; sent when a flow asked to be woken (`Flow.wake_s`)."""
+
+    at_s: float
+
+
+Event = Wanted | Arrived | Failed | Throttled | Dropped | Consumed | Waiting | Tick

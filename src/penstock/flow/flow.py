@@ -1,0 +1,312 @@
+"""The flow: which fetch begins when and from where, one event at a time.
+
+Three questions, each asked in its own module. May its bytes use memory yet (`stage`: earliest step
+first, inside the budget)? May its source have one more request in flight (`limit`)? Is a request so
+late that a second copy is due (`hedge`)? Beside them `pace` watches the consumer and `tail` the
+sources, and together they say how far ahead to plan.
+
+A flow has no clock and does nothing itself: it is told what happened and when, and answers with
+what to do. The same events always give the same actions, so a run can be replayed, and a simulator
+drives the very code that a loader does.
+
+>>> flow = Flow(budget=Budget(stage_bytes_max=1000))
+>>> fetch = Fetch(number=0, step=0, size_bytes=100, sources=("store",))
+>>> flow.on(Wanted(fetches=(fetch,), at_s=0.0))
+[Begin(number=0, copy=0, source='store')]
+>>> flow.on(Arrived(number=0, copy=0, at_s=0.02)), flow.stage_bytes
+([], 100)
+>>> flow.on(Consumed(step=0, at_s=0.03)), flow.stage_bytes
+([], 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+from penstock.flow.actions import Action, Begin, GiveUp
+from penstock.flow.budget import Budget, SourcePrior
+from penstock.flow.events import (
+    Arrived,
+    Consumed,
+    Dropped,
+    Event,
+    Failed,
+    Fetch,  # noqa: F401  (for the example)
+    Throttled,
+    Tick,
+    Waiting,
+    Wanted,
+)
+from penstock.flow.hedge import LOOK_S_MIN, TOKEN_SHARE, TOKENS_MAX, look
+from penstock.flow.pace import Pace, depth_bytes
+from penstock.flow.requests import Care, Request
+from penstock.flow.source import Source, SourceRates
+from penstock.flow.stage import Stage
+
+_UNKNOWN_SHARE = 4
+"""One part in so many of the budget is planned ahead while nothing is known yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowRates:
+    """What a flow and its surroundings do at the moment."""
+
+    sources: dict[str, SourceRates]
+    steps_s: float
+    """Steps a second that the consumer would take if it never waited; 0 if not known."""
+    bytes_s: float
+    """Staged bytes a second that this takes."""
+    stage_bytes: int
+    look_ahead_bytes: int
+    num_hedges: int
+    """Second copies so far."""
+
+
+class Flow:
+    """Turns events into actions."""
+
+    def __init__(self, *, budget: Budget, prior: Mapping[str, SourcePrior] | None = None) -> None:
+        self._budget = budget
+        self._prior = dict(prior or {})
+        self._sources: dict[str, Source] = {}
+        self._stage = Stage(budget.stage_bytes_max)
+        self._pace = Pace()
+        self._cares: dict[int, Care] = {}
+        self._requests: dict[tuple[int, int], Request] = {}
+        """In flight, in the order in which they began."""
+        self._now_s = 0.0
+        self._look_at_s = inf
+        """When to look for late requests next."""
+        self._num_hedges = 0
+        self._actions: list[Action] = []
+        self._handlers: dict[type[Event], Any] = {
+            Wanted: self._wanted,
+            Arrived: self._arrived,
+            Failed: self._failed,
+            Throttled: self._throttled,
+            Dropped: self._dropped,
+            Consumed: self._consumed,
+            Waiting: self._waiting,
+            Tick: self._ticked,
+        }
+
+    # -- what it tells -------------------------------------------------------------------------
+
+    def on(self, event: Event) -> list[Action]:
+        """Take note of an event; return what is to be done now, in order."""
+        # Threads report in any order: time does not run backwards here.
+        self._now_s = max(self._now_s, event.at_s)
+        self._handlers[type(event)](event)
+        if self._now_s >= self._look_at_s:
+            self._look_for_late()
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def wake_s(self) -> float | None:
+        """When to send a `Tick` if nothing else happens before; None if there is no need."""
+        return self._look_at_s if self._look_at_s < inf else None
+
+    @property
+    def look_ahead_bytes(self) -> int:
+        """Bytes of stage that should be planned beyond the last step taken; see `planned_bytes`."""
+        budget_bytes = self._budget.stage_bytes_max
+        pace = self._pace
+        if not pace.bytes_per_step:
+            return max(1, budget_bytes // _UNKNOWN_SHARE)
+        tail_s = source_bytes_s = in_flight_bytes = 0.0
+        for source in self._sources.values():
+            size_bytes = source.tail.mean_bytes
+            tail_s = max(tail_s, source.tail.p999_s(size_bytes))
+            source_bytes_s += source.full_bytes_s
+            in_flight_bytes += source.limit.level * size_bytes
+        depth = depth_bytes(
+            pace, tail_s=tail_s, source_bytes_s=source_bytes_s, in_flight_bytes=in_flight_bytes
+        )
+        return max(1, min(int(depth), budget_bytes))
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of stage that are planned and not used up: queued, in flight or staged."""
+        return self._stage.planned_bytes
+
+    @property
+    def planned_fill_bytes(self) -> int:
+        """Bytes for tiers that are planned and have not arrived."""
+        return self._stage.planned_fill_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that count against the stage's budget now."""
+        return self._stage.staged_bytes
+
+    @property
+    def num_hedges(self) -> int:
+        """Second copies so far."""
+        return self._num_hedges
+
+    def in_flight(self, source: str) -> int:
+        """Return the number of requests in flight at a source."""
+        return self._sources[source].in_flight if source in self._sources else 0
+
+    def limit(self, source: str) -> int:
+        """Return how many requests a source may have in flight now."""
+        return self._source(source).limit.level
+
+    def rates(self) -> FlowRates:
+        """Return what the flow and its surroundings do at the moment."""
+        return FlowRates(
+            sources={name: source.rates() for name, source in self._sources.items()},
+            steps_s=self._pace.steps_s,
+            bytes_s=self._pace.steps_s * self._pace.bytes_per_step,
+            stage_bytes=self._stage.staged_bytes,
+            look_ahead_bytes=self.look_ahead_bytes,
+            num_hedges=self._num_hedges,
+        )
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _wanted(self, event: Wanted) -> None:
+        for fetch in event.fetches:
+            assert fetch.number not in self._cares, f"fetch {fetch.number} is wanted twice"
+            assert fetch.sources, f"fetch {fetch.number} has no source"
+            care = Care(fetch)
+            self._cares[fetch.number] = care
+            self._stage.want(care)
+        self._admit()
+
+    def _arrived(self, event: Arrived) -> None:
+        request = self._requests.pop((event.number, event.copy), None)
+        if request is None:
+            return
+        source, care = request.source, request.care
+        source.answered(request, self._now_s, moved=event.moved)
+        care.num_in_flight -= 1
+        if not care.is_there:
+            care.is_there = True
+            if care.is_unwanted or not care.fetch.staged:
+                self._forget(care)
+        self._begin_at(source)
+
+    def _failed(self, event: Failed) -> None:
+        request = self._requests.pop((event.number, event.copy), None)
+        if request is None:
+            return
+        source, care = request.source, request.care
+        source.in_flight -= 1
+        source.num_done += 1
+        care.num_in_flight -= 1
+        if not (care.is_there or care.num_in_flight):
+            if care.is_dropped:
+                self._forget(care)
+            elif care.num_tried < len(care.fetch.sources):
+                self._begin_at(self._make_ready(care))
+            else:
+                self._actions.append(GiveUp(number=event.number))
+                self._forget(care)
+        self._begin_at(source)
+
+    def _throttled(self, event: Throttled) -> None:
+        self._source(event.source).limit.throttled(self._now_s)
+
+    def _dropped(self, event: Dropped) -> None:
+        care = self._cares.get(event.number)
+        if care is None:
+            return
+        care.is_dropped = care.is_unwanted = True
+        if care.is_there or not care.num_in_flight:
+            self._forget(care)
+
+    def _consumed(self, event: Consumed) -> None:
+        gone = self._stage.consume(event.step)
+        for care in gone:
+            del self._cares[care.fetch.number]
+        size_bytes = sum([care.fetch.size_bytes for care in gone])
+        self._pace.consumed(event.step, self._now_s, size_bytes)
+        self._admit()
+
+    def _waiting(self, event: Waiting) -> None:
+        self._pace.waiting(event.step, self._now_s)
+        self._look_for_late()
+
+    def _ticked(self, event: Tick) -> None:
+        """Looking for late requests is all there is to do; `on` does it when it is time."""
+
+    # -- actions -------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Give memory to the fetches whose turn it is, and begin those that can."""
+        admitted = self._stage.admit()
+        if not admitted:
+            return
+        for care in admitted:
+            self._make_ready(care)
+        for source in self._sources.values():
+            if source.ready:
+                self._begin_at(source)
+
+    def _make_ready(self, care: Care) -> Source:
+        """Queue a fetch at the next of its sources, and return that."""
+        fetch = care.fetch
+        source = self._source(fetch.sources[care.num_tried])
+        care.num_tried += 1
+        heappush(source.ready, (fetch.step, fetch.number, care))
+        return source
+
+    def _begin_at(self, source: Source) -> None:
+        """Begin what waits for a source while it may have more in flight; copies go first."""
+        level = source.limit.level
+        while source.in_flight < level and source.hedges:
+            care = source.hedges.popleft()
+            if care.num_in_flight and not (care.is_there or care.is_dropped):
+                self._num_hedges += 1
+                self._begin(care, source)
+        while source.in_flight < level and source.ready:
+            care = heappop(source.ready)[2]
+            if not care.is_dropped:
+                source.tokens = min(source.tokens + TOKEN_SHARE, TOKENS_MAX)
+                self._begin(care, source)
+
+    def _begin(self, care: Care, source: Source) -> None:
+        number, copy = care.fetch.number, care.num_copies
+        self._requests[number, copy] = Request(
+            care, source, self._now_s, source.in_flight, source.num_done
+        )
+        care.num_copies += 1
+        care.num_in_flight += 1
+        source.in_flight += 1
+        if self._look_at_s == inf:
+            self._look_at_s = self._now_s + LOOK_S_MIN
+        self._actions.append(Begin(number=number, copy=copy, source=source.name))
+
+    def _forget(self, care: Care) -> None:
+        """Stop caring for a fetch; its room goes to others."""
+        self._stage.release(care)
+        del self._cares[care.fetch.number]
+        self._admit()
+
+    def _source(self, name: str) -> Source:
+        source = self._sources.get(name)
+        if source is None:
+            source = Source(name, self._budget, self._prior.get(name))
+            self._sources[name] = source
+        return source
+
+    # -- late requests -------------------------------------------------------------------------
+
+    def _look_for_late(self) -> None:
+        """Ask for second copies where they are due."""
+        found = look(self._requests.values(), self._pace, self._now_s)
+        self._look_at_s = found.again_s if self._requests else inf
+        for request in found.due:
+            care, source = request.care, request.source
+            care.is_hedged = True
+            if care.num_tried < len(care.fetch.sources):
+                source = self._source(care.fetch.sources[care.num_tried])
+                care.num_tried += 1
+            source.hedges.append(care)
+            self._begin_at(source)

@@ -1,0 +1,99 @@
+"""Second copies: asking again for what is late while its step is near.
+
+One request in a hundred may take a hundred times as long as the others, and a batch waits for its
+slowest. A second copy, made when a request has been in flight for longer than nearly all others
+take, cuts that tail. But a copy is load. So it is made only
+
+* when its step is near: predicted to be needed sooner than the late request can be counted on;
+* when the source serves others meanwhile: where everything is slow, copies make it slower;
+* while it has a *token*. A source earns a small share of one with each request, so copies are at
+  most that share of all requests, and a few at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from penstock.flow.pace import Pace
+from penstock.flow.requests import Request
+from penstock.flow.source import Source
+
+TOKEN_SHARE = 0.05
+"""Copies for each request that is no copy."""
+TOKENS_MAX = 8.0
+"""Copies that may be made at once after a quiet time."""
+_LATE = 1.25
+"""Late is this many times what 19 in 20 requests of the size do not exceed."""
+_SEEN_MIN = 32
+"""Answers before a source's tail is believed."""
+LOOK_S_MIN = 0.005
+"""Between two looks."""
+_UNKNOWN_LOOK_S = 0.05
+"""The same while a source's tail is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What looking over the requests in flight has shown."""
+
+    due: list[Request]
+    """Those that deserve a second copy, oldest first; each has taken its token."""
+    again_s: float
+    """When to look again."""
+
+
+def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
+    """Find the requests in flight that deserve a second copy."""
+    late: list[Request] = []
+    num_late: dict[Source, int] = {}
+    again_s = inf
+    for request in requests:
+        care, source = request.care, request.source
+        if care.is_hedged or care.is_dropped or care.is_there:
+            continue
+        if source.tail.num_seen < _SEEN_MIN:
+            again_s = min(again_s, now_s + _UNKNOWN_LOOK_S)
+            continue
+        late_s = _LATE * source.tail.p95_s(care.fetch.size_bytes)
+        if now_s - request.began_s < late_s:
+            again_s = min(again_s, request.began_s + late_s)
+        else:
+            late.append(request)
+            num_late[source] = num_late.get(source, 0) + 1
+            again_s = min(again_s, now_s + late_s / 8)
+    due = [r for r in late if _is_due(r, num_late[r.source], pace, now_s)]
+    return Look(due, max(again_s, now_s + LOOK_S_MIN))
+
+
+def _is_due(request: Request, num_late: int, pace: Pace, now_s: float) -> bool:
+    source = request.source
+    if source.tokens < 1.0 or not is_overtaken(request, num_late):
+        return False
+    if not is_near(request, pace, now_s):
+        return False
+    source.tokens -= 1.0
+    return True
+
+
+def is_overtaken(request: Request, num_late: int) -> bool:
+    """Whether this request is slow and not its source.
+
+    Since it began, its source has answered half as many again as were in flight before it; or
+    hardly any other request of the source is late.
+    """
+    source = request.source
+    if source.num_done - request.num_done_before > 1.5 * request.num_ahead + 2:
+        return True
+    return num_late <= max(1, source.in_flight // 4)
+
+
+def is_near(request: Request, pace: Pace, now_s: float) -> bool:
+    """Whether the step may need the bytes before the request can be counted on to bring them.
+
+    Latencies have heavy tails: what has been late for so long may well be late for as long again.
+    """
+    fetch = request.care.fetch
+    fresh_s = request.source.tail.p99_s(fetch.size_bytes)
+    return pace.needed_s(fetch.step, now_s) - now_s < max(now_s - request.began_s, fresh_s)

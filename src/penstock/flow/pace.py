@@ -1,0 +1,108 @@
+"""How fast steps are used up, when a step will be needed, and how far ahead that asks us to be.
+
+A consumer's own pace is the time between two steps less the time it spent waiting for us: a stall
+must not look like a slow consumer, or the flow would slow down because it was slow.
+"""
+
+from __future__ import annotations
+
+_GAIN = 0.1
+_INTERVAL_CLIP = 4.0
+"""A pause (a checkpoint, a validation) counts as at most so many ordinary steps."""
+_STEP_S_MIN = 1e-6
+
+GENEROUS = 3.0
+"""The look-ahead is this many times what a bad moment needs: memory within the budget costs
+nothing, a stall does."""
+DEPTH_S_MIN = 1.0
+"""Seconds of look-ahead, however good the source has been so far: it may hiccup for the first time.
+"""
+STEPS_MIN = 4
+"""Steps of look-ahead, however fast the source and slow the consumer."""
+
+
+class Pace:
+    """The consumer, as its batches being taken show it."""
+
+    __slots__ = (
+        "_last_at_s",
+        "_num_seen",
+        "_stalled_s",
+        "_waiting_since_s",
+        "bytes_per_step",
+        "last_step",
+        "step_s",
+        "waiting_step",
+    )
+
+    def __init__(self) -> None:
+        self.last_step = -1
+        self.waiting_step: int | None = None
+        self.step_s: float | None = None
+        """Seconds that the consumer needs for a step by itself; None before two were taken."""
+        self.bytes_per_step = 0.0
+        self._num_seen = 0
+        self._last_at_s: float | None = None
+        self._waiting_since_s = 0.0
+        self._stalled_s = 0.0
+
+    def waiting(self, step: int, at_s: float) -> None:
+        """Note that the consumer has begun to wait for a step."""
+        if self.waiting_step is None:
+            self._waiting_since_s = at_s
+        self.waiting_step = step
+
+    def consumed(self, step: int, at_s: float, size_bytes: int) -> None:
+        """Note that the consumer has taken the batches up to a step, with so many bytes."""
+        if self.waiting_step is not None:
+            self._stalled_s += at_s - self._waiting_since_s
+            self.waiting_step = None
+        num_steps = step - self.last_step
+        if num_steps < 1:
+            return
+        if self._last_at_s is not None:
+            self._learn((at_s - self._last_at_s - self._stalled_s) / num_steps)
+        gain = max(_GAIN, 1 / (self._num_seen + 1))
+        self.bytes_per_step += gain * (size_bytes / num_steps - self.bytes_per_step)
+        self._last_at_s, self.last_step, self._stalled_s = at_s, step, 0.0
+
+    def needed_s(self, step: int, now_s: float) -> float:
+        """Return when a step will be asked for, if nothing holds the consumer up until then."""
+        step_s = self.step_s or 0.0
+        if self.waiting_step is not None:
+            return now_s + max(0, step - self.waiting_step) * step_s
+        if self._last_at_s is None:
+            return now_s
+        return max(self._last_at_s + (step - self.last_step) * step_s, now_s)
+
+    @property
+    def steps_s(self) -> float:
+        """Steps a second that the consumer would take if it never waited; 0 if not known."""
+        return 1 / self.step_s if self.step_s else 0.0
+
+    def _learn(self, interval_s: float) -> None:
+        interval_s = max(interval_s, _STEP_S_MIN)
+        self._num_seen += 1
+        if self.step_s is None:
+            self.step_s = interval_s
+            return
+        interval_s = min(interval_s, self.step_s * _INTERVAL_CLIP)
+        self.step_s += max(_GAIN, 1 / self._num_seen) * (interval_s - self.step_s)
+
+
+def depth_bytes(
+    pace: Pace, *, tail_s: float, source_bytes_s: float, in_flight_bytes: float
+) -> float:
+    """Return how many bytes should be planned beyond the last step taken.
+
+    A step does not stall when it was asked for one bad latency and one batch's transfer before its
+    time. What is used up in that time is the need, at the consumer's own pace, or at the source's
+    where that is slower: more could not be brought anyway. Beside that, enough must be planned to
+    keep the requests in flight busy twice over.
+    """
+    step_bytes = pace.bytes_per_step
+    batch_s = step_bytes / source_bytes_s if source_bytes_s > 0 else 0.0
+    used_s = step_bytes * pace.steps_s
+    rate = min(used_s, source_bytes_s) if used_s and source_bytes_s else max(used_s, source_bytes_s)
+    need = max(GENEROUS * (tail_s + batch_s), DEPTH_S_MIN) * rate
+    return max(need, STEPS_MIN * step_bytes, 2 * in_flight_bytes)

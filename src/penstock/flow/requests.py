@@ -1,0 +1,46 @@
+"""What a flow remembers: a fetch while it is cared for, and each request made for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.flow.events import Fetch
+
+if TYPE_CHECKING:
+    from penstock.flow.source import Source
+
+
+class Care(msgspec.Struct):
+    """A fetch, from being wanted until nothing of it is left."""
+
+    fetch: Fetch
+    num_tried: int = 0
+    """Sources asked so far, from the front of `fetch.sources`."""
+    num_copies: int = 0
+    """Requests made so far."""
+    num_in_flight: int = 0
+    is_admitted: bool = False
+    """Whether its bytes count, against the stage or against the fills under way."""
+    is_released: bool = False
+    """Whether its bytes count no more."""
+    is_there: bool = False
+    """Whether its bytes arrived."""
+    is_unwanted: bool = False
+    """Whether its step has gone by, or it was dropped: nothing is kept once it has arrived."""
+    is_dropped: bool = False
+    """Whether it need not arrive at all."""
+    is_hedged: bool = False
+
+
+class Request(msgspec.Struct):
+    """One copy of a fetch, asked of one source."""
+
+    care: Care
+    source: Source
+    began_s: float
+    num_ahead: int
+    """Requests in flight at the source when this one began."""
+    num_done_before: int
+    """Answers that the source had given by then."""

@@ -1,0 +1,106 @@
+"""One source, as a flow sees it: what waits for it, what is in flight, how fast it answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.flow.budget import Budget, SourcePrior
+from penstock.flow.limit import Limit
+from penstock.flow.requests import Care, Request
+from penstock.flow.tail import Tail
+
+_METER_S = 0.1
+_METER_GAIN = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRates:
+    """What a source does at the moment."""
+
+    bytes_s: float
+    """Delivered lately, pauses included."""
+    full_bytes_s: float
+    """Delivered when as much was asked for as the limit allowed."""
+    latency_p50_s: float
+    latency_p99_s: float
+    in_flight: int
+    limit: int
+
+
+class Source:
+    """The state of one source."""
+
+    __slots__ = (
+        "_meter_at_s",
+        "_meter_bytes",
+        "bytes_s",
+        "hedges",
+        "in_flight",
+        "limit",
+        "name",
+        "num_begun",
+        "num_done",
+        "prior_bytes_s",
+        "ready",
+        "tail",
+        "tokens",
+    )
+
+    def __init__(self, name: str, budget: Budget, prior: SourcePrior | None) -> None:
+        self.name = name
+        self.limit = Limit(
+            requests_min=budget.requests_min,
+            requests_max=budget.requests_max,
+            start=prior.requests if prior else 8,
+        )
+        self.tail = Tail(prior)
+        self.prior_bytes_s = prior.bytes_s if prior else 0.0
+        self.ready: list[tuple[int, int, Care]] = []
+        """Heap of (step, number, fetch) that may begin as soon as there is room."""
+        self.hedges: deque[Care] = deque()
+        """Second copies that wait for room; they go before everything else."""
+        self.in_flight = 0
+        self.num_begun = 0
+        self.num_done = 0
+        self.tokens = 0.0
+        """Hedges that may still be made; see `hedge`."""
+        self.bytes_s = 0.0
+        self._meter_at_s = 0.0
+        self._meter_bytes = 0
+
+    def answered(self, request: Request, now_s: float, *, moved: bool) -> None:
+        """Release a request's place, and learn from it if bytes came over the wire."""
+        if moved:
+            size_bytes = request.care.fetch.size_bytes
+            counted_s = self.tail.add(size_bytes, now_s - request.began_s)
+            self.limit.done(now_s, size_bytes, counted_s, self.in_flight)
+            self._meter(now_s, size_bytes)
+        self.in_flight -= 1
+        self.num_done += 1
+
+    def rates(self) -> SourceRates:
+        """Return what the source does at the moment."""
+        size_bytes = self.tail.mean_bytes
+        return SourceRates(
+            bytes_s=self.bytes_s,
+            full_bytes_s=self.full_bytes_s,
+            latency_p50_s=self.tail.p50_s(size_bytes),
+            latency_p99_s=self.tail.p99_s(size_bytes),
+            in_flight=self.in_flight,
+            limit=self.limit.level,
+        )
+
+    @property
+    def full_bytes_s(self) -> float:
+        """Bytes a second when used to the full: measured, else believed; 0 if not known."""
+        return self.limit.rate_bytes_s or self.prior_bytes_s or self.bytes_s
+
+    def _meter(self, now_s: float, size_bytes: int) -> None:
+        self._meter_bytes += size_bytes
+        elapsed_s = now_s - self._meter_at_s
+        if elapsed_s < _METER_S:
+            return
+        gain = 1 - (1 - _METER_GAIN) ** (elapsed_s / _METER_S) if self.bytes_s else 1.0
+        self.bytes_s += gain * (self._meter_bytes / elapsed_s - self.bytes_s)
+        self._meter_at_s, self._meter_bytes = now_s, 0

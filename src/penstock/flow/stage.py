@@ -1,0 +1,141 @@
+"""Who may use memory next: bytes are admitted in the order of their steps, inside the budget.
+
+Admitted bytes form a window over the next steps. They are counted from here, before their request
+has a place at its source: else a fast source would fill the budget with far steps while a near one
+waits for its turn at a slow source, and the near step would stall for want of room.
+
+Fills of tiers take memory only on their way, but are far ahead; they have a share of the budget of
+their own, so that neither starves the other.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from penstock.flow.events import Fetch
+from penstock.flow.requests import Care
+
+_FILL_SHARE = 4
+"""One part in so many is for fills, while there are any."""
+
+
+class Stage:
+    """The bytes of a flow, counted."""
+
+    __slots__ = (
+        "_fills",
+        "_held",
+        "_last_step",
+        "_max",
+        "_steps",
+        "_wanted",
+        "fill_bytes",
+        "planned_bytes",
+        "planned_fill_bytes",
+        "staged_bytes",
+    )
+
+    def __init__(self, size_bytes_max: int) -> None:
+        self._max = size_bytes_max
+        self._wanted: list[tuple[int, int, Care]] = []
+        self._fills: list[tuple[int, int, Care]] = []
+        self._held: dict[int, list[Care]] = {}
+        self._steps: list[int] = []
+        """Heap of the steps in `_held`."""
+        self._last_step = -1
+        self.staged_bytes = 0
+        """Admitted for a step that is still to come."""
+        self.fill_bytes = 0
+        """Admitted on their way to a tier."""
+        self.planned_bytes = 0
+        """Wanted for steps still to come, admitted or not."""
+        self.planned_fill_bytes = 0
+        """Wanted for tiers and not there yet."""
+
+    def want(self, care: Care) -> None:
+        """Queue a fetch."""
+        fetch = care.fetch
+        if fetch.staged:
+            self.planned_bytes += fetch.size_bytes
+            heappush(self._wanted, (fetch.step, fetch.number, care))
+        else:
+            self.planned_fill_bytes += fetch.size_bytes
+            heappush(self._fills, (fetch.step, fetch.number, care))
+
+    def admit(self) -> list[Care]:
+        """Return the fetches that may begin from now on, earliest step first in each kind."""
+        admitted: list[Care] = []
+        fills, wanted = self._fills, self._wanted
+        if fills:
+            while fills and (fills[0][2].is_dropped or self._has_fill_room(fills[0][2].fetch)):
+                care = heappop(fills)[2]
+                if not care.is_dropped:
+                    self.fill_bytes += care.fetch.size_bytes
+                    care.is_admitted = True
+                    admitted.append(care)
+        while wanted:
+            step, _, care = wanted[0]
+            if not care.is_dropped:
+                size_bytes = care.fetch.size_bytes
+                if not (self._room() >= size_bytes or self._is_lowest(step)):
+                    break
+                self._hold(step, care)
+                admitted.append(care)
+            heappop(wanted)
+        return admitted
+
+    def consume(self, step: int) -> list[Care]:
+        """Release what steps up to this one held, and return it; what is in flight stays."""
+        gone: list[Care] = []
+        self._last_step = max(self._last_step, step)
+        while self._steps and self._steps[0] <= step:
+            for care in self._held.pop(heappop(self._steps)):
+                care.is_unwanted = True
+                if care.is_there and not care.is_released:
+                    self.release(care)
+                    gone.append(care)
+        return gone
+
+    def release(self, care: Care) -> None:
+        """Take a fetch's bytes off the count, once."""
+        if care.is_released:
+            return
+        care.is_released = True
+        size_bytes = care.fetch.size_bytes
+        if care.fetch.staged:
+            self.planned_bytes -= size_bytes
+            self.staged_bytes -= size_bytes if care.is_admitted else 0
+        else:
+            self.planned_fill_bytes -= size_bytes
+            self.fill_bytes -= size_bytes if care.is_admitted else 0
+
+    def _hold(self, step: int, care: Care) -> None:
+        self.staged_bytes += care.fetch.size_bytes
+        care.is_admitted = True
+        if step <= self._last_step:
+            care.is_unwanted = True  # Its step went by without it; it leaves when it arrives.
+            return
+        held = self._held.get(step)
+        if held is None:
+            self._held[step] = [care]
+            heappush(self._steps, step)
+        else:
+            held.append(care)
+
+    def _room(self) -> int:
+        fills = self._max // _FILL_SHARE if self._fills or self.fill_bytes else 0
+        return self._max - self.staged_bytes - max(fills, self.fill_bytes)
+
+    def _is_lowest(self, step: int) -> bool:
+        """Whether nothing earlier is held: the batch that is next must never wait for room."""
+        while self._steps:
+            if any(not care.is_released for care in self._held[self._steps[0]]):
+                return step <= self._steps[0]
+            del self._held[heappop(self._steps)]  # All of it was dropped.
+        return True
+
+    def _has_fill_room(self, fetch: Fetch) -> bool:
+        if not self.fill_bytes:
+            return True
+        size_bytes = self.fill_bytes + fetch.size_bytes
+        return size_bytes <= min(self._max // _FILL_SHARE, self._max - self.staged_bytes)

@@ -1,0 +1,278 @@
+"""The flow carried out: threads that ask stores, and tell the flow what came of it.
+
+Reads are wanted with the step that needs them. The flow decides which begins when, how many are
+under way and which is asked for twice; a thread does each and reports. Threads are started as they
+are needed and live as long as the fetcher.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.clock import Clock, SystemClock
+from penstock.flow import (
+    Action,
+    Arrived,
+    Begin,
+    Consumed,
+    Failed,
+    Fetch,
+    Flow,
+    FlowRates,
+    Throttled,
+    Tick,
+    Waiting,
+    Wanted,
+)
+from penstock.plan.cost import merge_gap_bytes
+
+_JOIN_S = 5.0
+_HEDGE_THREADS = 8
+_REQUESTS = 8
+_GAP_BYTES = 16 << 10
+"""Read rather than asked around in any case: a request costs work, too."""
+
+
+class Outcome(NamedTuple):
+    """What a read that went well has to say."""
+
+    moved: bool
+    """Whether bytes came over the wire; else they were found on the node."""
+    num_retries: int = 0
+    """How often the store had to be asked again."""
+
+
+class Read(Protocol):
+    """Bytes to be fetched. Called by any thread; twice at once where the first call is slow."""
+
+    @property
+    def source(self) -> str:
+        """The store that has them."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def staged(self) -> bool:
+        """Whether they wait in memory for their step."""
+        ...
+
+    def __call__(self, copy: int) -> Outcome:
+        """Do it; `copy` is not 0 if another thread is at it as well, with buffers of its own."""
+        ...
+
+
+Done = Callable[[BaseException | None], None]
+
+
+class _Fetching:
+    """A read that is wanted."""
+
+    __slots__ = ("done", "error", "is_over", "num_out", "read")
+
+    def __init__(self, read: Read, done: Done) -> None:
+        self.read = read
+        self.done = done
+        self.num_out = 0
+        self.is_over = False
+        self.error: BaseException | None = None
+
+
+class Fetcher:
+    """Does reads when the flow says so."""
+
+    def __init__(self, flow: Flow, *, requests_max: int, clock: Clock | None = None) -> None:
+        self._flow = flow
+        self._requests_max = requests_max
+        self._threads_max = requests_max + _HEDGE_THREADS
+        self.requests_limit = _REQUESTS
+        """Requests that the flow wants in flight now."""
+        self._clock = clock or SystemClock()
+        # Reentrant: the garbage collector may stop us from inside one of our own threads.
+        self._lock = threading.RLock()
+        self._begun = threading.Condition(self._lock)
+        self._ready: deque[Begin] = deque()
+        self._fetching: dict[int, _Fetching] = {}
+        self._num_wanted = 0
+        self._num_idle = 0
+        self._has_timer = False
+        self._threads: list[threading.Thread] = []
+        self._is_stopped = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Reads that are wanted and not done."""
+        return len(self._fetching)
+
+    @property
+    def look_ahead_bytes(self) -> int:
+        """How much of the stage should be planned ahead now."""
+        return self._flow.look_ahead_bytes
+
+    def rates(self) -> FlowRates:
+        """Return what the flow has measured."""
+        with self._lock:
+            return self._flow.rates()
+
+    def gap_bytes(self) -> int:
+        """Return the largest gap between two ranges that is read rather than asked around.
+
+        While the flow could have more requests in flight, another one costs no time and a gap does.
+        Where there are as many as there may be, a request costs its share of their time.
+        """
+        sources = self.rates().sources.values()
+        bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
+        gaps = [
+            merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound
+        ]
+        return max([_GAP_BYTES, *gaps])
+
+    # -- what the runner says ----------------------------------------------------------------
+
+    def want(self, wants: Sequence[tuple[Read, Done]], step: int) -> None:
+        """Have reads done for a step; whichever thread did one calls what stands beside it."""
+        if not wants:
+            return
+        with self._lock:
+            fetches = []
+            for read, done in wants:
+                number = self._num_wanted
+                self._num_wanted += 1
+                self._fetching[number] = _Fetching(read, done)
+                fetches.append(
+                    Fetch(
+                        number=number,
+                        step=step,
+                        size_bytes=read.size_bytes,
+                        sources=(read.source,),
+                        staged=read.staged,
+                    )
+                )
+            self._act(self._flow.on(Wanted(fetches=tuple(fetches), at_s=self._clock.now_s())))
+
+    def consumed(self, step: int) -> None:
+        """Tell the flow that a step's batch was taken."""
+        with self._lock:
+            self._act(self._flow.on(Consumed(step=step, at_s=self._clock.now_s())))
+
+    def waiting(self, step: int) -> None:
+        """Tell the flow that the training loop waits for a step."""
+        with self._lock:
+            self._act(self._flow.on(Waiting(step=step, at_s=self._clock.now_s())))
+
+    def stop(self) -> None:
+        """End all threads; reads under way are waited for a moment, what they bring is dropped."""
+        with self._lock:
+            self._is_stopped = True
+            self._ready.clear()
+            self._fetching.clear()
+            self._begun.notify_all()
+            threads = list(self._threads)
+        if threading.current_thread() in threads:
+            return
+        deadline_s = self._clock.now_s() + _JOIN_S
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - self._clock.now_s()))
+
+    # -- threads -----------------------------------------------------------------------------
+
+    def _act(self, actions: Sequence[Action]) -> list[_Fetching]:
+        """Take up actions, the lock held; return the reads that the flow has given up."""
+        given_up: list[_Fetching] = []
+        for action in actions:
+            if not isinstance(action, Begin):
+                given_up += filter(None, [self._fetching.get(action.number)])
+            elif action.number in self._fetching:
+                self._fetching[action.number].num_out += 1
+                self._ready.append(action)
+        missing = len(self._ready) - self._num_idle
+        for _ in range(min(missing, self._threads_max - len(self._threads))):
+            self._start_thread()
+        if self._ready or self._num_idle:
+            self._begun.notify(max(1, len(self._ready)))
+        return given_up
+
+    def _start_thread(self) -> None:
+        if self._is_stopped:
+            return
+        name = f"penstock-read-{len(self._threads)}"
+        thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _loop(self) -> None:
+        while True:
+            with self._begun:
+                while not (self._is_stopped or self._ready):
+                    self._idle()
+                if self._is_stopped:
+                    return
+                begin = self._ready.popleft()
+                fetching = self._fetching.get(begin.number)
+            if fetching is not None:
+                self._do(begin, fetching)
+
+    def _idle(self) -> None:
+        """Wait for work; one of the idle threads also wakes the flow when it asked for that."""
+        is_timer = not self._has_timer
+        wake_s = self._flow.wake_s if is_timer else None
+        timeout_s = None if wake_s is None else max(0.0, wake_s - self._clock.now_s())
+        self._has_timer = self._has_timer or is_timer
+        self._num_idle += 1
+        try:
+            self._begun.wait(timeout_s)
+        finally:
+            self._num_idle -= 1
+            if is_timer:
+                self._has_timer = False
+                if self._num_idle:
+                    self._begun.notify()  # Somebody else keeps the time while we work.
+        if is_timer and wake_s is not None and self._clock.now_s() >= wake_s:
+            self._act(self._flow.on(Tick(at_s=self._clock.now_s())))
+
+    def _do(self, begin: Begin, fetching: _Fetching) -> None:
+        outcome, error = Outcome(moved=False), None
+        if not fetching.is_over:
+            try:
+                outcome = fetching.read(begin.copy)
+            except BaseException as caught:  # It is raised where the batch is asked for.
+                error = caught
+        for finished in self._report(begin, fetching, outcome, error):
+            finished.done(finished.error)
+
+    def _report(
+        self, begin: Begin, fetching: _Fetching, outcome: Outcome, error: BaseException | None
+    ) -> list[_Fetching]:
+        """Tell the flow how a read went; return those that are over now."""
+        with self._lock:
+            if self._is_stopped:
+                return []
+            at_s = self._clock.now_s()
+            fetching.num_out -= 1
+            self.requests_limit = self._flow.limit(begin.source)
+            over = []
+            if outcome.num_retries or (error is not None and getattr(error, "retryable", False)):
+                over += self._act(self._flow.on(Throttled(source=begin.source, at_s=at_s)))
+            if error is None:
+                arrived = Arrived(
+                    number=begin.number, copy=begin.copy, at_s=at_s, moved=outcome.moved
+                )
+                over += [fetching, *self._act(self._flow.on(arrived))]
+            else:
+                fetching.error = error
+                failed = Failed(number=begin.number, copy=begin.copy, at_s=at_s)
+                over += self._act(self._flow.on(failed))
+            fresh = [f for f in over if not f.is_over]
+            for f in fresh:
+                f.is_over = True
+                if f is fetching and error is None:
+                    f.error = None
+            if fetching.is_over and fetching.num_out == 0:
+                self._fetching.pop(begin.number, None)
+            return fresh

@@ -1,0 +1,219 @@
+"""What the tiers of this node hold of a data set, seen by sample.
+
+A holding knows the unit of every sample, the tier that each unit belongs to, and where in it. Bytes
+of samples are copied out of the mapped tier files in the thread that needs them; nothing passes
+through another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import Mixture
+from penstock.dataset.part import Ints
+from penstock.loader.buffers import Bytes
+from penstock.loader.gather import copy_rows
+from penstock.loader.job import Group, Piece
+from penstock.loader.stats import Counters, TierStats
+from penstock.loader.warmth import Warmth
+from penstock.plan.placement import layout_of
+from penstock.plan.units import UnitExtent, Units
+from penstock.storage.tier import Tier, Tiers
+from penstock.storage.tier_open import open_tiers
+from penstock.storage.tier_shape import TierShape
+from penstock.storage.tier_sizes import Wish
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where some samples of one table lie."""
+
+    units: Ints
+    inside: Ints
+    """Where in its unit each sample begins."""
+
+    def part(self, piece: Piece) -> Places:
+        """Return the places of a piece's samples."""
+        chosen = slice(piece.start, piece.stop)
+        return Places(units=self.units[chosen], inside=self.inside[chosen])
+
+
+class Holding:
+    """A data set's units in the tiers of this node."""
+
+    def __init__(self, dataset: Dataset | Mixture, wishes: Sequence[Wish]) -> None:
+        self.units = Units.of(dataset)
+        self.layout = layout_of(self.units)
+        self.bounds = dataset.bound
+        self._numbers = {id(bound): n for n, bound in enumerate(self.bounds)}
+        shape = TierShape(
+            name=self.units.name,
+            offsets=self.layout.offsets,
+            lengths=self.layout.lengths,
+            about={"uri": " + ".join(dict.fromkeys(b.store.uri for b in self.bounds))},
+        )
+        self.tiers: Tiers = open_tiers(wishes, shape)
+        self.warm_bytes = self.tiers.present_bytes
+        """What was there already."""
+        self._warmth = [Warmth() for _ in self.tiers.tiers]
+
+    def close(self) -> None:
+        """Let go of the tiers."""
+        self.tiers.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole data set."""
+        return self.units.size_bytes
+
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes that the tiers are to hold in the end."""
+        return self.tiers.placed_bytes
+
+    def stats(self) -> tuple[TierStats, ...]:
+        """Return what the tiers hold."""
+        return tuple(
+            TierStats(
+                source=tier.source,
+                folder=tier.path,
+                capacity_bytes=tier.capacity_bytes,
+                held_bytes=tier.fill_bytes,
+            )
+            for tier in self.tiers.tiers
+        )
+
+    # -- by sample ---------------------------------------------------------------------------
+
+    def places(self, group: Group) -> list[Places]:
+        """Return the units of a group's samples, table by table."""
+        number = self._numbers[id(group.bound)]
+        out = []
+        for table in range(len(group.bound.part.tables)):
+            units, inside = self.units.locate(number, table, group.local_ids)
+            out.append(Places(units=units, inside=inside))
+        return out
+
+    def is_placed(self, places: list[Places]) -> Flags:
+        """Return which samples have all their units in tiers that hold them or have room."""
+        flags = np.ones(len(places[0].units), bool)
+        for table in places:
+            tier_of = self.tiers.tier_of(table.units)
+            flags &= tier_of >= 0
+            for number, tier in enumerate(self.tiers.tiers):
+                if tier.is_full:
+                    flags &= (tier_of != number) | self.tiers.present(table.units)
+        return flags
+
+    def absent(self, units: Ints) -> list[int]:
+        """Return those of some units that are not there yet, each once, in order of first use."""
+        missing = units[~self.tiers.held(units)]
+        return list(dict.fromkeys(missing.tolist()))
+
+    # -- by unit -----------------------------------------------------------------------------
+
+    def extent(self, unit: int) -> UnitExtent:
+        """Return where a unit lies in the store."""
+        return self.units.extent(unit)
+
+    def source(self, unit: int) -> str:
+        """Return the word for the store that a unit comes from."""
+        return self.bounds[self.extent(unit).bound_number].store.source
+
+    def length(self, unit: int) -> int:
+        """Return the bytes of a unit."""
+        return int(self.layout.lengths[unit])
+
+    def tier(self, unit: int) -> Tier:
+        """Return the tier that a unit belongs to."""
+        return self.tiers.tiers[int(self.tiers.tier_of(np.array([unit]))[0])]
+
+    def settle(self, unit: int) -> bool:
+        """Return whether a unit is in its tier and good; what an earlier run left is checked."""
+        return bool(self.tiers.settle(np.array([unit]))[0])
+
+    def read_elsewhere(self, unit: int) -> memoryview | None:
+        """Return a unit from another tier than its own: sizes may have changed between runs."""
+        if len(self.tiers.tiers) < 2:
+            return None
+        found = self.tiers.holder(unit)
+        return found.read(unit) if found is not None else None
+
+    def view(self, unit: int) -> Bytes | None:
+        """Return a unit as it lies in its mapped tier, if it is there."""
+        if not self.tiers.held(np.array([unit]))[0]:
+            return None
+        start = int(self.layout.offsets[unit])
+        return self.tier(unit).data[start : start + self.length(unit)]
+
+    # -- copying -----------------------------------------------------------------------------
+
+    def copy_into(
+        self,
+        places: Places,
+        lengths: Ints,
+        target: Bytes,
+        starts: Sequence[int],
+        counters: Counters,
+    ) -> Ints:
+        """Copy samples into `target`, each to its start; return which ones are not there."""
+        at = np.asarray(starts, np.int64)
+
+        def copy(number: int, chosen: Ints, offsets: Ints) -> int:
+            tier, sizes = self.tiers.tiers[number], lengths[chosen]
+            rows = list(zip(offsets.tolist(), sizes.tolist(), at[chosen].tolist(), strict=True))
+            ranges = ((tier.descriptor, offset, size) for offset, size, _ in rows)
+            with self._warmth[number].asked(lambda: ranges):
+                data = tier.data
+                for offset, size, start in rows:
+                    target[start : start + size] = data[offset : offset + size]
+            return int(sizes.sum())
+
+        return self._copy_by_tier(places, copy, counters)
+
+    def copy_rows(self, places: Places, target: Bytes, where: Ints, counters: Counters) -> Ints:
+        """Copy samples of one length into rows of `target`; return which ones are not there."""
+        width = int(target.shape[1])
+
+        def copy(number: int, chosen: Ints, offsets: Ints) -> int:
+            tier, warmth = self.tiers.tiers[number], self._warmth[number]
+            ranges = [(tier.descriptor, o, width) for o in offsets.tolist()]
+            with warmth.asked(lambda: ranges):
+                copy_rows(*_rows_of(tier.data, offsets, width), target, where[chosen])
+            return len(chosen) * width
+
+        return self._copy_by_tier(places, copy, counters)
+
+    def _copy_by_tier(
+        self, places: Places, copy: Callable[[int, Ints, Ints], int], counters: Counters
+    ) -> Ints:
+        """Copy what each tier holds; return the samples that no tier holds."""
+        held = self.tiers.held(places.units)
+        tier_of = self.tiers.tier_of(places.units)
+        offsets = self.layout.offsets[places.units] + places.inside
+        for number, tier in enumerate(self.tiers.tiers):
+            chosen = np.flatnonzero(held & (tier_of == number))
+            if len(chosen):
+                begin = time.perf_counter()
+                size_bytes = copy(number, chosen, offsets[chosen])
+                seconds = time.perf_counter() - begin
+                counters.add_reads(tier.source, size_bytes, len(chosen), seconds)
+        return np.flatnonzero(~held)
+
+
+def _rows_of(data: Bytes, offsets: Ints, width: int) -> tuple[Bytes, Ints]:
+    """Return a file as rows, and the numbers of those that begin at some offsets."""
+    if not (offsets % width).any():
+        whole = data[: len(data) // width * width].reshape(-1, width)
+        return whole, offsets // width
+    # Rows that overlap: one from every byte on.
+    every = np.lib.stride_tricks.as_strided(data, (len(data) - width + 1, width), (1, 1))
+    return every, offsets

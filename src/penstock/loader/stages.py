@@ -1,0 +1,194 @@
+"""Where the bytes of a group's samples are when a worker needs them: three kinds of stage.
+
+* `Ranges`: in one buffer, which merged ranges of the store were read into for this batch alone.
+* `Blocks`: in blocks or runs that several batches share.
+* `Tiered`: in the tiers of this node, read on the spot out of their mapped files.
+
+Groups without a stage lie in local files and are read on the spot as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.dataset.formats.base import Sample
+from penstock.dataset.part import Ints
+from penstock.loader.buffers import Bytes
+from penstock.loader.fills import Fill
+from penstock.loader.holding import Holding, Places
+from penstock.loader.job import Group, Piece
+from penstock.loader.stats import Counters
+
+Raw = memoryview | Bytes
+
+
+class GroupStage(Protocol):
+    """The bytes of one group's samples."""
+
+    def raw(self, table: int, j: int) -> Raw:
+        """Return the bytes of sample j of the group."""
+        ...
+
+    def copy_into(self, table: int, piece: Piece, target: Bytes, starts: Sequence[int]) -> None:
+        """Copy the samples of a piece into `target`, each to its start."""
+        ...
+
+    def copy_rows(self, table: int, piece: Piece, target: Bytes, where: Ints) -> None:
+        """Copy the samples of a piece, all of one length, into the rows `where` of `target`."""
+        ...
+
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        """Yield the samples of a piece, where they lie in blocks."""
+        ...
+
+
+class BlockSource(Protocol):
+    """Whoever reads, unpacks and keeps blocks and runs."""
+
+    def pinned(self, names: list[Any]) -> AbstractContextManager[None]:
+        """Keep some blocks while they are in use."""
+        ...
+
+    def block(self, group: Group, j: int, name: Any, raw: Callable[[], Raw] | None = None) -> Any:
+        """Return the unpacked block of a sample; its bytes come from `raw`, if that is given."""
+        ...
+
+    def run(self, group: Group, table: int, j: int, name: Any) -> tuple[int, memoryview]:
+        """Return offset and bytes of the run of samples that a sample lies in."""
+        ...
+
+
+class _ByOne:
+    """Copies sample by sample, from wherever `raw` finds it."""
+
+    def raw(self, table: int, j: int) -> Raw:
+        raise NotImplementedError
+
+    def copy_into(self, table: int, piece: Piece, target: Bytes, starts: Sequence[int]) -> None:
+        """Copy the samples of a piece into `target`, each to its start."""
+        for j, start in zip(range(piece.start, piece.stop), starts, strict=True):
+            raw = self.raw(table, j)
+            target[start : start + len(raw)] = raw
+
+    def copy_rows(self, table: int, piece: Piece, target: Bytes, where: Ints) -> None:
+        """Copy the samples of a piece into rows of `target`."""
+        for j, row in zip(range(piece.start, piece.stop), where.tolist(), strict=True):
+            target[row] = np.frombuffer(self.raw(table, j), np.uint8)
+
+
+class Ranges(_ByOne):
+    """Samples inside one buffer that merged ranges were read into, one for each table."""
+
+    def __init__(self) -> None:
+        self.buffers: list[memoryview] = []
+        self.starts: list[list[int]] = []
+        self.lengths: list[list[int]] = []
+
+    def raw(self, table: int, j: int) -> memoryview:
+        """Return the bytes of sample j of the group."""
+        start = self.starts[table][j]
+        return self.buffers[table][start : start + self.lengths[table][j]]
+
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        """Fail: these samples are addressed alone."""
+        raise AssertionError(f"{piece} does not lie in blocks")
+
+
+class Blocks(_ByOne):
+    """Samples inside blocks or runs that several batches share."""
+
+    def __init__(self, source: BlockSource, group: Group, names: list[list[Any]]) -> None:
+        self._source = source
+        self._group = group
+        self.names = names
+        """Names of the blocks by table and sample."""
+
+    def raw(self, table: int, j: int) -> memoryview:
+        """Return the bytes of sample j of the group."""
+        start, data = self._source.run(self._group, table, j, self.names[table][j])
+        extents = self._group.extents[table]
+        at = int(extents.offset[j]) - start
+        return data[at : at + int(extents.length[j])]
+
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        """Yield the samples of a piece."""
+        return block_samples(self._source, self._group, self.names[0], piece, None)
+
+
+class Tiered:
+    """Samples in the tiers of this node."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        group: Group,
+        places: list[Places],
+        counters: Counters,
+        *,
+        blocks: BlockSource,
+        read: Callable[[Group, int, int], memoryview],
+    ) -> None:
+        self._holding = holding
+        self._group = group
+        self._places = places
+        self._counters = counters
+        self._blocks = blocks
+        self._read = read
+        self.fills: dict[int, Fill] = {}
+        """Units that were not there when the batch was planned."""
+
+    def raw(self, table: int, j: int) -> Raw:
+        """Return the bytes of sample j of the group."""
+        places = self._places[table]
+        unit, inside = int(places.units[j]), int(places.inside[j])
+        length = int(self._group.extents[table].length[j])
+        whole = self._holding.view(unit)
+        if whole is not None:
+            self._counters.add_reads(self._holding.tier(unit).source, length, 1, 0.0)
+            return whole[inside : inside + length]
+        fill = self.fills.get(unit)
+        if fill is not None and fill.data is not None:
+            return fill.data[inside : inside + length]
+        # Forgotten since: its bytes were found to be wrong, or the tier has shrunk.
+        return self._read(self._group, table, j)
+
+    def copy_into(self, table: int, piece: Piece, target: Bytes, starts: Sequence[int]) -> None:
+        """Copy the samples of a piece into `target`, each to its start."""
+        lengths = self._group.extents[table].length[piece.start : piece.stop]
+        places = self._places[table].part(piece)
+        absent = self._holding.copy_into(places, lengths, target, starts, self._counters)
+        for i in absent.tolist():
+            raw = self.raw(table, piece.start + i)
+            target[starts[i] : starts[i] + len(raw)] = raw
+
+    def copy_rows(self, table: int, piece: Piece, target: Bytes, where: Ints) -> None:
+        """Copy the samples of a piece into rows of `target`."""
+        places = self._places[table].part(piece)
+        absent = self._holding.copy_rows(places, target, where, self._counters)
+        for i in absent.tolist():
+            target[where[i]] = np.frombuffer(self.raw(table, piece.start + i), np.uint8)
+
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        """Yield the samples of a piece, where they lie in blocks."""
+        names = self._places[0].units.tolist()
+        return block_samples(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
+
+
+def block_samples(
+    source: BlockSource,
+    group: Group,
+    all_names: list[Any],
+    piece: Piece,
+    raw: Callable[[int], Raw] | None,
+) -> Iterator[Sample]:
+    """Yield the samples of a piece out of unpacked blocks, which stay while they are in use."""
+    rows = group.extents[0].row[piece.start : piece.stop].tolist()
+    names = all_names[piece.start : piece.stop]
+    with source.pinned(names):
+        for j, row, name in zip(range(piece.start, piece.stop), rows, names, strict=True):
+            read = None if raw is None else (lambda j=j: raw(j))
+            yield source.block(group, j, name, read).sample(row)

@@ -1,0 +1,41 @@
+"""Whether mapped files are in memory, and asking the kernel for them when they are not.
+
+Faults on a map come one by one, and each waits for the disk. Asked for in advance, all ranges of a
+piece are read at once. The kernel counts the blocks that a thread has caused to be read: as long as
+there are any, files are not in memory, and asking pays.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+_LOOK_EVERY = 16
+"""While files are in memory, so many pieces are read between two looks whether they still are."""
+
+
+class Warmth:
+    """What the latest reads of some files have shown; shared by all threads."""
+
+    def __init__(self) -> None:
+        self._is_cold = True
+        self._num_looks = 0
+
+    @contextmanager
+    def asked(self, ranges: Callable[[], Iterable[tuple[int, int, int]]]) -> Iterator[None]:
+        """Ask for ranges, if the last time showed that it pays, and see what it takes to read them.
+
+        Ranges are descriptor, offset and length, made only if they are needed.
+        """
+        self._num_looks += 1
+        if not self._is_cold and self._num_looks % _LOOK_EVERY:
+            yield
+            return
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+        if self._is_cold:
+            for descriptor, offset, length in ranges():
+                os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+        yield
+        self._is_cold = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock > before

@@ -1,0 +1,134 @@
+"""Devices: how long a node needs for the reads of a step.
+
+Two limits hold at once, and the slower one counts.
+
+* A thread reads one sample after the other: latency, then bytes at the rate of one request, then
+  decoding. So many threads divide the sum of these.
+* A device has a throughput that all threads together cannot pass: the node's share of the store,
+  a tier, the link (either way), the cores that decode.
+
+The store is shared: when n nodes read at once each gets shared(n)/n, or less where its own
+connection is the limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.errors import OptionError
+from penstock.machine import Curve
+from penstock.simulate.job import Floats, Job
+
+
+def at(curve: Curve, counts: Floats) -> Floats:
+    """Return a curve's throughput at many counts."""
+    return np.interp(counts, curve.counts, curve.bytes_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Bytes and requests of steps, by step and node; `bytes` and `counts` also by source."""
+
+    bytes: Floats
+    counts: Floats
+    served: Floats
+    """Read from each tier for other nodes, by step, node and tier."""
+    filled: Floats
+    """Read from the store for the node's own tiers."""
+    num_filled: Floats
+
+
+class Devices:
+    """The machine of a scenario as rates, one number per source."""
+
+    def __init__(self, job: Job) -> None:
+        machine, model = job.scenario.machine, job.scenario.model
+        self.job, self.machine = job, machine
+        self.per_thread = model.store_share == "thread"
+        if (self.per_thread or model.readers == "in_turn") and machine.store.shared is None:
+            raise OptionError(
+                "[model] says how nodes share the store, and machine.store.shared is missing; "
+                "give it, or leave [model] out"
+            )
+        tiers = machine.tiers
+        link = machine.link
+        own = [1 / tier.read.at(1) for tier in tiers]
+        peer = [1 / min(link.bytes_s, tier.read.at(1)) for tier in tiers]
+        self.byte_s = np.array([*own, *peer, 1 / machine.store.throughput.at(1)])
+        """Seconds a byte that one thread needs, by source; the store's at no load."""
+        own = [tier.latency_s for tier in tiers]
+        self.latency_s = np.array(
+            [*own, *(link.latency_s + s for s in own), machine.store.latency_s]
+        )
+        self.decode_s = 1 / machine.decode.at(1) if machine.decode else 0.0
+
+    def store_byte_s(self, num_readers: Floats) -> Floats:
+        """Return the seconds a byte from the store that one thread needs, by step."""
+        alone = np.full(num_readers.shape, self.byte_s[self.job.store])
+        if not self.per_thread or self.machine.store.shared is None:
+            return alone
+        readers = np.maximum(num_readers, 1)
+        # A node's own connection is a limit in this model too: b_fs beside t(n)/n.
+        own = np.full(readers.shape, self.machine.store.throughput.bytes_s[-1])
+        return 1 / np.minimum(own, at(self.machine.store.shared, readers) / readers)
+
+    def node_bytes_s(self, num_readers: Floats, threads: int) -> Floats:
+        """Return what the store gives one node, by step."""
+        if self.per_thread:
+            return np.full(num_readers.shape, np.inf)
+        own = np.full(num_readers.shape, self.machine.store.throughput.at(threads))
+        if self.machine.store.shared is None:
+            return own
+        readers = np.maximum(num_readers, 1)
+        return np.minimum(own, at(self.machine.store.shared, readers) / readers)
+
+    def fill_s(self, size_bytes: Floats, num_samples: float, source: int) -> Floats:
+        """Return how long all nodes need to fill a tier at once, by node.
+
+        `num_samples` is the number of samples in a node's part: each costs a request.
+        """
+        job = self.job
+        threads = job.scenario.loader.fill_threads * job.scenario.job.ranks
+        nodes = np.array([float(job.num_nodes)])
+        byte_s = self.store_byte_s(nodes)[0] if source == job.store else self.byte_s[source]
+        mine = (num_samples * self.latency_s[source] + size_bytes * (byte_s + self.decode_s)) / (
+            threads
+        )
+        limit = self.machine.link.bytes_s
+        if source == job.store:
+            limit = float(self.node_bytes_s(nodes, threads)[0])
+        return np.maximum(mine, size_bytes / limit)
+
+    def thread_s(self, load: Load) -> tuple[Floats, Floats]:
+        """Return thread seconds of everything but the store's bytes, and those bytes."""
+        store = self.job.store
+        own = load.bytes.copy()
+        from_store = own[..., store] + load.filled
+        own[..., store] = 0
+        other_s = own @ self.byte_s + load.counts @ self.latency_s
+        other_s += load.num_filled * self.latency_s[store]
+        other_s += load.bytes.sum(axis=-1) * self.decode_s
+        return other_s, from_store
+
+    def limits_s(self, load: Load, num_readers: Floats, threads: int, left: float) -> Floats:
+        """Return what the busiest device of each node needs for a step, however many threads."""
+        job, machine = self.job, self.machine
+        tiers = job.num_tiers
+        from_store = load.bytes[..., job.store] + load.filled
+        store_bytes_s = self.node_bytes_s(num_readers, threads) * left
+        out = from_store / store_bytes_s[..., None]
+        if machine.store.requests_s_max is not None:
+            asked = (load.counts[..., job.store] + load.num_filled).sum(axis=-1, keepdims=True)
+            out = np.maximum(out, asked / machine.store.requests_s_max)
+        for number, tier in enumerate(machine.tiers):
+            read = load.bytes[..., number] + load.served[..., number]
+            out = np.maximum(out, read / tier.read.at(threads))
+        received = load.bytes[..., tiers : 2 * tiers].sum(axis=-1)
+        sent = load.served.sum(axis=-1)
+        out = np.maximum(out, np.maximum(received, sent) / machine.link.bytes_s)
+        if machine.decode is not None:
+            decode_bytes_s = machine.decode.at(min(threads, machine.cores))
+            out = np.maximum(out, load.bytes.sum(axis=-1) / decode_bytes_s)
+        return out

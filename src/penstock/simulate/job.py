@@ -1,0 +1,133 @@
+"""The job of a scenario: who uses which sample at which step, and how long computing takes.
+
+The order and the steps are the real ones (`penstock.order`): a simulated run uses the samples that
+a real one would. Ranks are numbered node by node; the ranks of a node share its tiers and its link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.part import Ints
+from penstock.errors import OptionError
+from penstock.order import GlobalOrder, Steps
+from penstock.simulate.scenario import Scenario
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint8]
+"""Where bytes come from: t < T is tier t of the own node, T + t that of another, 2 T the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accesses:
+    """Uses of samples in one epoch, in the order of the epoch."""
+
+    ids: Ints
+    steps: Ints
+    workers: Ints
+    """The ranks that use them, counted over all nodes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A scenario with its samples drawn and its steps cut."""
+
+    scenario: Scenario
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Bytes of every sample."""
+        return self.scenario.sizes()
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the data set."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def order(self) -> GlobalOrder:
+        """The order of all epochs."""
+        return GlobalOrder(num_samples=len(self.sizes), seed=self.scenario.job.seed)
+
+    @cached_property
+    def steps(self) -> Steps:
+        """How an epoch falls into global batches."""
+        job = self.scenario.job
+        size = job.batch * self.num_workers
+        if size > len(self.sizes):
+            raise OptionError(
+                f"a global batch has {size} samples ({job.nodes} nodes, {job.ranks} ranks, batch "
+                f"{job.batch}), the data set {len(self.sizes)}; lower job.batch or job.nodes"
+            )
+        return Steps(
+            num_samples=len(self.sizes),
+            global_batch_size=size,
+            num_ranks=self.num_workers,
+            drop_last=job.drop_last,
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes."""
+        return self.scenario.job.nodes
+
+    @property
+    def num_workers(self) -> int:
+        """Ranks on all nodes."""
+        return self.scenario.job.nodes * self.scenario.job.ranks
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch."""
+        return self.steps.num_steps
+
+    @property
+    def num_tiers(self) -> int:
+        """Tiers of a node."""
+        return len(self.scenario.machine.tiers)
+
+    @property
+    def store(self) -> int:
+        """The code of the store."""
+        return 2 * self.num_tiers
+
+    @property
+    def capacities(self) -> Ints:
+        """Bytes that each tier of one node holds."""
+        return np.array([t.capacity_bytes for t in self.scenario.machine.tiers], np.int64)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that all tiers of all nodes hold."""
+        return int(self.capacities.sum()) * self.num_nodes
+
+    def nodes_of(self, workers: Ints) -> Ints:
+        """Return the nodes of some ranks."""
+        return workers // self.scenario.job.ranks
+
+    def accesses(self, epoch: int) -> Accesses:
+        """Return who uses what in an epoch when shares are fixed."""
+        steps = self.steps
+        positions = np.arange(min(len(self.sizes), steps.num_steps * steps.global_batch_size))
+        return Accesses(
+            ids=self.order.ids(epoch, 0, len(positions)),
+            steps=positions // steps.global_batch_size,
+            workers=positions % steps.global_batch_size // self.scenario.job.batch,
+        )
+
+    def summed(self, steps: Ints, workers: Ints, values: Floats | None) -> Floats:
+        """Return values (or counts) added up by step and worker."""
+        keys = steps * self.num_workers + workers
+        shape = (int(steps.max()) + 1 if len(steps) else 0, self.num_workers)
+        return np.bincount(keys, values, shape[0] * shape[1]).reshape(shape).astype(np.float64)
+
+    def compute_s(self, steps: Ints, workers: Ints, sizes: Ints) -> Floats:
+        """Return the seconds that each rank computes in each step."""
+        job = self.scenario.job
+        if job.compute_bytes_s:
+            return self.summed(steps, workers, sizes.astype(np.float64)) / job.compute_bytes_s
+        return self.summed(steps, workers, None) / job.compute_samples_s

@@ -1,0 +1,58 @@
+"""CoorDL's MinIO cache (VLDB 2021): memory that is filled once and never evicts, read by all nodes.
+
+A node keeps what it first used, until its memory is full. In plain epochs that is as good as any
+eviction could be; disks are not used, and what a node keeps is a matter of who came first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.simulate.job import Job
+from penstock.simulate.policies.base import Policy, sources_of
+from penstock.simulate.reads import Reads, Start
+
+
+class Coordl(Policy):
+    """First come, first kept; never evicted; shared."""
+
+    title = "CoorDL"
+
+    def why_not(self) -> str:
+        """It needs memory."""
+        return "" if self.job.num_tiers else "it caches in memory, and the machine has no tier"
+
+    def start(self) -> Start | None:
+        """Nothing is loaded first."""
+        self._holders = np.full(len(self.job.sizes), -1, np.int64)
+        self._free = np.full(self.job.num_nodes, float(self.job.capacities[0]))
+        return None
+
+    def reads(self, epoch: int) -> Reads:
+        """Return memory for what is kept, the store for the rest."""
+        job, uses = self.job, self.job.accesses(epoch)
+        nodes = job.nodes_of(uses.workers)
+        held = self._holders[uses.ids]
+        reads = Reads(
+            ids=uses.ids,
+            steps=uses.steps,
+            workers=uses.workers,
+            sources=sources_of(job, held, nodes, 0),
+            holders=np.where(held < 0, nodes, held),
+        )
+        new = np.flatnonzero(held < 0)
+        kept = new[fits(job, nodes[new], job.sizes[uses.ids[new]], self._free)]
+        self._holders[uses.ids[kept]] = nodes[kept]
+        self._free -= np.bincount(nodes[kept], job.sizes[uses.ids[kept]], job.num_nodes)
+        return reads
+
+
+def fits(job: Job, nodes: Ints, sizes: Ints, free: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Ints:
+    """Return which samples find room when each node takes them in order until one does not fit."""
+    order = np.argsort(nodes, kind="stable")
+    total = np.cumsum(sizes[order])
+    starts = np.searchsorted(nodes[order], np.arange(job.num_nodes))
+    before = np.concatenate([[0], total])[starts]
+    inside = total - before[nodes[order]]
+    return order[inside <= free[nodes[order]]]

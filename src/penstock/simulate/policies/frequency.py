@@ -1,0 +1,106 @@
+"""NoPFS's placement: every worker keeps what it will use most often itself.
+
+Each worker counts its own uses over all epochs and fills its tiers with the samples it uses most;
+inside a tier they are loaded in the order of first use. Workers do not talk about it: some samples
+are kept by many, about e^-k of them by nobody when all tiers together hold k times the set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.simulate.job import Job
+
+_TIE_BITS = 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """What all workers keep: one row per copy, sorted by worker, tier and order of loading."""
+
+    workers: Ints
+    ids: Ints
+    tiers: Ints
+    ends: Ints
+    """Bytes that the worker has loaded into the tier once this copy is there."""
+    places: Ints
+    """How many copies the worker has loaded into the tier before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holders:
+    """For every sample the one copy that other workers know of."""
+
+    copies: Ints
+    """Row in `Copies`; -1 where nobody keeps the sample."""
+
+
+def place(job: Job, *, ties: str) -> Copies:
+    """Return what every worker keeps. Ties between equal counts: "random" or by "index"."""
+    workers, ids, counts, first = _counted(job)
+    rng = np.random.default_rng(job.scenario.job.seed)
+    tie = rng.integers(0, 1 << _TIE_BITS, len(ids)) if ties == "random" else ids
+    most = int(counts.max())
+    # One integer sort instead of three: worker, then how seldom, then the tie.
+    key = ((workers * (most + 1) + (most - counts)) << _TIE_BITS) | tie
+    order = np.argsort(key)
+    workers, ids, first = workers[order], ids[order], first[order]
+    ends = _sum_inside(workers, job.sizes[ids])
+    limits = np.cumsum(job.capacities // job.scenario.job.ranks)
+    tiers = np.searchsorted(limits, ends, side="left")
+    placed = tiers < job.num_tiers
+    workers, ids, first, tiers = workers[placed], ids[placed], first[placed], tiers[placed]
+    groups = workers * job.num_tiers + tiers
+    order = np.lexsort((first, groups))
+    groups, ids = groups[order], ids[order]
+    return Copies(
+        workers=workers[order],
+        ids=ids,
+        tiers=tiers[order],
+        ends=_sum_inside(groups, job.sizes[ids]),
+        places=np.arange(len(groups)) - np.searchsorted(groups, groups),
+    )
+
+
+def known_holders(job: Job, copies: Copies) -> Holders:
+    """Return the copy of each sample that all know of: fastest tier first, then loaded first."""
+    order = np.lexsort((copies.places, copies.tiers, copies.ids))
+    ids = copies.ids[order]
+    first = np.ones(len(ids), np.bool_)
+    first[1:] = ids[1:] != ids[:-1]
+    rows = np.full(len(job.sizes), -1, np.int64)
+    rows[ids[first]] = order[first]
+    return Holders(copies=rows)
+
+
+def rows_of(job: Job, copies: Copies, workers: Ints, ids: Ints) -> Ints:
+    """Return the row of each worker's own copy of a sample; -1 where it has none."""
+    if not len(copies.ids):
+        return np.full(len(ids), -1, np.int64)
+    keys = copies.workers * len(job.sizes) + copies.ids
+    order = np.argsort(keys)
+    wanted = workers * len(job.sizes) + ids
+    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    return np.where(keys[order][at] == wanted, order[at], -1)
+
+
+def _counted(job: Job) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return every pair of worker and sample with its uses, and when the first one is."""
+    samples, epochs = len(job.sizes), job.scenario.job.epochs
+    keys = []
+    for epoch in range(epochs):
+        uses = job.accesses(epoch)
+        keys.append(uses.workers * samples + uses.ids)
+    pairs, first, counts = np.unique(np.concatenate(keys), return_index=True, return_counts=True)
+    return pairs // samples, pairs % samples, counts, first
+
+
+def _sum_inside(groups: Ints, sizes: Ints) -> Ints:
+    """Return running sums of sizes that begin anew in every group; groups are sorted."""
+    total = np.cumsum(sizes)
+    starts = np.searchsorted(groups, groups)
+    out: Ints = total - np.concatenate([[0], total])[starts]
+    return out

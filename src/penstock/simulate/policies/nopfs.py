@@ -1,0 +1,166 @@
+"""NoPFS (SC 2021), as published and as released.
+
+Both place by frequency (`frequency`), load tiers in the background in the order of first use, and
+read a sample from the own tier, from the one copy that all know of, or from the store, whichever is
+fastest among those that are there.
+
+| | as published | as released |
+|---|---|---|
+| a second copy of a sample comes from | the peer that has it | the store |
+| ties between equal counts | random | by index, which makes workers keep the same |
+| a peer's copy is taken to be there | when it is | when the own loading is 20 further |
+| reading ahead | goes on into the next epoch | ends with the epoch |
+
+Ranks of a node have a tier of their own each; what one reads from another on the same node counts
+as local here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.part import Ints
+from penstock.simulate.devices import Devices
+from penstock.simulate.job import Accesses, Floats
+from penstock.simulate.policies.base import Policy
+from penstock.simulate.policies.frequency import known_holders, place, rows_of
+from penstock.simulate.reads import Option, Reads, Start
+
+_PEER_LEAD = 20
+"""As released, how much further the own loading must be than a peer's copy, in samples."""
+
+
+class Nopfs(Policy):
+    """Frequency placement; copies are loaded once from the store, then from peers."""
+
+    title = "NoPFS"
+    ties: ClassVar[str] = "random"
+    copies_from_peers: ClassVar[bool] = True
+
+    def why_not(self) -> str:
+        """It needs a tier."""
+        return "" if self.job.num_tiers else "it caches, and the machine has no tier"
+
+    def start(self) -> Start | None:
+        """Decide what every worker keeps, and when each copy will be loaded."""
+        job = self.job
+        self._copies = place(job, ties=self.ties)
+        self._known = known_holders(job, self._copies)
+        self._from_store = np.ones(len(self._copies.ids), np.bool_)
+        if self.copies_from_peers:
+            self._from_store[:] = False
+            self._from_store[self._known.copies[self._known.copies >= 0]] = True
+        self._loaded_s = self._loading_s()
+        self._done_s = float(self._loaded_s.max(initial=0.0))
+        return None
+
+    def reads(self, epoch: int) -> Reads:
+        """Return the store, or a copy from the time on that it is there."""
+        job, uses = self.job, self.job.accesses(epoch)
+        own = rows_of(job, self._copies, uses.workers, uses.ids)
+        known = self._known.copies[uses.ids]
+        options = _faster_first(
+            self._option(uses, own, own), self._option(uses, known, own), Devices(job).byte_s
+        )
+        return Reads(
+            ids=uses.ids,
+            steps=uses.steps,
+            workers=uses.workers,
+            sources=np.full(len(uses.ids), job.store, np.uint8),
+            options=options,
+        )
+
+    def store_left(self, now_s: float) -> float:
+        """Return what loading the tiers leaves to the stage."""
+        loader = self.job.scenario.loader
+        if now_s >= self._done_s or self.job.scenario.model.store_share == "thread":
+            return 1.0
+        loading = loader.fill_threads * self.job.num_tiers
+        return loader.threads / (loader.threads + loading)
+
+    def background_bytes(self, time_s: float) -> tuple[float, float]:
+        """Return what was loaded into tiers by the end of the run."""
+        loaded = self._loaded_s <= time_s
+        sizes = self.job.sizes[self._copies.ids]
+        store = float(sizes[loaded & self._from_store].sum())
+        return store, float(sizes[loaded & ~self._from_store].sum())
+
+    def _option(self, uses: Accesses, rows: Ints, own: Ints) -> Option:
+        """Return the copies in some rows as places to read from."""
+        job, copies = self.job, self._copies
+        if not len(copies.ids):
+            never = np.full(len(rows), np.inf)
+            return Option(sources=np.zeros(len(rows), np.uint8), holders=rows * 0, from_s=never)
+        holder = job.nodes_of(copies.workers[rows])
+        mine = holder == job.nodes_of(uses.workers)
+        tier = copies.tiers[rows]
+        there_s = self._loaded_s[rows]
+        if rows is not own:
+            there_s = self._seen_s(uses, rows)
+        return Option(
+            sources=np.where(mine, tier, job.num_tiers + tier).astype(np.uint8),
+            holders=holder,
+            from_s=np.where(rows >= 0, there_s, np.inf),
+        )
+
+    def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
+        """Return when a worker takes the copy of another one to be there."""
+        return self._loaded_s[rows]
+
+    def _loading_s(self) -> Floats:
+        """Return when each copy is loaded: tiers beside each other, copies one after the other."""
+        job, copies = self.job, self._copies
+        devices, loader = Devices(job), job.scenario.loader
+        nodes = np.array([float(job.num_nodes)])
+        ranks = job.scenario.job.ranks
+        threads = loader.fill_threads * ranks
+        loading = threads * job.num_tiers
+        share = devices.node_bytes_s(nodes, loading + loader.threads * ranks)[0]
+        # Of what a node gets, each loading thread has its part, and so has each rank of it.
+        share = share * threads / (loading + loader.threads * ranks) / ranks
+        store_s = (devices.store_byte_s(nodes)[0] + devices.decode_s) / loader.fill_threads
+        store_s = max(store_s, 1 / share)
+        mean = job.size_bytes / len(job.sizes)
+        store_s += devices.latency_s[job.store] / mean / loader.fill_threads
+        peer_s = (devices.byte_s[job.num_tiers] + devices.decode_s) / loader.fill_threads
+        seconds = np.where(self._from_store, store_s, peer_s) * job.sizes[copies.ids]
+        total = np.cumsum(seconds)
+        return total - (total - seconds)[np.arange(len(total)) - copies.places]
+
+
+def _faster_first(one: Option, other: Option, byte_s: Floats) -> tuple[Option, Option]:
+    """Return the two options with the faster source of each access in the first."""
+    swap = byte_s[other.sources] < byte_s[one.sources]
+    return _mixed(swap, other, one), _mixed(swap, one, other)
+
+
+def _mixed(choose: npt.NDArray[np.bool_], yes: Option, no: Option) -> Option:
+    return Option(
+        sources=np.where(choose, yes.sources, no.sources),
+        holders=np.where(choose, yes.holders, no.holders),
+        from_s=np.where(choose, yes.from_s, no.from_s),
+    )
+
+
+class NopfsReleased(Nopfs):
+    """The code as it was released."""
+
+    title = "NoPFS as released"
+    across_epochs = False
+    ties = "index"
+    copies_from_peers = False
+
+    def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
+        """Return when the worker's own loading is some samples past the place of the copy."""
+        copies, tiers = self._copies, self.job.num_tiers
+        groups = copies.workers * tiers + copies.tiers
+        starts = np.searchsorted(groups, np.arange(self.job.num_workers * tiers + 1))
+        mine = uses.workers * tiers + copies.tiers[rows]
+        wanted = starts[mine] + copies.places[rows] + _PEER_LEAD
+        last = starts[mine + 1] - 1
+        seen = np.where(last >= starts[mine], self._loaded_s[np.minimum(wanted, last)], 0.0)
+        # A wrong guess costs an empty answer: the copy is used once it is really there.
+        return np.maximum(seen, self._loaded_s[rows])

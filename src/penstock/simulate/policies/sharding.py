@@ -1,0 +1,59 @@
+"""Parallel staging: each node copies a part of the set to its own storage and stays with it.
+
+The node's shard comes from the store, then as much of the rest as fits from its peers. Afterwards a
+node draws only from what it holds: no sample ever crosses a shard again, and where the shards do
+not fit some samples are never visited.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.simulate.policies.base import Policy, shard_starts
+from penstock.simulate.policies.deepio import repeated
+from penstock.simulate.reads import Reads, Start
+
+
+class ParallelStaging(Policy):
+    """Shards on local storage; the order is drawn inside each shard."""
+
+    title = "parallel staging"
+
+    def why_not(self) -> str:
+        """It needs local storage that holds at least a sample."""
+        if not self.job.num_tiers:
+            return "it copies to local storage, and the machine has no tier"
+        if int(self.job.capacities[-1]) < int(self.job.sizes.max()):
+            return "its storage does not hold a single sample"
+        return ""
+
+    def start(self) -> Start:
+        """Copy the shard from the store and the rest from peers, as far as it fits."""
+        job = self.job
+        capacity = int(job.capacities[-1])
+        starts = shard_starts(job)
+        twice = np.concatenate([[0], np.cumsum(np.tile(job.sizes, 2))])
+        first, stop = starts[:-1], starts[1:]
+        fits = np.searchsorted(twice, twice[first] + capacity, side="right") - 1
+        stops = np.minimum(fits, first + len(job.sizes))
+        self._first, self._counts = first, stops - first
+        own = twice[np.minimum(stop, stops)] - twice[first]
+        held = twice[stops] - twice[first]
+        return Start(
+            store_bytes=own.astype(float), peer_bytes=(held - own).astype(float), tier=job.num_tiers - 1
+        )
+
+    def reads(self, epoch: int) -> Reads:
+        """Return as many draws on each node as the fixed shares would give it."""
+        job, uses = self.job, self.job.accesses(epoch)
+        nodes = job.nodes_of(uses.workers)
+        ids = np.empty_like(uses.ids)
+        by_node = np.argsort(nodes, kind="stable")
+        bounds = np.searchsorted(nodes[by_node], np.arange(job.num_nodes + 1))
+        for node in range(job.num_nodes):
+            mine = by_node[bounds[node] : bounds[node + 1]]
+            pool = np.arange(self._first[node], self._first[node] + self._counts[node])
+            seed = (job.scenario.job.seed + epoch) * job.num_nodes + node
+            ids[mine] = repeated(pool, len(mine), seed) % len(job.sizes)
+        sources = np.full(len(ids), job.num_tiers - 1, np.uint8)
+        return Reads(ids=ids, steps=uses.steps, workers=uses.workers, sources=sources)

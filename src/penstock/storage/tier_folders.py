@@ -1,0 +1,254 @@
+"""Folders of tiers: made safely in places that others can write to, removed without touching more.
+
+/dev/shm and /tmp belong to everybody. So a folder is made with `mkdir`, opened without following
+links, and used only if it is a real folder of this user; whatever happens inside goes through its
+descriptor, never again through its path. Files are removed by name, and only the names we write,
+in a folder that carries our mark; `rmdir` then refuses where anything else is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import OptionError
+from penstock.storage.keys import TEMPORARY_PREFIX
+from penstock.storage.tier_sizes import Wish
+
+META, DATA, SUMS, STATE, LOCK = "meta.json", "data", "sums", "state", "lock"
+PAYLOAD = (META, DATA, SUMS, STATE)
+"""In the order of removal. `state` carries our mark, so it is made first and goes last."""
+
+_LOCK_MARK = b"penstock tier\n"
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class NoTierError(Exception):
+    """A tier cannot be had; the run goes on without it. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """An open folder."""
+
+    path: str
+    descriptor: int
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Return what tells it from all other folders."""
+        status = os.fstat(self.descriptor)
+        return status.st_dev, status.st_ino
+
+    def names(self) -> list[str]:
+        """Return what lies in it."""
+        return sorted(os.listdir(self.descriptor))  # noqa: PTH208
+
+    def open_file(self, name: str, flags: int = os.O_RDWR) -> int:
+        """Open one of our own files in it; a link or somebody else's file is an `OSError`."""
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EPERM, "not a file of this user", f"{self.path}/{name}")
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.descriptor)
+
+
+@contextlib.contextmanager
+def leaving_out(path: str) -> Iterator[None]:
+    """Turn what the system refuses into the reason why a tier is left out."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else path
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            hint = "give a folder that this user can write to"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "free some space there or give another folder"
+        elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            hint = "this file system cannot do it; give a folder on a local disk"
+        else:
+            hint = "give another folder"
+        raise NoTierError(f"{path} cannot be used ({error.strerror}: {where}); {hint}") from error
+
+
+@contextlib.contextmanager
+def root_of(wish: Wish, *, make: bool = True) -> Iterator[Folder]:
+    """Give the folder that holds all tiers of this user in the place of a wish."""
+    base = _base_of(wish)
+    try:
+        root = _root(base, wish, make=make)
+    finally:
+        base.close()
+    try:
+        yield root
+    finally:
+        root.close()
+
+
+def _base_of(wish: Wish) -> Folder:
+    path = wish.place
+    try:
+        return Folder(path=path, descriptor=os.open(path, _FOLDER_FLAGS))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "does not exist" if isinstance(error, FileNotFoundError) else "is not a folder"
+        raise OptionError(
+            f"{wish.place} {what}, so it cannot hold a {wish.kind} tier; make the folder or "
+            "name another"
+        ) from error
+    except OSError as error:
+        with leaving_out(path):
+            raise error
+
+
+def _root(base: Folder, wish: Wish, *, make: bool) -> Folder:
+    if wish.kind == "memory":
+        return _private(open_folder(base, f"penstock-{os.geteuid()}", make=make))
+    if not _is_free_or_ours(base, "penstock"):
+        root = _private(open_folder(base, f"penstock-disk-{os.geteuid()}", make=make))
+    else:
+        root = open_folder(base, "penstock", make=make)
+    if not is_shared_by_nodes(base.descriptor):
+        return root
+    try:  # a tier belongs to a node: its maps and locks do not reach further
+        return open_folder(root, f"node-{os.uname().nodename}", make=make)
+    finally:
+        root.close()
+
+
+def _private(root: Folder) -> Folder:
+    os.fchmod(root.descriptor, 0o700)
+    return root
+
+
+_SHARED_SYSTEMS = {
+    "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "panfs",
+    "pvfs2", "smb3", "weka", "wekafs",
+}  # fmt: skip
+
+
+def is_shared_by_nodes(descriptor: int, mounts: str = "/proc/self/mountinfo") -> bool:
+    """Return whether a folder lies on a file system that other machines write to as well."""
+    device = os.fstat(descriptor).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path(mounts).read_text().splitlines()
+    except OSError:
+        return False
+    found = [line.split(" - ", 1) for line in lines if line.split()[2:3] == [number]]
+    kinds = {parts[1].split()[0].removeprefix("fuse.") for parts in found if len(parts) == 2}
+    return bool(kinds & _SHARED_SYSTEMS)
+
+
+def _is_free_or_ours(base: Folder, name: str) -> bool:
+    try:
+        status = os.stat(name, dir_fd=base.descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    # A link is left to `open_folder`, which refuses it.
+    return status.st_uid == os.geteuid() or stat.S_ISLNK(status.st_mode)
+
+
+def open_folder(parent: Folder, name: str, *, make: bool = True) -> Folder:
+    """Open a folder of this user, and make it where there is none."""
+    path = f"{parent.path.rstrip('/')}/{name}"
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent.descriptor)
+    try:
+        descriptor = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=parent.descriptor)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OptionError(
+                f"{path} is a link or a file where a tier's folder should be, and links in shared "
+                "places may be traps; remove it or name another folder for the tier"
+            ) from error
+        raise
+    folder = Folder(path=path, descriptor=descriptor)
+    _check_owner(folder)
+    return folder
+
+
+def _check_owner(folder: Folder) -> None:
+    status = os.fstat(folder.descriptor)
+    if status.st_uid != os.geteuid():
+        folder.close()
+        raise OptionError(
+            f"{folder.path} belongs to user {status.st_uid} and we are user {os.geteuid()}; "
+            "name another folder for the tier"
+        )
+
+
+def open_lock(folder: Folder) -> int | None:
+    """Open the lock file, made where there is none; None where it is not ours."""
+    names = folder.names()
+    # The lock is the first file that we make and the last that we remove.
+    if LOCK not in names and set(names) & set(PAYLOAD):
+        return None
+    try:
+        descriptor = folder.open_file(LOCK, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EPERM):
+            return None
+        raise
+    mark = os.pread(descriptor, len(_LOCK_MARK) + 1, 0)
+    if mark and mark != _LOCK_MARK:
+        os.close(descriptor)
+        return None
+    if not mark:
+        os.pwrite(descriptor, _LOCK_MARK, 0)
+    return descriptor
+
+
+def has_only_lock(folder: Folder) -> bool:
+    """Return whether nothing is left of a tier but its lock: it was half made or half removed."""
+    if [name for name in folder.names() if not name.startswith(TEMPORARY_PREFIX)] != [LOCK]:
+        return False
+    descriptor = folder.open_file(LOCK, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, len(_LOCK_MARK) + 1, 0) == _LOCK_MARK
+    finally:
+        os.close(descriptor)
+
+
+def remove_payload(folder: Folder) -> None:
+    """Remove what we wrote, but for the lock. The caller has made sure that it is ours."""
+    unfinished = [name for name in folder.names() if name.startswith(TEMPORARY_PREFIX)]
+    for name in (*unfinished, *PAYLOAD):
+        _unlink(folder, name)
+
+
+def remove_lock(folder: Folder, parent: Folder) -> None:
+    """Remove the lock file and the folder, if nothing else is in it."""
+    _unlink(folder, LOCK)
+    with contextlib.suppress(OSError):  # something lies there that is not ours
+        os.rmdir(folder.path.rpartition("/")[2], dir_fd=parent.descriptor)
+
+
+def _unlink(folder: Folder, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder.descriptor)
+
+
+def write_named(folder: Folder, name: str, data: bytes) -> None:
+    """Write a small file and give it its name in one step."""
+    temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{name}"
+    _unlink(folder, temporary)
+    descriptor = folder.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+    inside = folder.descriptor
+    os.rename(temporary, name, src_dir_fd=inside, dst_dir_fd=inside)

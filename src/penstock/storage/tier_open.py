@@ -1,0 +1,200 @@
+"""From what a user wishes for to open tiers.
+
+Each wish is opened in its turn and takes the next part of the layout. In the opening moment the
+size is settled: who comes first reckons with what is free and writes down what came of it, who
+joins with the same wish takes that over, so that all ranks of a node cut the layout at one place.
+Who is alone also begins a new generation and gives back the room of units that have no place here
+any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xxhash
+
+from penstock.errors import OptionError
+from penstock.storage.tier import Tier, Tiers
+from penstock.storage.tier_files import TierFiles
+from penstock.storage.tier_folders import Folder, NoTierError, leaving_out, root_of
+from penstock.storage.tier_found import give_up, promised_elsewhere_bytes, sweep
+from penstock.storage.tier_registry import Opened, opening
+from penstock.storage.tier_shape import Bools, TierShape
+from penstock.storage.tier_sizes import Room, Wish, room_for, usable_bytes, wished_bytes
+from penstock.units import show_bytes
+
+_TRIES_MAX = 20
+"""The last user of a memory tier removes its folder, perhaps just when we open it."""
+
+_log = logging.getLogger("penstock.storage")
+
+
+def open_tiers(wishes: Sequence[Wish], shape: TierShape) -> Tiers:
+    """Open the tiers of a node, the fastest first; those that cannot be had are left out."""
+    _check(wishes)
+    tiers: list[Tier] = []
+    try:
+        for wish in wishes:
+            first = tiers[-1].last if tiers else 0
+            tier = _tier_or_none(wish, shape, first)
+            if tier is not None:
+                tiers.append(tier)
+    except BaseException:
+        Tiers(tiers, shape).close()
+        raise
+    return Tiers(tiers, shape)
+
+
+def _check(wishes: Sequence[Wish]) -> None:
+    places = [(wish.kind, wish.place) for wish in wishes]
+    for kind, place in places:
+        if places.count((kind, place)) > 1:
+            raise OptionError(
+                f"there are {places.count((kind, place))} {kind} tiers in {place}; one of the "
+                "sum of their sizes does the same"
+            )
+
+
+def _tier_or_none(wish: Wish, shape: TierShape, first: int) -> Tier | None:
+    try:
+        with leaving_out(wish.place):
+            return _tier(wish, shape, first)
+    except NoTierError as error:
+        _log.warning("no %s tier: %s. The run goes on without it", wish.kind, error)
+        return None
+
+
+def _tier(wish: Wish, shape: TierShape, first: int) -> Tier:
+    for tries_left in reversed(range(_TRIES_MAX)):
+        try:
+            with root_of(wish) as root:
+                return _tier_in(root, wish, shape, first)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _tier_in(root: Folder, wish: Wish, shape: TierShape, first: int) -> Tier:
+    if wish.kind == "memory":
+        sweep(root, keep=shape.name)
+    else:
+        _make_room_for_files(root, wish, shape)
+    with opening(root, shape, wish.kind) as opened:
+        files = opened.files
+        capacity_bytes = _capacity(opened, root, wish, shape, first)
+        last = shape.cut(first, capacity_bytes)
+        if opened.is_alone:
+            files.begin_generation()
+            if not opened.is_new:
+                _trim(files, shape, capacity_bytes=capacity_bytes, first=first, last=last)
+        files.grow(last)
+        _record(opened, wish, capacity_bytes=capacity_bytes, first=first, last=last)
+        os.utime(files.locks.descriptor)
+        return Tier(files, shape, capacity_bytes=capacity_bytes, first=first, last=last)
+
+
+def _make_room_for_files(root: Folder, wish: Wish, shape: TierShape) -> None:
+    """See to it that a tier can be made at all on a disk that is full of unused ones."""
+    needed_bytes = 2**20 + 9 * shape.num_units
+    lacking_bytes = needed_bytes - room_for(wish, root.path).free_bytes
+    if lacking_bytes > 0:
+        give_up(root, shape.name, lacking_bytes)
+
+
+def _capacity(opened: Opened, root: Folder, wish: Wish, shape: TierShape, first: int) -> int:
+    """Return how large the tier becomes; warn where that is less than what was wished for."""
+    header = opened.files.header
+    if not opened.is_alone and (header.wish, header.first) == (_wish_hash(wish), first):
+        return header.capacity_bytes
+    room = _room(opened.files, root, wish, shape)
+    wished = wished_bytes(wish, room)
+    needed = min(wished, shape.size_bytes - first)
+    lacking = needed - usable_bytes(wish, room)
+    if lacking > 0 and wish.kind == "disk" and give_up(root, shape.name, lacking):
+        room = _room(opened.files, root, wish, shape)
+    usable = usable_bytes(wish, room)
+    if usable <= 0:
+        raise NoTierError(f"{room.bound} has no room left; {room.way_out}")
+    if needed > usable:
+        _log.warning(
+            "the %s tier in %s will be %s instead of %s: that is what %s leaves; %s",
+            wish.kind,
+            root.path,
+            show_bytes(usable),
+            show_bytes(wished),
+            room.bound,
+            room.way_out,
+        )
+    return min(wished, usable)
+
+
+def _room(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> Room:
+    """Return what is free for this tier, counting what it holds and what others were promised."""
+    room = room_for(wish, root.path)
+    sums_bytes = 8 * shape.num_units
+    free_bytes = room.free_bytes + files.room_taken_bytes - sums_bytes
+    free_bytes -= promised_elsewhere_bytes(root, shape.name)
+    return replace(room, free_bytes=max(0, free_bytes))
+
+
+def _wish_hash(wish: Wish) -> int:
+    return xxhash.xxh3_64_intdigest(f"{wish.kind} {wish.size}".encode())
+
+
+def _record(opened: Opened, wish: Wish, *, capacity_bytes: int, first: int, last: int) -> None:
+    """Write down what was settled, for those who join."""
+    header = opened.files.header
+    if opened.is_alone:
+        header = replace(
+            header,
+            wish=_wish_hash(wish),
+            capacity_bytes=capacity_bytes,
+            promised_bytes=0,
+            first=first,
+            last=last,
+        )
+    promised_bytes = max(header.promised_bytes, last - first)
+    opened.files.write_header(replace(header, promised_bytes=promised_bytes))
+
+
+def _trim(
+    files: TierFiles, shape: TierShape, *, capacity_bytes: int, first: int, last: int
+) -> None:
+    """Give back room of units without a place here, if what has one could not fit otherwise.
+
+    Units from before our part may belong to a faster tier now. In the first run after sizes have
+    changed they stay, to be copied from here instead of fetched again.
+    """
+    is_here = files.states != 0
+    is_own = (shape.offsets >= first) & (shape.ends <= last)
+    held_bytes = int(shape.lengths[is_here].sum())
+    lacking_bytes = int(shape.lengths[is_own & ~is_here].sum())
+    excess_bytes = held_bytes + lacking_bytes - capacity_bytes
+    is_spare = is_here & ~is_own
+    if (files.header.first, files.header.last) != (first, last):
+        is_spare &= shape.offsets >= last
+    if excess_bytes > 0 and is_spare.any():
+        spare = np.flatnonzero(is_spare)
+        spare = spare[np.argsort(shape.offsets[spare])][::-1]  # the least worthy first
+        count = int(np.searchsorted(np.cumsum(shape.lengths[spare]), excess_bytes)) + 1
+        states = files.states.copy()
+        states[spare[:count]] = 0
+        files.write_states(states)
+    if files.room_taken_bytes > capacity_bytes:
+        _punch_absent(files, shape, ~is_own)
+
+
+def _punch_absent(files: TierFiles, shape: TierShape, among: Bools) -> None:
+    """Give back the room of units that are not here, whoever dropped or half wrote them."""
+    units = np.flatnonzero(among & (files.states == 0) & (shape.lengths > 0))
+    units = units[np.argsort(shape.offsets[units])]
+    offsets, ends = shape.offsets[units], shape.ends[units]
+    # Units that lie side by side go in one call.
+    begins = np.flatnonzero(np.r_[True, offsets[1:] != ends[:-1]][: len(units)])
+    for begin, end in zip(begins, np.r_[begins[1:], len(units)], strict=bool(len(units))):
+        files.punch(int(offsets[begin]), int(ends[end - 1] - offsets[begin]))

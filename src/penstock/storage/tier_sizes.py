@@ -1,0 +1,232 @@
+"""What a user wishes for a tier, and what the node can give.
+
+A wish is a size or a share of what is free. Memory is free as far as three bounds allow: what the
+kernel could hand out, what the control group of this process (a container, a Slurm job) may still
+take, and the size of the tmpfs where the tier lies. A disk is free as far as its file system says.
+What a tier already holds counts as free for that tier: it will not be taken twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from penstock.errors import OptionError
+from penstock.units import bytes_of, show_bytes
+
+SHARED_MEMORY = "/dev/shm"
+
+_RESERVE_BYTES_MAX = 2**30
+_RESERVE_SHARES = {"memory": 0.05, "disk": 0.01}
+"""Left free beside a tier, as a share of what is free: who fills a disk or a memory to the last
+byte breaks others."""
+
+_NO_LIMIT_BYTES = 2**60
+"""Control groups write "no limit" as a number near 2**63."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A tier in memory: `Memory("8GB")`, or `Memory("50%")` of what is free when it is opened."""
+
+    size: int | str
+    folder: str | os.PathLike[str] | None = None
+    """A tmpfs other than /dev/shm."""
+
+    kind: ClassVar[Literal["memory"]] = "memory"
+
+    def __post_init__(self) -> None:
+        _check_size(self.size, 'penstock.Memory("8GB")')
+        if self.folder is not None:
+            _check_folder(self.folder)
+
+    @property
+    def place(self) -> str:
+        """Return the folder that was wished for, as it is really called."""
+        return _real(SHARED_MEMORY if self.folder is None else self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A tier on a local disk: `Disk("/scratch", "200GB")`, or `"50%"` of what is free."""
+
+    folder: str | os.PathLike[str]
+    size: int | str
+
+    kind: ClassVar[Literal["disk"]] = "disk"
+
+    def __post_init__(self) -> None:
+        _check_folder(self.folder)
+        _check_size(self.size, 'penstock.Disk("/scratch", "200GB")')
+
+    @property
+    def place(self) -> str:
+        """Return the folder that was wished for, as it is really called."""
+        return _real(self.folder)
+
+
+def _real(folder: str | os.PathLike[str]) -> str:
+    return str(Path(folder).expanduser().resolve())
+
+
+Wish = Memory | Disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much a tier may take."""
+
+    free_bytes: int
+    bound: str
+    """What sets it, in words."""
+    way_out: str
+    """What would make it larger."""
+
+
+def _check_size(size: int | str, example: str) -> None:
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise OptionError(f"{size!r} is not a size; write for example {example}")
+    share = _share_of(size)
+    if share is not None and not 0 < share <= 1:
+        raise OptionError(f"a share of what is free lies between 0% and 100%, got {size!r}")
+    if share is None and bytes_of(size) == 0:
+        raise OptionError(f"a tier of size {size!r} holds nothing; leave it out of the tiers")
+
+
+def _check_folder(folder: str | os.PathLike[str]) -> None:
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise OptionError(
+            f"{folder!r} is not a folder; write for example penstock.Disk('/scratch', '200GB')"
+        )
+
+
+def _share_of(size: int | str) -> float | None:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", size) if isinstance(size, str) else None
+    return None if match is None else float(match[1]) / 100
+
+
+def wished_bytes(wish: Wish, room: Room) -> int:
+    """Return how large a tier is meant to be."""
+    share = _share_of(wish.size)
+    return bytes_of(wish.size) if share is None else int(share * room.free_bytes)
+
+
+def usable_bytes(wish: Wish, room: Room) -> int:
+    """Return how large a tier may become: what is free less a small reserve."""
+    reserve_bytes = min(_RESERVE_BYTES_MAX, int(_RESERVE_SHARES[wish.kind] * room.free_bytes))
+    return max(0, room.free_bytes - reserve_bytes)
+
+
+def room_for(wish: Wish, folder: str, *, root: Path = Path("/")) -> Room:
+    """Return what is free for a tier in a folder; files of other tiers there are in use."""
+    disk = _room_of_folder(wish, folder)
+    if wish.kind == "disk":
+        return disk
+    return min(disk, *_rooms_of_memory(root), key=lambda room: room.free_bytes)
+
+
+def _room_of_folder(wish: Wish, folder: str) -> Room:
+    status = os.statvfs(folder)
+    total_bytes = status.f_blocks * status.f_frsize
+    if wish.kind == "memory":
+        way_out = "enlarge it (docker run --shm-size, or mount -o remount,size=...)"
+    else:
+        way_out = "free some space or wish for less"
+    return Room(
+        # A tmpfs without a limit says that it has no blocks at all.
+        free_bytes=status.f_bavail * status.f_frsize if status.f_blocks else _NO_LIMIT_BYTES,
+        bound=f"{folder} ({show_bytes(total_bytes)} in all)",
+        way_out=way_out,
+    )
+
+
+def memory_left_bytes(root: Path = Path("/")) -> int:
+    """Return how much memory this process could still take."""
+    rooms = _rooms_of_memory(root)
+    return min((room.free_bytes for room in rooms), default=_NO_LIMIT_BYTES)
+
+
+def _rooms_of_memory(root: Path) -> list[Room]:
+    rooms = []
+    available_bytes = _field(root / "proc/meminfo", "MemAvailable:")
+    if available_bytes is not None:
+        rooms.append(
+            Room(
+                free_bytes=available_bytes * 1024,
+                bound="the memory available on this node",
+                way_out="end other programs or wish for less",
+            )
+        )
+    group_bytes = group_free_bytes(root)
+    if group_bytes is not None:
+        rooms.append(
+            Room(
+                free_bytes=group_bytes,
+                bound="the memory limit of this container or job",
+                way_out="start it with more memory or wish for less",
+            )
+        )
+    return rooms
+
+
+def group_free_bytes(root: Path = Path("/")) -> int | None:
+    """Return what this process's control group may still take; None where there is no limit.
+
+    Page cache that the kernel would give up first (inactive files) counts as free.
+    """
+    free = [
+        max(0, limit - (used - reclaimable))
+        for folder, names in _groups(root)
+        if (limit := _number(folder / names[0])) is not None and limit < _NO_LIMIT_BYTES
+        if (used := _number(folder / names[1])) is not None
+        for reclaimable in [min(used, _field(folder / "memory.stat", names[2]) or 0)]
+    ]
+    return min(free, default=None)
+
+
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+def _groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
+    """Return the folders of our control group and of those above it, both versions."""
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mounts, names = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _V2
+        elif "memory" in controllers.split(","):
+            mounts, names = ["sys/fs/cgroup/memory"], _V1
+        else:
+            continue
+        # In a container the path may be the host's; what is mounted there is then our own group.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for mount in mounts:
+            found += [
+                (root.joinpath(mount, *parts[:depth]), names) for depth in range(len(parts), -1, -1)
+            ]
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _field(path: Path, name: str) -> int | None:
+    for line in _text(path).splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return None

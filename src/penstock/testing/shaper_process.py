@@ -1,0 +1,64 @@
+"""The process of a shaper, started as `python -m penstock.testing.shaper_process DESCRIPTOR OWNER`.
+
+The descriptor is the far end of the owner's pipe. First come `Orders`, answered by a port or an
+error; then shapes or None, each answered by counts. It ends with the pipe, and with its owner,
+however that one ends.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection as Pipe
+
+from penstock.testing.shaper_server import Server
+from penstock.testing.shaper_shape import Shape
+
+_OWNER_POLL_S = 0.5
+"""A forked child of the owner may keep the pipe open, so we also look whose child we are."""
+
+
+def serve(pipe: Pipe, owner: int) -> None:
+    """Run until the owner hangs up or is gone."""
+    orders = pipe.recv()
+    try:
+        server = Server(orders)
+    except OSError as error:
+        pipe.send(error)
+        return
+    pipe.send(server.port)
+    loop = server.loop
+
+    def on_pipe(_: int) -> None:
+        try:
+            asked = pipe.recv()
+        except (EOFError, OSError):
+            loop.stop()
+            return
+        if isinstance(asked, Shape):
+            server.reshape(asked)
+        pipe.send(server.counts())
+
+    def look() -> None:
+        if os.getppid() != owner:
+            loop.stop()
+        loop.at(loop.now_s() + _OWNER_POLL_S, look)
+
+    loop.watch_level(pipe.fileno(), on_pipe)
+    look()
+    loop.run()
+
+
+def main() -> None:
+    """Take orders from the pipe whose descriptor is the first argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; we follow at end of file
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    serve(Pipe(int(sys.argv[1])), int(sys.argv[2]))
+    os._exit(0)  # at once: answers under way have nobody left who waits for them
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A flow begins what is needed first, inside its limits, and never gets stuck."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import OptionError
+from penstock.flow import (
+    Action,
+    Arrived,
+    Begin,
+    Budget,
+    Consumed,
+    Dropped,
+    Failed,
+    Fetch,
+    Flow,
+    GiveUp,
+    SourcePrior,
+    Throttled,
+    Tick,
+    Waiting,
+    Wanted,
+)
+from penstock.machine import Curve, StoreModel
+
+
+def fetch(
+    number: int, step: int, *sources: str, size_bytes: int = 100, staged: bool = True
+) -> Fetch:
+    return Fetch(
+        number=number,
+        step=step,
+        size_bytes=size_bytes,
+        sources=sources or ("store",),
+        staged=staged,
+    )
+
+
+def wanted(*fetches: Fetch, at_s: float = 0.0) -> Wanted:
+    return Wanted(fetches=fetches, at_s=at_s)
+
+
+def begun(actions: list[Action]) -> list[int]:
+    return [action.number for action in actions if isinstance(action, Begin)]
+
+
+def flow_of(stage_bytes_max: int = 10_000, requests: int = 8) -> Flow:
+    budget = Budget(stage_bytes_max=stage_bytes_max, requests_max=requests, requests_min=1)
+    prior = SourcePrior(latency_s=0.02, latency_p99_s=0.05, bytes_s=1e8, requests=requests)
+    return Flow(budget=budget, prior={"store": prior, "peer": prior})
+
+
+def test_the_earliest_step_begins_first_and_then_the_lowest_number() -> None:
+    flow = flow_of(requests=2)
+    actions = flow.on(wanted(fetch(0, 5), fetch(1, 3), fetch(2, 3), fetch(3, 1, staged=False)))
+    assert begun(actions) == [3, 1]
+    assert begun(flow.on(Arrived(number=3, copy=0, at_s=0.1))) == [2]
+    assert begun(flow.on(Arrived(number=1, copy=0, at_s=0.1))) == [0]
+
+
+def test_staged_bytes_count_until_their_step_is_consumed() -> None:
+    flow = flow_of(stage_bytes_max=250)
+    assert begun(flow.on(wanted(*(fetch(n, n) for n in range(4))))) == [0, 1]
+    assert flow.on(Arrived(number=0, copy=0, at_s=0.1)) == []
+    assert flow.stage_bytes == 200
+    assert begun(flow.on(Consumed(step=0, at_s=0.2))) == [2]
+    assert flow.planned_bytes == 300
+
+
+def test_a_batch_larger_than_the_budget_begins_whole_and_alone() -> None:
+    flow = flow_of(stage_bytes_max=50)
+    assert begun(flow.on(wanted(fetch(0, 0), fetch(1, 0), fetch(2, 1)))) == [0, 1]
+    for number in (0, 1):
+        flow.on(Arrived(number=number, copy=0, at_s=0.1))
+    assert begun(flow.on(Consumed(step=0, at_s=0.2))) == [2]
+
+
+def test_fills_of_tiers_take_room_only_on_their_way() -> None:
+    flow = flow_of(stage_bytes_max=400)
+    fills = [fetch(n, 9, staged=False) for n in range(3)]
+    assert begun(flow.on(wanted(*fills))) == [0]
+    assert begun(flow.on(Arrived(number=0, copy=0, at_s=0.1))) == [1]
+    assert flow.stage_bytes == 0
+    assert flow.planned_fill_bytes == 200
+
+
+def test_neither_fills_nor_stage_starve_the_other() -> None:
+    flow = flow_of(stage_bytes_max=400)
+    staged = [fetch(n, n) for n in range(8)]
+    fills = [fetch(100 + n, 0, staged=False) for n in range(8)]
+    assert sorted(begun(flow.on(wanted(*staged, *fills)))) == [0, 1, 2, 100]
+
+
+def test_a_full_source_does_not_hold_up_another() -> None:
+    flow = flow_of(requests=1)
+    actions = flow.on(wanted(fetch(0, 0), fetch(1, 0), fetch(2, 7, "peer")))
+    assert begun(actions) == [0, 2]
+    assert (flow.in_flight("store"), flow.in_flight("peer")) == (1, 1)
+    assert (flow.in_flight("other"), flow.limit("store")) == (0, 1)
+
+
+def test_after_a_failure_comes_the_next_source_and_in_the_end_it_is_given_up() -> None:
+    flow = flow_of()
+    flow.on(wanted(fetch(0, 0, "peer", "store")))
+    assert flow.on(Failed(number=0, copy=0, at_s=0.1)) == [
+        Begin(number=0, copy=1, source="store")
+    ]
+    assert flow.on(Failed(number=0, copy=1, at_s=0.2)) == [GiveUp(number=0)]
+    assert flow.stage_bytes == flow.planned_bytes == flow.in_flight("store") == 0
+
+
+def test_what_is_dropped_before_it_began_never_begins() -> None:
+    flow = flow_of(requests=1)
+    flow.on(wanted(fetch(0, 0), fetch(1, 1), fetch(2, 2)))
+    flow.on(Dropped(number=1, at_s=0.1))
+    assert begun(flow.on(Arrived(number=0, copy=0, at_s=0.2))) == [2]
+    assert flow.planned_bytes == 200
+
+
+def test_what_is_dropped_in_flight_keeps_its_place_until_it_arrives() -> None:
+    flow = flow_of(stage_bytes_max=100)
+    flow.on(wanted(fetch(0, 0, "peer", "store"), fetch(1, 1)))
+    assert flow.on(Dropped(number=0, at_s=0.1)) == []
+    assert flow.in_flight("peer") == 1
+    assert begun(flow.on(Failed(number=0, copy=0, at_s=0.2))) == [1]
+
+
+def test_what_is_dropped_after_it_arrived_gives_its_room_away() -> None:
+    flow = flow_of(stage_bytes_max=100)
+    flow.on(wanted(fetch(0, 0), fetch(1, 1)))
+    flow.on(Arrived(number=0, copy=0, at_s=0.1))
+    assert begun(flow.on(Dropped(number=0, at_s=0.2))) == [1]
+    flow.on(Consumed(step=0, at_s=0.3))
+    assert flow.stage_bytes == 100
+
+
+def test_a_step_that_was_dropped_whole_does_not_stand_in_the_way_of_a_large_one() -> None:
+    flow = flow_of(stage_bytes_max=100)
+    flow.on(wanted(fetch(0, 0), fetch(1, 1, size_bytes=500)))
+    flow.on(Arrived(number=0, copy=0, at_s=0.1))
+    assert begun(flow.on(Dropped(number=0, at_s=0.2))) == [1]
+
+
+def test_unknown_numbers_change_nothing() -> None:
+    flow = flow_of()
+    for event in (
+        Arrived(number=7, copy=0, at_s=0.1),
+        Failed(number=7, copy=0, at_s=0.1),
+        Dropped(number=7, at_s=0.1),
+        Tick(at_s=0.1),
+    ):
+        assert flow.on(event) == []
+    assert flow.wake_s is None
+
+
+def test_a_step_that_goes_by_without_its_bytes_leaves_nothing_behind() -> None:
+    flow = flow_of(requests=1)
+    flow.on(wanted(fetch(0, 0), fetch(1, 0)))
+    assert flow.on(Consumed(step=0, at_s=0.1)) == []
+    assert begun(flow.on(Arrived(number=0, copy=0, at_s=0.2))) == [1]
+    flow.on(Arrived(number=1, copy=0, at_s=0.3))
+    assert flow.stage_bytes == flow.planned_bytes == 0
+
+
+def test_what_was_found_on_the_node_teaches_nothing_about_the_source() -> None:
+    flow = flow_of(requests=64)
+    for number in range(500):
+        flow.on(wanted(fetch(number, 0), at_s=float(number)))
+        flow.on(Arrived(number=number, copy=0, at_s=float(number), moved=False))
+    assert flow.rates().sources["store"].latency_p50_s == 0.02
+
+
+def test_time_does_not_run_backwards() -> None:
+    flow = flow_of()
+    flow.on(wanted(fetch(0, 0), at_s=1.0))
+    flow.on(Arrived(number=0, copy=0, at_s=0.5))
+    assert flow.rates().sources["store"].latency_p50_s >= 0
+
+
+def test_rates_name_every_source_and_the_consumer() -> None:
+    flow = flow_of()
+    for step in range(10):
+        flow.on(wanted(fetch(step, step, size_bytes=1000), at_s=step * 0.5))
+        flow.on(Arrived(number=step, copy=0, at_s=step * 0.5 + 0.02))
+        flow.on(Waiting(step=step, at_s=step * 0.5 + 0.1))
+        flow.on(Consumed(step=step, at_s=step * 0.5 + 0.35))
+    flow.on(Throttled(source="peer", at_s=5.0))
+    rates = flow.rates()
+    assert set(rates.sources) == {"store", "peer"}
+    assert rates.steps_s == pytest.approx(4.0)  # 0.5 s a step, half of it spent waiting
+    assert rates.bytes_s == pytest.approx(4000.0)
+    assert rates.sources["store"].latency_p50_s == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"stage_bytes_max": 0}, {"requests_min": 0}, {"requests_min": 9, "requests_max": 8}],
+)
+def test_a_budget_refuses_nonsense(wrong: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="must"):
+        Budget(**{"stage_bytes_max": 1000, **wrong})
+
+
+def test_a_prior_starts_at_the_knee_of_what_was_measured() -> None:
+    curve = Curve(counts=(1, 8, 16, 64), bytes_s=(5e6, 40e6, 80e6, 82e6))
+    store = StoreModel(latency_s=0.02, latency_p99_s=0.2, throughput=curve)
+    prior = SourcePrior.of_store(store)
+    assert (prior.requests, prior.bytes_s) == (16, 82e6)
+    with pytest.raises(OptionError, match="latency_p99_s"):
+        SourcePrior(latency_s=0.2, latency_p99_s=0.1, bytes_s=1.0)
+    with pytest.raises(OptionError, match="requests at least 1"):
+        SourcePrior(latency_s=0.1, latency_p99_s=0.1, bytes_s=1.0, requests=0)
