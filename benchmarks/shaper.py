@@ -5,12 +5,13 @@
 110 kB ranged GETs by a client in C (obstore) on 32 threads, against a folder served by the shaper,
 and with --seaweed through the shaper against SeaweedFS and beside it. Limits measured in the same
 run: reading the same ranges with `preadv`, and SeaweedFS asked directly. `CPU s/GB` is the shaper's
-own process. Then, with a client of our own: latencies and bandwidths as they arrive.
+own process. Then, with one thread of our own: latencies and bandwidths as they arrive.
 """
 
 import argparse
-import dataclasses
+import contextlib
 import os
+import selectors
 import socket
 import tempfile
 import threading
@@ -81,19 +82,17 @@ def show(name: str, shaper: Shaper, read: Read, limit: str, limit_read: Read) ->
 
 def folder_rates(folder: Path) -> None:
     file = os.open(folder / "x", os.O_RDONLY)
-
-    def pread(offset: int) -> object:
-        return os.pread(file, RANGE_BYTES, offset)
-
-    far = Shape(latency=Fixed(0.020), bandwidth_bytes_s=100e6)
-    for name, shape in (
-        ("folder, no limits", Shape()),
-        ("folder, 200 MB/s", Shape(bandwidth_bytes_s=200e6)),
-        ("folder, 20 ms and 100 MB/s", far),
-    ):
-        with Shaper.of_folder(folder, shape) as shaper:
-            read = obstore_read(shaper.endpoint, "data", skip_signature=True)
-            show(name, shaper, read, "pread by 32 threads", pread)
+    with Shaper.of_folder(folder) as free:
+        direct = obstore_read(free.endpoint, "data", skip_signature=True)
+        by_hand = "pread on 32 threads"
+        show("folder", free, direct, by_hand, lambda at: os.pread(file, RANGE_BYTES, at))
+        for name, shape in (
+            ("folder, 200 MB/s", Shape(bandwidth_bytes_s=200e6)),
+            ("folder, 20 ms, 100 MB/s", Shape(latency=Fixed(0.02), bandwidth_bytes_s=100e6)),
+        ):
+            with Shaper.of_folder(folder, shape) as shaper:
+                read = obstore_read(shaper.endpoint, "data", skip_signature=True)
+                show(name, shaper, read, "the folder without limits", direct)
     os.close(file)
 
 
@@ -115,53 +114,66 @@ def seaweed_rates(folder: Path) -> None:
         show("SeaweedFS through the shaper", shaper, read, "SeaweedFS directly", direct)
 
 
-# -- accuracy, with blocking sockets on threads ------------------------------------------------
+# -- accuracy --------------------------------------------------------------------------------
 
 
-def first_byte_s(address: tuple[str, int], count: int, size_bytes: int) -> list[float]:
-    """Return times to the first byte of requests one after the other."""
-    times = []
-    asked = f"GET /data/x HTTP/1.1\r\nHost: a\r\nRange: bytes=0-{size_bytes - 1}\r\n\r\n".encode()
+def asked(size_bytes: int) -> bytes:
+    return f"GET /data/x HTTP/1.1\r\nHost: a\r\nRange: bytes=0-{size_bytes - 1}\r\n\r\n".encode()
+
+
+def waits_s(address: tuple[str, int], num_clients: int, wait_s: float) -> list[float]:
+    """Return times to the first byte; clients ask 20 times each, evenly spread over a latency."""
+    found = []
+    with contextlib.ExitStack() as held, selectors.DefaultSelector() as selector:
+        for _ in range(num_clients):
+            client = held.enter_context(socket.create_connection(address))
+            selector.register(client, selectors.EVENT_READ, [0.0, 0])
+            time.sleep(wait_s / num_clients)
+            selector.get_key(client).data[0] = time.perf_counter()
+            client.sendall(asked(1000))
+        while selector.get_map():
+            for key, _ in selector.select():
+                now_s = time.perf_counter()
+                client, state = key.fileobj, key.data
+                assert len(client.recv(4096)) > 1000
+                if state[1] > 0:  # first answers wait until all clients have asked
+                    found.append(now_s - state[0])
+                state[1] += 1
+                if state[1] > 20:
+                    selector.unregister(client)
+                else:
+                    state[0] = time.perf_counter()
+                    client.sendall(asked(1000))
+    return found
+
+
+def arrived_bytes_s(address: tuple[str, int], size_bytes: int) -> float:
+    """Return the rate at which a body arrives."""
+    begin = time.perf_counter()
     with socket.create_connection(address) as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(count):
-            begin = time.perf_counter()
-            client.sendall(asked)
-            got = client.recv(65536)
-            times.append(time.perf_counter() - begin)
-            left = size_bytes - (len(got) - got.index(b"\r\n\r\n") - 4)
-            while left > 0:
-                left -= len(client.recv(min(65536, left)))
-    return times
+        client.sendall(asked(size_bytes))
+        left = size_bytes
+        while left > 0:
+            left -= len(client.recv(2**18))
+    return size_bytes / (time.perf_counter() - begin)
 
 
 def accuracy(folder: Path) -> None:
-    with Shaper.of_folder(folder, Shape(latency=Fixed(0.020))) as shaper:
+    with Shaper.of_folder(folder) as shaper:
         address = ("127.0.0.1", int(shaper.endpoint.rpartition(":")[2]))
-        for waiting in (1, 32, 256):
-            found: list[float] = []
-            threads = [
-                threading.Thread(target=lambda: found.extend(first_byte_s(address, 20, 1000)))
-                for _ in range(waiting)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            shown = [1e3 * (each - 0.020) for each in quantiles(found, n=100)]
+        for num_clients, wait_s in ((1, 0.02), (32, 0.02), (256, 0.1)):
+            shaper.reshape(Shape(latency=Fixed(wait_s)))
+            late = [1e3 * (each - wait_s) for each in waits_s(address, num_clients, wait_s)]
+            p50, p99 = (quantiles(late, n=100)[rank] for rank in (49, 98))
             print(
-                f"20 ms with {waiting} waiting: late by {shown[49]:.2f} ms (p50), "
-                f"{shown[98]:.2f} ms (p99)"
+                f"{1e3 * wait_s:.0f} ms with {num_clients} waiting: "
+                f"{p50:.2f} ms late (p50), {p99:.2f} ms (p99)"
             )
         shaper.reshape(Shape(latency=LogNormal(0.020, 0.5)))
-        found = first_byte_s(address, 200, 1000)
-        print(f"lognormal, median 20 ms: median {1e3 * median(found):.1f} ms")
+        print(f"lognormal, median 20 ms: {1e3 * median(waits_s(address, 16, 0.02)):.1f} ms (p50)")
         for bytes_s in (10e6, 100e6, 400e6):
             shaper.reshape(Shape(bandwidth_bytes_s=bytes_s))
-            size_bytes = int(min(bytes_s / 4, FILE_BYTES))
-            begin = time.perf_counter()
-            first_byte_s(address, 4, size_bytes)
-            got = 4 * size_bytes / (time.perf_counter() - begin)
+            got = arrived_bytes_s(address, int(min(bytes_s, FILE_BYTES)))
             print(f"{bytes_s / 1e6:.0f} MB/s: {got / bytes_s:.3f} of it arrives")
 
 

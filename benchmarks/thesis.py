@@ -8,6 +8,9 @@ COLUMNS={ # S MB, E, spread over sqrt(b)
  "600 GB":(600_000,5,.0201,100_000),
  "1,200 GB":(1_200_000,5,.0133,100_000),
 }
+from penstock.simulate.policies.nopfs import Nopfs
+class Alone(Nopfs):
+    title="NoPFS, no peers"; peers=False
 PUB={
 "perfect":(7.30,3826,7655,15205),
 "naive":(27.8,15131,30273,60526),
@@ -18,8 +21,8 @@ PUB={
 "lbann-dynamic":(7.71,4051,None,None),
 "lbann-preloading":(8.41,4433,None,None),
 "locality-aware":(8.41,4433,9314,19083),
-"nopfs":(7.78,3836,7661,16795),
-"nopfs-released":(None,)*4,"coordl":(None,)*4,"lru":(None,)*4,"belady":(None,)*4,"ours":(None,)*4,
+Alone:(7.78,3836,7661,16795),
+"nopfs":(7.78,3836,7661,16795),"nopfs-released":(None,)*4,"coordl":(None,)*4,"lru":(None,)*4,"belady":(None,)*4,"ours":(None,)*4,
 }
 B=32
 def scen(col, scale=1.0, model=True):
@@ -45,4 +48,4 @@ if __name__=="__main__":
             base=PUB["perfect"][list(COLUMNS).index(col)]
             pr=pub/base if pub else None
             row.append(f"{r.time_s:9.1f} {r.time_ratio:6.3f} {pr and round(pr,3)} {pr and f'{r.time_ratio/pr-1:+.1%}'}" if not r.why_not else "n/a")
-        print(f"{name:22}", " | ".join(row), round(time.time()-t,1))
+        print(f"{str(name)[-20:]:22}", " | ".join(row), round(time.time()-t,1))

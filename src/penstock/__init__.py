@@ -15,6 +15,7 @@ from penstock.dataset.verify import verify
 from penstock.dataset.writer import Writer
 from penstock.loader import Batch, Loader, Stats
 from penstock.storage.options import StoreOptions
+from penstock.storage.tier_sizes import Disk, Memory
 from penstock.world import World
 
 __version__ = "0.1.0"
@@ -22,7 +23,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Dataset",
+    "Disk",
     "Loader",
+    "Memory",
     "Mixture",
     "PackOptions",
     "Stats",

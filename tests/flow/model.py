@@ -101,7 +101,7 @@ class Run:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._link_free_s = 0.0
-        self._tokens, self._tokens_s = 0.0, 0.0
+        self._tokens, self._tokens_s = float("inf"), 0.0  # It begins rested.
         self._next_number = self._next_step = 0
         self._missing: dict[int, set[int]] = {}
         self._step_of: dict[int, int] = {}
@@ -140,7 +140,6 @@ class Run:
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             assert isinstance(action, Begin)
-            assert self.flow.in_flight("store") <= self.flow.limit("store") or True
             self.log.begins.append(self.now_s)
             self._request(Ask(action, self.size_bytes, self.now_s))
 

@@ -26,9 +26,7 @@ def shape_of(lengths: list[int], name: str = "set-one") -> TierShape:
     """Units one after another."""
     column = np.array(lengths, np.int64)
     about = {"uri": f"s3://bucket/{name}/"}
-    return TierShape(
-        name=name, offsets=np.cumsum(column) - column, lengths=column, about=about
-    )
+    return TierShape(name=name, offsets=np.cumsum(column) - column, lengths=column, about=about)
 
 
 def fill(tiers: Tiers, units: list[int] | None = None) -> list[int]:

@@ -128,7 +128,9 @@ def _report(words: str) -> None:
 
 
 def _noted(machine: Machine, args: argparse.Namespace) -> Machine:
-    notes = {"command": _command(args), **machine.notes}
+    from penstock import __version__
+
+    notes = {"command": _command(args), "penstock": __version__, **machine.notes}
     if args.notes:
         notes["host"] = platform.node()
         notes["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
@@ -136,7 +138,7 @@ def _noted(machine: Machine, args: argparse.Namespace) -> Machine:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return what was measured as a command; what follows a `?` may be a signature, and stays."""
+    """Return what was measured as a command, without what may be the signature of an address."""
     words = ["penstock", "probe", *(uri.partition("?")[0] for uri in args.uri)]
     words += [word for disk in args.disk for word in ("--disk", str(disk))]
     words += ["--memory", str(args.memory)] if args.memory else []

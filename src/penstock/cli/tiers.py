@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     removed = [tier.path for wish, tier in found if args.remove and remove_found(wish, tier)]
     tiers = [tier for _, tier in found]
     if args.json:
-        print_json([as_json(tier) | {"removed": tier.path in removed} for tier in tiers])
+        print_json({"tiers": [as_json(t) | {"removed": t.path in removed} for t in tiers]})
     else:
         _show(tiers, removed, args.folder)
     return 0

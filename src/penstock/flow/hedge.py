@@ -5,7 +5,8 @@ slowest. A second copy, made when a request has been in flight for longer than n
 take, cuts that tail. But a copy is load. So it is made only
 
 * when its step is near: predicted to be needed sooner than the late request can be counted on;
-* when the source serves others meanwhile: where everything is slow, copies make it slower;
+* when the source serves others meanwhile, and has not just asked us to slow down: where everything
+  is slow, copies make it slower;
 * while it has a *token*. A source earns a small share of one with each request, so copies are at
   most that share of all requests, and a few at once.
 """
@@ -69,9 +70,9 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
 
 def _is_due(request: Request, num_late: int, pace: Pace, now_s: float) -> bool:
     source = request.source
-    if source.tokens < 1.0 or not is_overtaken(request, num_late):
+    if source.tokens < 1.0 or source.limit.is_throttled(now_s):
         return False
-    if not is_near(request, pace, now_s):
+    if not (is_overtaken(request, num_late) and is_near(request, pace, now_s)):
         return False
     source.tokens -= 1.0
     return True

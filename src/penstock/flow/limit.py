@@ -36,29 +36,27 @@ _AT_LEVEL = 0.85
 _SAME = 0.75
 """Rates of two rounds at one level that differ more are not of the same source any more."""
 _GROW_MIN = 0.4
-_UP_MIN = 0.5
-_UP_SHORT_MIN = 0.15
 _UP_STEEP = 0.75
 _DOWN_MAX = 0.25
-"""Elasticities: what makes GROW go on, UP stay, UP turn into GROW, and DOWN stay."""
+"""Elasticities: what makes GROW go on, UP turn into GROW, and DOWN stay."""
 
-_PROBE_S = 1.0
-"""Between two trials of more when nothing suggests it."""
-_PROBE_SHORT_S = 0.2
-"""The same while the queue is short."""
+_PROBE_S, _PROBE_AGAIN_S = 1.0, 0.2
+"""Between two trials of more, and after one that was kept."""
 _REFRESH_S = 10.0
 """How long a base counts before it is looked at again with a shorter queue."""
 _PATIENCE_MIN_S, _PATIENCE_MAX_S = 0.5, 4.0
 """How long to keep still after a throttle mark; doubled while trials run into further marks."""
-_MARKS_MAX, _MARKS_SHARE = 2.0, 0.03
-"""A cut needs this many marks; each answer takes this share of one back. A rare mark is the price of
-being near a store's limit, and cheaper than staying far away from it."""
+_MARKS_MAX, _MARKS_SHARE, _MARKS_SMALL = 2.0, 0.03, 0.25
+"""A cut needs this many marks; each answer takes a share of one back. A rare mark is the price of
+being near a store's limit, and cheaper than staying far away from it; the more so where the level
+is so small that one request less is a large cut."""
 _CEILING_S = 10.0
 """How long the level of the last throttle mark stands in the way of doubling."""
 
-_ROUND_MIN, _ROUND_MAX = 16, 256
+_ROUND_MIN, _TRIAL_MIN, _ROUND_MAX = 16, 32, 256
 _ROUND_S = 0.05
-"""A round has at least so many completions, and more where they come fast: counting is noisy."""
+"""A round has at least so many completions, in a trial more, and more where they come fast:
+counting is noisy."""
 
 GROW, HOLD, UP, DOWN = range(4)
 
@@ -75,19 +73,21 @@ class Limit:
         "_deaf_until_s",
         "_down_to_learn",
         "_in_flight_sum",
+        "_is_starting",
         "_latency_sum_s",
         "_marks",
         "_max",
         "_min",
         "_need",
         "_patience_s",
-        "_probed_s",
+        "_probe_at_s",
         "_quiet_until_s",
         "_ref_in_flight",
         "_ref_rate",
         "_round_at_s",
         "_safe",
         "_skip",
+        "_throttled_s",
         "base_s",
         "latency_s",
         "level",
@@ -110,8 +110,10 @@ class Limit:
         """The level to go back to when a trial fails."""
         self._ref_rate = self._ref_in_flight = 0.0
         """The round to compare with; rate 0 if there is none."""
-        self._base_at_s = self._probed_s = self._deaf_until_s = self._quiet_until_s = 0.0
+        self._base_at_s = self._probe_at_s = self._deaf_until_s = self._quiet_until_s = 0.0
         self._down_to_learn = False
+        self._is_starting = True
+        self._throttled_s = -inf
         self._marks = 0.0
         self._patience_s = _PATIENCE_MIN_S
         self._ceiling = requests_max + 1
@@ -121,12 +123,16 @@ class Limit:
         self._need = self._round(self.level)
         self._clear()
 
+    def is_throttled(self, now_s: float) -> bool:
+        """Return whether the source asked us to slow down just now."""
+        return now_s < self._throttled_s + _PATIENCE_MIN_S
+
     # -- what happens --------------------------------------------------------------------------
 
     def done(self, now_s: float, size_bytes: int, latency_s: float, in_flight: int) -> None:
         """Note an answer; `in_flight` counts it too, `latency_s` has stragglers cut short."""
         if self._marks:
-            self._marks = max(0.0, self._marks - _MARKS_SHARE)
+            self._marks = max(0.0, self._marks - max(_MARKS_SHARE, _MARKS_SMALL / self.level))
         if self._skip:
             self._skip -= 1
             self._round_at_s = now_s
@@ -140,6 +146,7 @@ class Limit:
 
     def throttled(self, now_s: float) -> None:
         """Note that the source asked us to slow down."""
+        self._throttled_s = now_s
         self._marks += 1.0
         if self._marks < _MARKS_MAX or now_s < self._deaf_until_s:
             return
@@ -163,15 +170,17 @@ class Limit:
         if elapsed_s <= 0:
             self._need += self.level  # All of a burst came at once: its rate shows with the next.
             return
-        rate = self._bytes / elapsed_s
-        latency_s = self._latency_sum_s / self._count
+        rate = max(self._bytes, 1) / elapsed_s
+        latency_s = max(self._latency_sum_s / self._count, 1e-9)
         in_flight = self._in_flight_sum / self._count
         self._need = self._round(self.level, self._count / elapsed_s)
         self._round_at_s = now_s
         self._clear()
+        if self.mode == HOLD and self._ref_rate:
+            latency_s = (latency_s + self.latency_s) / 2
         self.latency_s = latency_s
         if self.mode != DOWN:
-            self._learn_base(latency_s, now_s)
+            self._learn_base(latency_s)
         if in_flight < _AT_LEVEL * self.level:
             if self.mode in (UP, DOWN):
                 self._hold(self._safe)
@@ -180,12 +189,15 @@ class Limit:
         (self._grow, self._stay, self._up, self._down)[self.mode](now_s, rate, in_flight)
 
     def _grow(self, now_s: float, rate: float, in_flight: float) -> None:
-        if self._ref_rate and self._elasticity(rate, in_flight) < _GROW_MIN:
+        elasticity = self._elasticity(rate, in_flight) if self._ref_rate else 1.0
+        if self._is_starting and self._ref_rate and elasticity > _UP_STEEP:
+            self._base_at_s = now_s  # There was no queue at the level before.
+        if elasticity < _GROW_MIN:
             level = self.level
             if self.latency_s > FULL * self.base_s:
                 level = ceil(level * FULL * self.base_s / self.latency_s)
             self._refer(rate, in_flight)
-            self._probed_s = now_s
+            self._probe_at_s = now_s + _PROBE_S
             self._hold(max(level, self._safe))
             return
         self._refer(rate, in_flight)
@@ -202,50 +214,56 @@ class Limit:
             in_flight = (in_flight + self._ref_in_flight) / 2
         self._refer(rate, in_flight)
         if not _SAME < before / rate < 1 / _SAME:
-            return  # The source has changed, or we have: nothing to compare with yet.
+            # The source has changed, or we have: nothing to compare with yet.
+            self._probe_at_s = now_s if 0 < before < rate else self._probe_at_s
+            return
         ratio = self.latency_s / self.base_s
         is_stale = now_s - self._base_at_s > _REFRESH_S
         if self.level > self._min and (ratio > _LONG or is_stale):
             self._try_fewer(ratio)
-        elif self._may_try_more(now_s, ratio):
+        elif self.level < self._max and now_s >= max(self._probe_at_s, self._quiet_until_s):
             self.mode = UP
             self._to(max(self.level + 1, round(self.level * 1.25)))
 
     def _up(self, now_s: float, rate: float, in_flight: float) -> None:
         elasticity = self._elasticity(rate, in_flight)
-        is_short = self.latency_s < _SHORT * self.base_s
-        if elasticity < (_UP_SHORT_MIN if is_short else _UP_MIN):
-            self._probed_s = now_s
+        ratio = self.latency_s / self.base_s
+        if elasticity < (0.15 if ratio < _SHORT else 0.3 if ratio < FULL else 0.5):
+            self._probe_at_s = now_s + _PROBE_S
             self._hold(self._safe)
             return
         self._patience_s = max(self._patience_s / 2, _PATIENCE_MIN_S)
+        if self.level > 1.2 * self._ceiling:
+            self._ceiling = self._max + 1  # It was a moment's mood, not a limit.
         self._refer(rate, in_flight)
         self._safe = self.level
         if elasticity >= _UP_STEEP and self._may_double(now_s):
             self.mode = GROW
             self._to(self.level * 2)
         else:
+            self._probe_at_s = now_s + _PROBE_AGAIN_S
             self._hold(self.level)
 
     def _down(self, now_s: float, rate: float, in_flight: float) -> None:
+        is_unknown = self._base_at_s == -inf or self.latency_s < 0.9 * self.base_s
         self._base_at_s = now_s
-        before_s = self._ref_in_flight / self._ref_rate
         if self._elasticity(rate, in_flight) > _DOWN_MAX:
-            self.base_s = self.latency_s
+            is_near = not is_unknown and self.latency_s < 2 * self.base_s
+            self.base_s = (self.base_s + self.latency_s) / 2 if is_near else self.latency_s
             # Little: the time per request at the level before was this many times the base.
-            ratio = before_s / (in_flight / rate)
-            share = FULL / ratio if self._ceiling > self._max else min(1.0, FULL / ratio)
-            self._hold(max(self.level, round(self._safe * min(share, 1.5))))
+            ratio = (self._ref_in_flight / self._ref_rate) / (in_flight / rate)
+            share = min(FULL / ratio, 1.5 if self._ceiling > self._max else 1.0)
+            self._hold(max(self.level, round(self._safe * share)))
             return
-        was_stale = self.latency_s < 0.9 * self.base_s
         self.base_s = min(self.base_s, self.latency_s)
-        if self._down_to_learn and not was_stale:
+        if self._down_to_learn and not is_unknown:
             self._hold(self._safe)
             return
         self._refer(rate, in_flight)
         self._safe = self.level
         ratio = self.latency_s / self.base_s
-        if self.level > self._min and (was_stale or ratio > FULL):
+        if self.level > self._min and (is_unknown or ratio > FULL):
+            self._base_at_s = -inf if is_unknown else now_s
             self._try_fewer(ratio)
         else:
             self._hold(self.level)
@@ -253,26 +271,19 @@ class Limit:
     # -- small change --------------------------------------------------------------------------
 
     def _try_fewer(self, ratio: float) -> None:
-        """Begin a DOWN: towards the knee when far beyond it, at most by half."""
+        """Begin a DOWN: towards the knee, by half when that is far or unknown."""
         self.mode = DOWN
         self._down_to_learn = ratio <= _LONG
-        share = min(max(FULL / ratio, 0.5), 0.7)
+        share = 0.5 if self._base_at_s == -inf else min(max(FULL / ratio, 0.5), 0.7)
         self._to(min(self.level - 1, round(self.level * share)))
-
-    def _may_try_more(self, now_s: float, ratio: float) -> bool:
-        if self.level == self._max or now_s < self._quiet_until_s:
-            return False
-        return now_s - self._probed_s >= (_PROBE_SHORT_S if ratio < _SHORT else _PROBE_S)
 
     def _may_double(self, now_s: float) -> bool:
         if now_s - self._ceiling_at_s > _CEILING_S:
             self._ceiling = self._max + 1
         return self.level * 2 < self._ceiling or self._ceiling > self._max
 
-    def _learn_base(self, latency_s: float, now_s: float) -> None:
-        if not self.base_s:
-            self.base_s, self._base_at_s = latency_s, now_s
-        elif latency_s < 0.7 * self.base_s:
+    def _learn_base(self, latency_s: float) -> None:
+        if not self.base_s or latency_s < 0.7 * self.base_s:
             # Another world: what it is like without a queue must be found out soon.
             self.base_s, self._base_at_s = latency_s, -inf
         elif latency_s < self.base_s:
@@ -290,6 +301,7 @@ class Limit:
 
     def _hold(self, level: int) -> None:
         self.mode = HOLD
+        self._is_starting = False
         if level != self.level:
             self._ref_rate = 0.0
             self._to(level)
@@ -299,7 +311,7 @@ class Limit:
         """Change the level; what was asked for under the old one drains first."""
         self._skip = self.level
         self.level = min(max(level, self._min), self._max)
-        self._need = self._round(self.level)
+        self._need = self._round(self.level, least=_ROUND_MIN if self.mode == GROW else _TRIAL_MIN)
         self._clear()
 
     def _clear(self) -> None:
@@ -307,7 +319,6 @@ class Limit:
         self._latency_sum_s = 0.0
 
     @staticmethod
-    def _round(level: int, done_s: float = 0.0) -> int:
+    def _round(level: int, done_s: float = 0.0, least: int = _ROUND_MIN) -> int:
         """Return the completions of a round: whole turns of the level, so that bursts even out."""
-        least = min(max(_ROUND_MIN, done_s * _ROUND_S), _ROUND_MAX)
-        return level * ceil(least / level)
+        return level * ceil(min(max(least, done_s * _ROUND_S), _ROUND_MAX) / level)

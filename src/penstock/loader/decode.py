@@ -116,8 +116,12 @@ class DecodeMaker:
     ) -> Iterator[Any]:
         slot, where = job.slots[0], group.where[piece.start : piece.stop]
         samples = processes.samples(slot.epoch, slot.ids[where], self._uses(slot, where))
-        sizes = [int(e.length[piece.start : piece.stop].sum()) for e in group.extents]
-        self._counters.add_reads(group.bound.store.source, sum(sizes), len(where), 0.0)
+        stage = job.staged.get(piece.group)
+        if stage is not None:
+            stage.count(piece)
+        else:
+            sizes = [int(e.length[piece.start : piece.stop].sum()) for e in group.extents]
+            self._counters.add_reads(group.bound.store.source, sum(sizes), len(where), 0.0)
         return iter(samples)
 
     def _uses(self, slot: Slot, where: Ints) -> Ints:

@@ -128,9 +128,7 @@ class Fetcher:
         """
         sources = self.rates().sources.values()
         bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
-        gaps = [
-            merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound
-        ]
+        gaps = [merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound]
         return max([_GAP_BYTES, *gaps])
 
     # -- what the runner says ----------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +155,29 @@ class Holding:
         start = int(self.layout.offsets[unit])
         return self.tier(unit).data[start : start + self.length(unit)]
 
+    def samples(self, dataset: Dataset | Mixture, ids: Ints) -> list[dict[str, Any]]:
+        """Return decoded samples: from the tiers, and from the store what they do not hold."""
+        out: list[dict[str, Any]] = [{}] * len(ids)
+        for bound, where, local_ids in dataset.groups(ids):
+            group = Group(bound=bound, where=where, local_ids=local_ids)
+            places = self.places(group)
+            for j, (i, local) in enumerate(zip(where.tolist(), local_ids.tolist(), strict=True)):
+                raws = [self._raw(group, table, p, j) for table, p in enumerate(places)]
+                if bound.by_block:
+                    block = bound.unpack(local, raws[0])
+                    out[i] = bound.decoded(block.sample(int(group.extents[0].row[j])), local)
+                else:
+                    out[i] = bound.decoded_all(local_ids[j : j + 1], [raws])[0]
+        return out
+
+    def _raw(self, group: Group, table: int, places: Places, j: int) -> memoryview:
+        e = group.extents[table]
+        inside, length = int(places.inside[j]), int(e.length[j])
+        whole = self.view(int(places.units[j]))
+        if whole is None:
+            return group.bound.read(table, int(e.object[j]), int(e.offset[j]), length)
+        return memoryview(bytes(whole[inside : inside + length]))
+
     # -- copying -----------------------------------------------------------------------------
 
     def copy_into(
@@ -191,6 +215,10 @@ class Holding:
             return len(chosen) * width
 
         return self._copy_by_tier(places, copy, counters)
+
+    def count(self, places: Places, lengths: Ints, counters: Counters) -> None:
+        """Count samples as read from their tiers."""
+        self._copy_by_tier(places, lambda _, chosen, __: int(lengths[chosen].sum()), counters)
 
     def _copy_by_tier(
         self, places: Places, copy: Callable[[int, Ints, Ints], int], counters: Counters

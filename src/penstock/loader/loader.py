@@ -50,7 +50,6 @@ _REQUESTS_MAX = 64
 """Requests in flight at most; the flow finds out how many help."""
 _THREADS_MAX = 32
 _COPY_THREADS_MAX = 4
-_JOBS_MAX = 4096
 _TINY_JOB_BYTES = 4 << 20
 _BATCHES_A_JOB_MAX = 16
 
@@ -216,15 +215,15 @@ class Loader:
         return iteration
 
     def _start(self, stream: Stream, part: tuple[int, int]) -> Iteration:
-        bounds = self.dataset.bound
         num_threads = self._threads or _threads_for(stream.world, self._copies_only())
         holding = self._holding()
-        local = holding is None and all(is_local(b) for b in bounds)
         pool = BufferPool(self._look_ahead_bytes)
         reader = SampleReader(pool, self._counters, at_random=self.order.mode != "sequential")
         processes = None
         if self._workers == "process":
-            processes = ProcessPool(num_threads, self.dataset, self._transform, self.seed)
+            processes = ProcessPool(
+                num_threads, self.dataset, self._transform, self.seed, self._tiers
+            )
         maker = self._maker(pool, reader, num_threads, processes)
         epoch, position = self._begin_at
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
@@ -239,9 +238,6 @@ class Loader:
             fetcher=fetcher,
             ahead=self._fill_ahead(stream, stager, end_epoch, part, batches_a_job),
             num_threads=num_threads,
-            # Local reads need no more than keeps all threads busy; remote ones, all there is room
-            # for.
-            jobs_max=num_threads + 2 if local else _JOBS_MAX,
             stage_bytes_max=self._look_ahead_bytes,
             recorder=self._recorder,
         )

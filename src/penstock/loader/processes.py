@@ -2,7 +2,8 @@
 
 Processes are spawned, never forked: they start clean, whatever threads and connections this one
 has. Each reads, decodes and transforms on its own, so only ids go out and finished samples come
-back. An error there reaches the caller with the traceback of the process it happened in.
+back. What lies in a tier it reads from there: this process has seen to it that it does. An error
+there reaches the caller with the traceback of the process it happened in.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+import numpy as np
+
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError, WorkerError
 
 _payload = b""
-_unpacked: tuple[Any, Any, int] | None = None
+_unpacked: tuple[Any, Any, int, Any] | None = None
 
 
 class ProcessPool:
     """A fixed number of processes that make samples."""
 
-    def __init__(self, num_processes: int, dataset: Any, transform: Any, seed: int) -> None:
+    def __init__(
+        self, num_processes: int, dataset: Any, transform: Any, seed: int, tiers: Any = ()
+    ) -> None:
         try:
-            payload = pickle.dumps((dataset, transform, seed))
+            payload = pickle.dumps((dataset, transform, seed, tiers))
         except Exception as error:
             raise OptionError(
                 f"workers='process' sends the data set and the transform to other processes, but "
@@ -68,12 +73,17 @@ def _start(payload: bytes) -> None:
 
 def _make(epoch: int, ids: list[int], uses: list[int]) -> list[Any]:
     from penstock.loader.decode import generator_for, wants_generator
+    from penstock.loader.holding import Holding
 
     global _unpacked
     if _unpacked is None:
-        _unpacked = pickle.loads(_payload)
-    dataset, transform, seed = _unpacked
-    samples = dataset.__getitems__(ids)
+        dataset, transform, seed, tiers = pickle.loads(_payload)
+        _unpacked = dataset, transform, seed, Holding(dataset, tiers) if tiers else None
+    dataset, transform, seed, holding = _unpacked
+    if holding is None:
+        samples = dataset.__getitems__(ids)
+    else:
+        samples = holding.samples(dataset, np.array(ids, np.int64))
     if transform is None:
         return list(samples)
     if wants_generator(transform):

@@ -25,6 +25,8 @@ from penstock.trace import Kind, Recorder
 
 _JOIN_S = 5.0
 _SMALL_BYTES = 32
+_JOBS_MAX = 4096
+_NEAR_SPARE = 2
 _FILLS_WAITING = 2
 """The tiers are filled ahead while no more reads wait than so many times those under way."""
 
@@ -41,7 +43,6 @@ class Runner:
         fetcher: Fetcher,
         ahead: FillAhead | None,
         num_threads: int,
-        jobs_max: int,
         stage_bytes_max: int,
         recorder: Recorder | None,
     ) -> None:
@@ -51,7 +52,7 @@ class Runner:
         self._fetcher = fetcher
         self._ahead = ahead
         self._recorder = recorder
-        self._jobs_max = jobs_max
+        self._near_max = num_threads + _NEAR_SPARE
         self._stage_bytes_max = stage_bytes_max
         # Reentrant, because `stop` may be called by the garbage collector, which may run inside
         # any of these threads, at any allocation, also where the lock is held.
@@ -63,6 +64,9 @@ class Runner:
         self._pieces: deque[tuple[Job, Piece]] = deque()
         self._num_planned = 0
         self._num_taken = 0
+        self._was_near = False
+        """Whether the latest job had all its bytes near: then no more are planned than keep all
+        threads busy, in few buffers that stay warm."""
         self._is_planning = False
         self._is_filling = False
         self._is_exhausted = False
@@ -149,11 +153,15 @@ class Runner:
                 self._fill_next()
 
     def _may_plan(self) -> bool:
-        if self._is_planning or self._is_exhausted or len(self._stage) >= self._jobs_max:
+        if self._is_planning or self._is_exhausted or len(self._stage) >= _JOBS_MAX:
+            return False
+        if self._was_near and len(self._stage) >= self._near_max:
             return False
         # One batch is always allowed, however large: a stage that is too small must not stand
         # still.
-        ahead_bytes = min(self._stage_bytes_max, self._fetcher.look_ahead_bytes)
+        ahead_bytes = self._stage_bytes_max
+        if not self._was_near:
+            ahead_bytes = min(ahead_bytes, self._fetcher.look_ahead_bytes)
         return not self._stage or self._stage_bytes < ahead_bytes
 
     def _may_fill(self) -> bool:
@@ -214,6 +222,7 @@ class Runner:
                 self._ready.notify_all()
                 return None
             job.pieces_left = len(pieces)
+            self._was_near = not (staged.reads or staged.fills)
             if not (staged.reads or staged.fills):
                 self._pieces.extend((job, piece) for piece in pieces[1:])
                 self._work_here.notify(len(pieces))

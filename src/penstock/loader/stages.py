@@ -172,6 +172,12 @@ class Tiered:
         for i in absent.tolist():
             target[where[i]] = np.frombuffer(self.raw(table, piece.start + i), np.uint8)
 
+    def count(self, piece: Piece) -> None:
+        """Count the samples of a piece as read, by others than us."""
+        for table, extents in enumerate(self._group.extents):
+            lengths = extents.length[piece.start : piece.stop]
+            self._holding.count(self._places[table].part(piece), lengths, self._counters)
+
     def samples(self, piece: Piece) -> Iterator[Sample]:
         """Yield the samples of a piece, where they lie in blocks."""
         names = self._places[0].units.tolist()

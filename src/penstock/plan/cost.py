@@ -162,13 +162,10 @@ def _in_flight_choices(store: StoreModel) -> list[int]:
 
 
 def _in_flight_bytes_s(store: StoreModel, num_requests: int, request_bytes: float) -> float:
-    # While others wait for their first byte, one transfers as if it were alone; when together they
-    # could bring more than the link carries, they get what it carries.
-    one_s = store.read_s(request_bytes, 1)
-    waiting = num_requests * request_bytes / one_s if one_s else math.inf
-    return min(store.throughput.at(num_requests), waiting)
+    one_s = store.read_s(request_bytes, num_requests)
+    return num_requests * request_bytes / one_s if one_s else store.throughput.at(num_requests)
 
 
 def connection_bytes_s(store: StoreModel) -> float:
     """Return what one request alone carries once its first byte has come."""
-    return 1e6 / max(1e-9, store.read_s(1e6, 1) - store.latency_s)
+    return store.without_latency().throughput.at(1)

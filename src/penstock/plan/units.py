@@ -73,7 +73,7 @@ class Units:
     def of(cls, dataset: Dataset | Mixture) -> Units:
         """Return the units of a data set, of a view, or of several data sets mixed."""
         cuts = []
-        for bound_number, (table_set, chosen) in enumerate(_chosen_by_part(dataset)):
+        for bound_number, (table_set, chosen) in enumerate(chosen_by_part(dataset)):
             for number, table in enumerate(table_set):
                 if len(chosen):
                     cuts.append((bound_number, number, cut_table(table, chosen)))
@@ -238,7 +238,7 @@ def cut_table(table: Table, chosen: Chosen) -> Cut:
     if table.addressing == "blocks":
         return BlocksCut(table, _kept_blocks(table, chosen))
     if table.addressing == "even" and isinstance(chosen, range):
-        starts = _even_starts(table, chosen)
+        starts = EvenRuns.of(table, chosen).starts(table)
         last = np.append(starts[1:], chosen.stop) - 1
         lengths = _ends(table.extents(last)) - table.extents(starts).offset
     else:
@@ -253,14 +253,17 @@ def cut_table(table: Table, chosen: Chosen) -> Cut:
 
 
 def _cut_runs(table: Table, chosen: Chosen) -> tuple[Ints, Ints]:
-    """Return the first sample and the length of each unit, looking at every sample once."""
-    starts, lengths = [], []
+    """Return the first sample and the length of each unit."""
+    starts, lengths = zip(*runs_of(table, chosen), strict=True)
+    return np.concatenate(starts), np.concatenate(lengths)
+
+
+def runs_of(table: Table, chosen: Chosen) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the first sample and the length of units, many at once, looking at each sample once."""
     for ids, extents in _chunks(table, chosen):
         first = np.flatnonzero(_begins(ids, extents))
-        starts.append(ids[first])
         ends = np.maximum.reduceat(_ends(extents), first)
-        lengths.append(ends - extents.offset[first])
-    return np.concatenate(starts), np.concatenate(lengths)
+        yield ids[first], ends - extents.offset[first]
 
 
 def _chunks(table: Table, chosen: Chosen) -> Iterator[tuple[Ints, Extents]]:
@@ -310,30 +313,55 @@ def _ends(extents: Extents) -> Ints:
     return extents.offset + extents.length
 
 
-def _even_starts(table: Table, chosen: range) -> Ints:
-    """Return the first sample of each unit where samples lie at even distances.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenRuns:
+    """The runs of samples that lie at even distances, in closed form; parallel arrays by object.
 
-    The same rule as `_begins` in closed form, so that a billion rows need no look at each. Row i
-    lies at base + i·stride: bucket b of its object begins with row ⌈(b·RUN_BYTES - base) / stride⌉.
+    The same rule as `_begins`, so that a billion rows need no look at each. Row i lies at
+    base + i·stride: bucket b of its object begins with row ⌈(b·RUN_BYTES - base) / stride⌉. Rows of
+    their own are a bucket each: base 0, stride 1, a bucket of 1.
     """
-    base, stride, width = table.even_layout()
-    first = table.first_sample
-    start = np.clip(first[:-1], chosen.start, chosen.stop) - first[:-1]
-    stop = np.clip(first[1:], chosen.start, chosen.stop) - first[:-1]
-    alone = (width >= ALONE_BYTES) | (stride <= 0) | (stride - width > GAP_BYTES)
-    # Rows of their own are a bucket each: base 0, one row per bucket.
-    pitch, base = np.where(alone, 1, stride), np.where(alone, 0, base)
-    bucket_bytes = np.where(alone, 1, RUN_BYTES)
-    low = (base + start * pitch) // bucket_bytes
-    high = (base + (stop - 1) * pitch) // bucket_bytes
-    counts = np.where(stop > start, high - low + 1, 0)
-    numbers = np.repeat(np.arange(len(counts)), counts)
-    before = np.cumsum(counts) - counts
-    buckets = low[numbers] + np.arange(len(numbers)) - before[numbers]
-    edge = buckets * bucket_bytes[numbers] - base[numbers]
-    rows = np.maximum(-(-edge // pitch[numbers]), start[numbers])
-    out: Ints = rows + first[numbers]
-    return out
+
+    base: Ints
+    stride: Ints
+    bucket_bytes: Ints
+    start: Ints
+    """The first chosen row of each object."""
+    low: Ints
+    """Its bucket."""
+    counts: Ints
+    """Buckets that hold chosen rows, each of them a unit."""
+
+    @classmethod
+    def of(cls, table: Table, chosen: range) -> EvenRuns:
+        """Return the runs of the chosen samples of an even table."""
+        base, stride, width = table.even_layout()
+        first = table.first_sample
+        start = np.clip(first[:-1], chosen.start, chosen.stop) - first[:-1]
+        stop = np.clip(first[1:], chosen.start, chosen.stop) - first[:-1]
+        alone = (width >= ALONE_BYTES) | (stride <= 0) | (stride - width > GAP_BYTES)
+        stride, base = np.where(alone, 1, stride), np.where(alone, 0, base)
+        bucket_bytes = np.where(alone, 1, RUN_BYTES)
+        low = (base + start * stride) // bucket_bytes
+        high = (base + (stop - 1) * stride) // bucket_bytes
+        return cls(
+            base=base,
+            stride=stride,
+            bucket_bytes=bucket_bytes,
+            start=start,
+            low=low,
+            counts=np.where(stop > start, high - low + 1, 0),
+        )
+
+    def starts(self, table: Table) -> Ints:
+        """Return the first sample of each run."""
+        numbers = np.repeat(np.arange(len(self.counts)), self.counts)
+        before = np.cumsum(self.counts) - self.counts
+        buckets = self.low[numbers] + np.arange(len(numbers)) - before[numbers]
+        edge = buckets * self.bucket_bytes[numbers] - self.base[numbers]
+        rows = np.maximum(-(-edge // self.stride[numbers]), self.start[numbers])
+        out: Ints = rows + table.first_sample[numbers]
+        return out
 
 
 def _kept_blocks(table: Table, chosen: Chosen) -> Ints | None:
@@ -348,13 +376,13 @@ def _kept_blocks(table: Table, chosen: Chosen) -> Ints | None:
     return None if len(kept) == table.num_blocks else kept
 
 
-def _chosen_by_part(
+def chosen_by_part(
     dataset: Dataset | Mixture,
 ) -> Iterator[tuple[tuple[Table, ...], Chosen]]:
     """Yield for every part its tables, and which of its samples the view holds."""
     if isinstance(dataset, Mixture):
         for one in dataset.datasets:
-            yield from _chosen_by_part(one)
+            yield from chosen_by_part(one)
         return
     chosen = _rising(dataset)
     for bound in dataset.bound:

@@ -1,7 +1,7 @@
 """A machine as it is now: what was measured once, corrected by what a run observes.
 
-Each finished request is compared with the time that the machine promised for it. The ratio is
-averaged with weights that halve every so many observations and every so many seconds, and as
+Each finished request is compared with the time that it should have taken. The ratio is averaged
+with weights that halve every so many observations and every so many seconds, and as
 logarithms: ten times slower and ten times faster weigh the same, and one straggler does not count
 as twenty.
 
@@ -50,7 +50,9 @@ class _Average:
         self.weight *= kept
         self.sum *= kept
 
-    def add(self, value: float, weight: float) -> None:
+    def add_step(self, step: float, weight: float) -> None:
+        """Take an observation that lies so far from the mean."""
+        value = self.sum / self.weight + step
         self.weight += weight
         self.sum += weight * value
 
@@ -105,17 +107,24 @@ class LiveRates:
         if size_bytes == 0 or seconds == 0:
             return
         self._fade(source, at_s)
-        promised_s, latency_share = self._promised(source, size_bytes, in_flight)
-        slower = math.log(seconds / promised_s)
-        self._latency[source].add(slower, latency_share)
-        self._transfer[source].add(slower, 1 - latency_share)
+        expected_s, latency_share = self._expected(source, size_bytes, in_flight)
+        slower = math.log(seconds / expected_s)
+        self._latency[source].add_step(slower, latency_share)
+        self._transfer[source].add_step(slower, 1 - latency_share)
 
-    def _promised(self, source: str, size_bytes: int, in_flight: float) -> tuple[float, float]:
-        """Return the time that the machine promised, and the share of it that is latency."""
+    def _expected(self, source: str, size_bytes: int, in_flight: float) -> tuple[float, float]:
+        """Return the time that a request should take by now, and the share of it that is latency.
+
+        By now, not as measured: else a latency that has grown would count against the transfers of
+        large requests for ever.
+        """
         model = self._models[source]
-        alone_s, promised_s = model.read_s(size_bytes, 1), model.read_s(size_bytes, in_flight)
+        latency, transfer = self.slowdown(source)
+        latency_s = model.latency_s * latency
+        alone_s = latency_s + (model.read_s(size_bytes, 1) - model.latency_s) * transfer
+        shared_s = in_flight * size_bytes / _curve(model).at(in_flight) * transfer
         # Where many share a full pipe, they wait for each other and not for first bytes.
-        return promised_s, model.latency_s / alone_s if promised_s == alone_s else 0.0
+        return (alone_s, latency_s / alone_s) if alone_s >= shared_s else (shared_s, 0.0)
 
     def _fade(self, source: str, at_s: float) -> None:
         passed_s = max(0.0, at_s - self._seen_s.get(source, at_s))
@@ -146,6 +155,10 @@ class LiveRates:
     def _tier(self, number: int, tier: TierModel) -> TierModel:
         latency, transfer = self.slowdown(tier_source(number))
         return replace(tier, latency_s=tier.latency_s * latency, read=_slower(tier.read, transfer))
+
+
+def _curve(model: StoreModel | TierModel) -> Curve:
+    return model.throughput if isinstance(model, StoreModel) else model.read
 
 
 def _slower(curve: Curve, factor: float) -> Curve:

@@ -22,6 +22,7 @@ from penstock.probe.decoding import DecodeFacts, measure_decoding
 from penstock.probe.effort import COPY_BYTES, USUAL, Effort
 from penstock.probe.limits import Limit, sample_limits
 from penstock.probe.link import link_claimed
+from penstock.probe.scratch import check_folder
 from penstock.probe.stores import StoreFacts, measure_store
 from penstock.probe.target import Target
 from penstock.probe.tiers import (
@@ -78,6 +79,8 @@ def probe_machine(
         effort: how much time and how many bytes it may take.
         report: called with what is done next.
     """
+    for folder in [*disks, *([memory] if memory else [])]:
+        check_folder(folder)
     cores = len(os.sched_getaffinity(0))
     run = _Run(cores=cores, effort=effort, report=report, notes=_versions())
     copy = run.copy()
@@ -196,12 +199,9 @@ def _stand_in(tiers: list[TierFacts], notes: dict[str, str]) -> StoreModel:
 
 
 def _versions() -> dict[str, str]:
-    from penstock import __version__
-
     now = datetime.datetime.now(datetime.UTC)
     return {
         "date": now.isoformat(timespec="seconds"),
-        "penstock": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
     }

@@ -1,11 +1,13 @@
 """A file to measure a folder with. It has no name, so nothing has to be removed.
 
-The name goes as soon as the file is open; its bytes go with the last descriptor, however the
-process ends: an exception, Ctrl-C or `kill -9`.
+Its bytes go with the last descriptor, however the process ends: an exception, Ctrl-C or `kill -9`.
+Where a file system makes no files without a name, the name goes as soon as the file is open.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -32,6 +34,8 @@ SIZE_BYTES_MIN = 1 << 20
 """A smaller file says nothing."""
 ALIGN_BYTES = 4096
 """What direct reads have to begin and end at."""
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+"""How file systems say that they make no files without a name (NFS, FUSE)."""
 
 
 class ScratchFile:
@@ -47,11 +51,8 @@ class ScratchFile:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        path = self.folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, 0o600)
-            path.unlink()
+            self._descriptor = _open_nameless(self.folder)
         except OSError as error:
             raise OptionError(
                 f"{self.folder} cannot be measured, no file can be written there "
@@ -80,12 +81,7 @@ class ScratchFile:
         tells nothing of the hour after it is full.
         """
         room_bytes = min(self._size_bytes_max, free_bytes(self.folder) // FREE_SHARE)
-        if room_bytes < SIZE_BYTES_MIN:
-            raise OptionError(
-                f"{self.folder} has {show_bytes(free_bytes(self.folder))} free; a probe takes a "
-                f"{FREE_SHARE}th of that and needs {show_bytes(SIZE_BYTES_MIN)}: free some or name "
-                "another folder"
-            )
+        room_bytes = max(room_bytes, SIZE_BYTES_MIN)  # Less was refused by `check_folder`.
         piece = np.random.default_rng(7).bytes(min(PIECE_BYTES, _aligned(room_bytes)))
         rates: list[float] = []
         until_s = time.perf_counter() + seconds
@@ -140,6 +136,33 @@ class ScratchFile:
         with mmap.mmap(-1, length) as target:  # at the start of a page, as direct reads need it
             for offset in places:
                 yield os.preadv(self._descriptor, [target], offset)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be measured, before any time was spent on others."""
+    free = free_bytes(folder)
+    with ScratchFile(folder, SIZE_BYTES_MIN):
+        pass
+    if free // FREE_SHARE < SIZE_BYTES_MIN:
+        raise OptionError(
+            f"{folder} has {show_bytes(free)} free; a probe takes a {FREE_SHARE}th of that and "
+            f"needs {show_bytes(SIZE_BYTES_MIN)}: free some or name another folder"
+        )
+
+
+def _open_nameless(folder: Path) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(folder, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+    path = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def free_bytes(folder: Path) -> int:

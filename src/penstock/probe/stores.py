@@ -55,8 +55,8 @@ def measure_store(target: Target, effort: Effort) -> StoreFacts:
     )
     note = (
         f"{target.store.source}, {show_count(asker.num_requests)} ranges at random, "
-        f"{show_bytes(asker.draws.mean_bytes)} each, {show_bytes(asker.read_bytes)} in all; "
-        f"latency of {len(seconds)} reads of up to {show_bytes(SMALL_BYTES)}"
+        f"{show_bytes(asker.read_bytes)} in all; latency by {len(seconds)} of up to "
+        f"{show_bytes(SMALL_BYTES)}, throughput by those of {show_bytes(asker.draws.mean_bytes)}"
     )
     if asker.draws.num_again and not isinstance(target.store, FolderStore):
         note += f"; {show_count(asker.draws.num_again)} ranges read again, caches may have helped"
@@ -91,6 +91,7 @@ class _Asker:
         seconds = _LATENCY_SHARE * self._effort.store_s
         found = latencies(self._reads(iter(ranges[1:])), seconds, _SMALL_READS_MAX)
         self._done([r.length for r in ranges[1 : 1 + len(found)]])
+        self.draws.put_back(len(ranges) - 1 - len(found))
         return found
 
     def rate(self, in_flight: int) -> float:
@@ -109,6 +110,7 @@ class _Asker:
 
         rate = rate_of(in_flight, worker, self._seconds)
         self._done(done)
+        self.draws.put_back(len(ranges) - len(done))
         return rate
 
     def _reads(self, ranges: Iterator[Range]) -> Iterator[int]:

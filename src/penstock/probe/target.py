@@ -105,6 +105,11 @@ class Draws:
         self.num_taken += count
         return [self._ranges[i % len(self._ranges)] for i in range(first, first + count)]
 
+    def put_back(self, count: int) -> None:
+        """Give back the last ones, which were not read after all."""
+        assert 0 <= count <= self.num_taken, (count, self.num_taken)
+        self.num_taken -= count
+
 
 def _names_index(uri: str | Path | Sequence[str | Path]) -> bool:
     if not isinstance(uri, str | Path):

@@ -18,8 +18,9 @@ import numpy as np
 from penstock.machine import Curve, TierModel
 from penstock.probe.copies import Bytes, copies
 from penstock.probe.effort import COPY_BYTES, READ_BYTES, SMALL_BYTES, Effort
-from penstock.probe.scratch import ScratchFile, free_bytes
+from penstock.probe.scratch import ScratchFile, check_folder, free_bytes
 from penstock.probe.timing import curve_of, doubling, latencies, rate_of, readable
+from penstock.storage.tier_sizes import group_free_bytes
 from penstock.units import show_bytes
 
 DISK_THREADS_MAX = 16
@@ -28,7 +29,6 @@ _WRITE_SHARE, _LATENCY_SHARE, _READ_SHARE = 0.3, 0.05, 0.65
 _SMALL_READS_MAX = 500
 _SMALL_FILE_BYTES = 64 << 20
 """A smaller file on a tmpfs may lie in the processor's caches."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class TierFacts:
 
 def measure_memory(folder: Path, cores: int, effort: Effort) -> TierFacts:
     """Return the memory tier that a tmpfs folder would hold."""
+    check_folder(folder)
     free, available = free_bytes(folder), available_memory_bytes()
     with ScratchFile(folder, min(effort.file_bytes_max, available // 10)) as file:
         write_bytes_s = file.fill(_WRITE_SHARE * effort.memory_s)
@@ -99,6 +100,7 @@ def _map_curve(source: Bytes, cores: int, effort: Effort) -> Curve:
 
 def measure_disk(folder: Path, effort: Effort) -> TierFacts:
     """Return the disk tier that a folder would hold."""
+    check_folder(folder)
     capacity_bytes = free_bytes(folder)
     with ScratchFile(folder, effort.file_bytes_max) as file:
         write_bytes_s = file.fill(_WRITE_SHARE * effort.disk_s)
@@ -155,13 +157,7 @@ class Shared(Iterator[int]):
 
 def available_memory_bytes() -> int:
     """Return the memory that may still be taken: of the machine, or of the container if less."""
-    available = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except OSError:
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    words = next(line.split() for line in lines if line.startswith("MemAvailable:"))
+    available, group = int(words[1]) * 1024, group_free_bytes()
+    return available if group is None else min(available, group)

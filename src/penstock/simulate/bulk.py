@@ -13,72 +13,55 @@ averages here: tails, retries and adaptation are `predict`'s, which drives the r
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
 
-from penstock.dataset.part import Ints
+import numpy as np
+
 from penstock.errors import OptionError
-from penstock.simulate.devices import Devices, Load
-from penstock.simulate.in_turn import in_turn_s
-from penstock.simulate.job import Codes, Floats, Job
+from penstock.plan.bound import epochs_bound
+from penstock.simulate.devices import Devices
+from penstock.simulate.in_turn import in_turn_s, overtaking_s
+from penstock.simulate.job import Floats, Job
+from penstock.simulate.load import Load, load_of
 from penstock.simulate.policies import Policy, make_policy
-from penstock.simulate.reads import Reads
+from penstock.simulate.reads import Flags, Reads
 from penstock.simulate.result import Result
 from penstock.simulate.scenario import Scenario
 
 
-def run(scenario: Scenario, policy: str) -> Result:
-    """Return what a policy comes to in a scenario."""
+def run(scenario: Scenario, policy: str | type[Policy]) -> Result:
+    """Return what a policy comes to in a scenario; a policy is a name or a class of one's own."""
     job = Job(scenario)
-    made = make_policy(policy, job)
+    made = make_policy(policy, job) if isinstance(policy, str) else policy(job)
+    name = policy if isinstance(policy, str) else made.title
     share = job.capacity_bytes / job.size_bytes
     why_not = made.why_not()
     if why_not:
-        return Result(policy=policy, nodes=job.num_nodes, cache_share=share, why_not=why_not)
+        return Result(policy=name, nodes=job.num_nodes, cache_share=share, why_not=why_not)
     running = _Run(job, made)
     running.start()
     for epoch in range(scenario.job.epochs):
         running.epoch(made.reads(epoch))
-    return running.result(policy)
+    return running.result(name)
 
 
-def load_of(job: Job, reads: Reads, chosen: npt.NDArray[np.bool_] | None, num_steps: int) -> Load:
-    """Return bytes and requests by step and node of the chosen accesses."""
-    sources, nodes = reads.sources, job.nodes_of(reads.workers)
-    sizes, steps = job.sizes[reads.ids].astype(np.float64), reads.steps
-    holders, fillers = reads.holders, reads.fillers
-    if chosen is not None:
-        sources, nodes, sizes, steps = sources[chosen], nodes[chosen], sizes[chosen], steps[chosen]
-        holders = holders[chosen] if holders is not None else None
-        fillers = fillers[chosen] if fillers is not None else None
-    cells, kinds = num_steps * job.num_nodes, job.store + 1
-    shape = (num_steps, job.num_nodes)
-    rows = steps * job.num_nodes
-    keys = (rows + nodes) * kinds + sources
-    served = np.zeros((*shape, job.num_tiers))
-    if holders is not None:
-        served = _served(job, rows, sources, holders, sizes).reshape(*shape, job.num_tiers)
-    filled, num_filled = np.zeros(cells), np.zeros(cells)
-    if fillers is not None:
-        real = fillers >= 0
-        filled = np.bincount((rows + fillers)[real], sizes[real], cells)
-        num_filled = np.bincount((rows + fillers)[real], minlength=cells).astype(np.float64)
-    return Load(
-        bytes=np.bincount(keys, sizes, cells * kinds).reshape(*shape, kinds),
-        counts=np.bincount(keys, minlength=cells * kinds).reshape(*shape, kinds).astype(float),
-        served=served,
-        filled=filled.reshape(shape),
-        num_filled=num_filled.reshape(shape),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seconds:
+    """What steps take, by step and node."""
 
+    read: Floats
+    """Reading ahead."""
+    used: Floats
+    """From having what was read ahead to the end of the step."""
+    is_filling: bool
+    """Whether nodes fill their tiers for others."""
 
-def _served(job: Job, rows: Ints, sources: Codes, holders: Ints, sizes: Floats) -> Floats:
-    """Return what each node reads from its tiers for others."""
-    tiers = job.num_tiers
-    peers = (sources >= tiers) & (sources < 2 * tiers)
-    keys = (rows[peers] + holders[peers]) * tiers + sources[peers] - tiers
-    cells = (int(rows.max(initial=0)) + job.num_nodes) * tiers
-    return np.bincount(keys, sizes[peers], cells)
+    def of(self, step: int) -> _Seconds:
+        return _Seconds(
+            read=self.read[step],
+            used=self.used[step],
+            is_filling=self.is_filling,
+        )
 
 
 class _Run:
@@ -93,10 +76,12 @@ class _Run:
                 f"model.readers = 'in_turn' knows one rank a node, job.ranks is "
                 f"{job.scenario.job.ranks}; leave [model] out"
             )
+        whole = job.size_bytes * job.scenario.job.epochs / job.num_nodes
+        self._is_all_staged = job.scenario.loader.stage_bytes >= whole
         self._fetched = np.zeros(job.num_nodes)
         self._ends = [0.0]
-        self._epoch_ends: list[float] = []
-        self._start_s = self._bound_s = self._stall_s = 0.0
+        self._epoch_s: list[float] = []
+        self._start_s = self._bound_s = 0.0
         self._bytes = np.zeros(job.store + 1)
         self._filled = 0.0
         self._visited = np.zeros(len(job.sizes), np.bool_)
@@ -108,12 +93,8 @@ class _Run:
             return
         job, devices = self._job, self._devices
         mean = job.size_bytes / len(job.sizes)
-        seconds = devices.fill_s(begin.store_bytes, begin.store_bytes.max() / mean, job.store)
-        if begin.peer_bytes.any():
-            peer = job.num_tiers + begin.tier
-            seconds = seconds + devices.fill_s(
-                begin.peer_bytes, begin.peer_bytes.max() / mean, peer
-            )
+        seconds = devices.fill_s(begin.store_bytes, mean, job.store)
+        seconds = seconds + devices.fill_s(begin.peer_bytes, mean, job.num_tiers + begin.tier)
         self._start_s = float(seconds.max())
         self._filled += float(begin.store_bytes.sum())
         self._bytes[job.num_tiers + begin.tier] += begin.peer_bytes.sum()
@@ -122,196 +103,133 @@ class _Run:
 
     def epoch(self, reads: Reads) -> None:
         """Go through the steps of one epoch."""
+        job = self._job
         self._visited[reads.ids] = True
-        compute = self._job.compute_s(
-            reads.steps, reads.workers, self._job.sizes[reads.ids]
-        ).reshape(-1, self._job.num_nodes, self._job.scenario.job.ranks)
-        self._bound_s += float(compute.max(axis=(1, 2)).sum())
-        first = len(self._ends)
+        compute = job.compute_s(reads.steps, reads.workers, job.sizes[reads.ids])
+        self._bound_s += float(compute.max(axis=1).sum())
+        compute = compute.reshape(-1, job.num_nodes, job.scenario.job.ranks).max(axis=2)
+        began_s = self._ends[-1]
         if not self._policy.across_epochs:
-            self._fetched = np.maximum(self._fetched, self._ends[-1])
-        if reads.options and not self._settled(reads):
+            self._fetched = np.maximum(self._fetched, began_s)
+        if reads.options and self._fetched.min() < max(o.settled_s for o in reads.options):
             self._late_epoch(reads, compute)
         else:
-            if reads.options:
-                reads = _resolved(reads, np.full(len(reads.ids), self._ends[-1]))
-            self._plain_epoch(reads, compute)
-        self._epoch_ends.append(self._ends[-1] - self._ends[first - 1])
+            self._plain_epoch(reads.decided(began_s) if reads.options else reads, compute)
+        self._epoch_s.append(self._ends[-1] - began_s)
 
     def result(self, policy: str) -> Result:
         """Return what it all came to."""
         job, time_s = self._job, self._ends[-1]
         own, peer, store = np.split(self._bytes, [job.num_tiers, job.store])
         more_store, more_peer = self._policy.background_bytes(time_s)
-        capacity = job.capacity_bytes
-        epochs = job.scenario.job.epochs
         return Result(
             policy=policy,
             nodes=job.num_nodes,
-            cache_share=capacity / job.size_bytes,
+            cache_share=job.capacity_bytes / job.size_bytes,
             time_s=time_s,
             start_s=self._start_s,
-            epoch_s=tuple(self._epoch_ends),
+            epoch_s=tuple(self._epoch_s),
             bound_s=self._bound_s,
             store_bytes=float(store.sum()) + self._filled + more_store,
-            bound_bytes=job.size_bytes + (epochs - 1) * max(0, job.size_bytes - capacity),
+            bound_bytes=epochs_bound(job.size_bytes, job.capacity_bytes, job.scenario.job.epochs),
             local_bytes=float(own.sum()),
             peer_bytes=float(peer.sum()) + more_peer,
-            stall_share=(self._stall_s + self._start_s) / time_s,
             num_visited=int(self._visited.sum()),
             num_samples=len(self._visited),
         )
 
-    # -- epochs whose sources are known ------------------------------------------------------
+    # -- epochs --------------------------------------------------------------------------------
 
     def _plain_epoch(self, reads: Reads, compute: Floats) -> None:
-        read_s, used_s, wait_s, size_bytes, waits = self._seconds(reads, compute, 1.0)
-        depth = self._depth(reads, size_bytes.mean())
+        """Go through an epoch whose sources are known: all its steps at once."""
+        seconds = self._seconds(reads, compute, 1.0)
+        depth = self._depth(reads, len(compute))
         for step in range(len(compute)):
-            begin = self._begin(depth)
-            self._advance(begin, read_s[step], used_s[step], wait_s[step], waits)
-
-    # -- epochs in which tiers fill up meanwhile ---------------------------------------------
-
-    def _settled(self, reads: Reads) -> bool:
-        """Return whether everything that will ever be there is there already."""
-        last = max(float(o.from_s[np.isfinite(o.from_s)].max(initial=0.0)) for o in reads.options)
-        return self._fetched.min() >= last
+            self._advance(self._begin(depth), seconds.of(step))
 
     def _late_epoch(self, reads: Reads, compute: Floats) -> None:
-        bounds = np.searchsorted(reads.steps, np.arange(len(compute) + 1))
-        mean = float(self._job.sizes[reads.ids].sum()) / len(compute) / self._job.num_nodes
-        depth = self._depth(reads, mean)
+        """Go through an epoch in which tiers fill up meanwhile: sources depend on the time."""
+        bounds = np.searchsorted(reads.steps, np.arange(len(compute) + 1)).tolist()
+        depth = self._depth(reads, len(compute))
         for step in range(len(compute)):
             begin = self._begin(depth)
-            part = _cut(reads, int(bounds[step]), int(bounds[step + 1]))
-            now = begin[self._job.nodes_of(part.workers)]
+            part = reads.part(bounds[step], bounds[step + 1])
+            decided = part.decided(begin[self._job.nodes_of(part.workers)])
             left = self._policy.store_left(float(begin.min()))
-            read_s, used_s, wait_s, _, waits = self._seconds(
-                _resolved(part, now), compute[step : step + 1], left
-            )
-            self._advance(begin, read_s[0], used_s[0], wait_s[0], waits)
+            seconds = self._seconds(decided, compute[step : step + 1], left)
+            self._advance(begin, seconds.of(0))
 
-    # -- seconds of steps --------------------------------------------------------------------
+    # -- seconds of steps ----------------------------------------------------------------------
 
-    def _seconds(
-        self, reads: Reads, compute: Floats, left: float
-    ) -> tuple[Floats, Floats, Floats, Floats, bool]:
-        """Return by step and node: reading ahead, using, the reads in that; and bytes ahead."""
-        job = self._job
+    def _seconds(self, reads: Reads, compute: Floats, left: float) -> _Seconds:
+        zero = np.zeros_like(compute)
         if reads.free:
-            zero = np.zeros(compute.shape[:2])
-            return zero, compute.max(axis=2), zero, zero, False
-        ahead = reads.ahead if isinstance(reads.ahead, np.ndarray) else None
-        everything = ahead is None and bool(reads.ahead)
-        nothing = ahead is None and not reads.ahead
-        load = load_of(job, reads, np.zeros(len(reads.ids), bool) if nothing else ahead, len(compute))
-        self._tally(load)
-        used_s = compute.max(axis=2)
-        wait_s = np.zeros_like(used_s)
-        if not everything:
-            late = np.ones(len(reads.ids), bool) if ahead is None else ~ahead
-            used_s, wait_s = self._used(reads, late, compute, load)
-        read_s = self._read(reads, load, used_s, left)
-        return read_s, used_s, wait_s, load.bytes.sum(axis=2), bool(load.filled.any())
+            return _Seconds(read=zero, used=compute, is_filling=False)
+        ahead = reads.is_ahead()
+        if ahead.all():
+            load = self._load(reads, None, len(compute))
+            wait = zero
+        else:
+            load = self._load(reads, ahead, len(compute))
+            wait = self._waited(reads, ~ahead, compute, load)
+        read = self._read(reads, load, left)
+        is_filling = bool(load.filled.any())
+        return _Seconds(read=read, used=compute + wait, is_filling=is_filling)
 
-    def _read(self, reads: Reads, load: Load, busy_s: Floats, left: float) -> Floats:
+    def _load(self, reads: Reads, chosen: Flags | None, num_steps: int) -> Load:
+        load = load_of(self._job, reads, chosen, num_steps)
+        self._bytes += load.bytes.sum(axis=(0, 1))
+        self._filled += float(load.filled.sum())
+        return load
+
+    def _read(self, reads: Reads, load: Load, left: float) -> Floats:
         """Return the seconds that reading ahead takes."""
         job, devices = self._job, self._devices
-        per_rank = reads.threads or job.scenario.loader.threads
-        threads = per_rank * job.scenario.job.ranks
+        threads = (reads.threads or job.scenario.loader.threads) * job.scenario.job.ranks
         other_s, from_store = devices.thread_s(load)
         readers = (from_store > 0).sum(axis=1).astype(np.float64)
         if reads.background:
             readers = np.full(len(readers), float(job.num_nodes))
         if self._in_turn and not reads.background:
-            mine = in_turn_s(from_store, other_s, busy_s, devices.store_byte_s, threads)
+            turns = in_turn_s if self._is_all_staged else overtaking_s
+            mine = turns(from_store, other_s, devices.store_byte_s, threads)
         else:
             mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / threads
         return np.maximum(mine, devices.limits_s(load, readers, threads, left))
 
-    def _used(
-        self, reads: Reads, late: npt.NDArray[np.bool_], compute: Floats, ahead: Load
-    ) -> tuple[Floats, Floats]:
-        """Return the seconds of steps whose reads the training loop waits for, and the waiting."""
+    def _waited(self, reads: Reads, late: Flags, compute: Floats, ahead: Load) -> Floats:
+        """Return the seconds that the training loop waits for what it reads itself."""
         job, devices = self._job, self._devices
-        load = load_of(job, reads, late, len(compute))
-        self._tally(load)
-        ranks = job.scenario.job.ranks
+        load = self._load(reads, late, len(compute))
         other_s, from_store = devices.thread_s(load)
-        readers = ((from_store + ahead.bytes[..., job.store]) > 0).sum(axis=1).astype(np.float64)
-        computing = compute.max(axis=2)
         if self._in_turn:
-            zero = np.zeros_like(other_s)
-            used = in_turn_s(from_store, other_s + computing, zero, devices.store_byte_s, 1)
-            return used, used - computing
+            used = in_turn_s(from_store, other_s + compute, devices.store_byte_s, 1)
+            return used - compute
+        readers = ((from_store + ahead.bytes[..., job.store]) > 0).sum(axis=1).astype(np.float64)
         # Ranks of a node read beside each other, one sample at a time each.
+        ranks = job.scenario.job.ranks
         mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / ranks
-        wait = np.maximum(mine, devices.limits_s(load, readers, ranks, 1.0))
-        return wait + computing, wait
+        return np.maximum(mine, devices.limits_s(load, readers, ranks, 1.0))
 
-    def _tally(self, load: Load) -> None:
-        self._bytes += load.bytes.sum(axis=(0, 1))
-        self._filled += float(load.filled.sum())
+    # -- the recurrence ------------------------------------------------------------------------
 
-    # -- the recurrence ----------------------------------------------------------------------
-
-    def _depth(self, reads: Reads, step_bytes: float) -> int:
+    def _depth(self, reads: Reads, num_steps: int) -> int:
         """Return how many steps the stage holds."""
         stage = reads.stage_bytes
         if stage is None:
             stage = float(self._job.scenario.loader.stage_bytes)
+        total = float(self._job.sizes[reads.ids[reads.is_ahead()]].sum())
+        step_bytes = total / num_steps / self._job.num_nodes
         return max(1, int(min(stage / max(step_bytes, 1.0), 1e9)))
 
     def _begin(self, depth: int) -> Floats:
         """Return when each node can begin to fetch its next step."""
-        freed = len(self._ends) - 1 - depth
-        return np.maximum(self._fetched, self._ends[freed] if freed >= 0 else self._ends[0])
+        freed = max(0, len(self._ends) - 1 - depth)
+        return np.maximum(self._fetched, self._ends[freed])
 
-    def _advance(
-        self, begin: Floats, read: Floats, used: Floats, wait: Floats, waits: bool
-    ) -> None:
-        self._fetched = begin + read
+    def _advance(self, begin: Floats, step: _Seconds) -> None:
+        self._fetched = begin + step.read
         now = self._ends[-1]
         # What a peer has to fetch first is there when the slowest of them has it.
-        there = np.full_like(begin, self._fetched.max()) if waits else self._fetched
-        ready = np.maximum(there, now)
-        self._stall_s += float((ready - now + wait).mean())
-        self._ends.append(float((ready + used).max()))
-
-
-def _resolved(reads: Reads, now: Floats) -> Reads:
-    """Return the reads with every option decided at the given time of each access."""
-    sources, holders = reads.sources.copy(), np.zeros(len(reads.ids), np.int64)
-    for option in reversed(reads.options):
-        there = option.from_s <= now
-        sources = np.where(there, option.sources, sources)
-        holders = np.where(there, option.holders, holders)
-    return _changed(reads, sources=sources, holders=holders)
-
-
-def _cut(reads: Reads, start: int, stop: int) -> Reads:
-    """Return the reads of one step, as step 0."""
-    from dataclasses import replace
-
-    from penstock.simulate.reads import Option
-
-    part = slice(start, stop)
-    return replace(
-        reads,
-        ids=reads.ids[part],
-        steps=np.zeros(stop - start, np.int64),
-        workers=reads.workers[part],
-        sources=reads.sources[part],
-        ahead=reads.ahead[part] if isinstance(reads.ahead, np.ndarray) else reads.ahead,
-        options=tuple(
-            Option(sources=o.sources[part], holders=o.holders[part], from_s=o.from_s[part])
-            for o in reads.options
-        ),
-    )
-
-
-def _changed(reads: Reads, *, sources: Codes, holders: Ints) -> Reads:
-    from dataclasses import replace
-
-    return replace(reads, sources=sources, holders=holders, options=())
+        ready = np.maximum(self._fetched.max() if step.is_filling else self._fetched, now)
+        self._ends.append(float((ready + step.used).max()))

@@ -13,31 +13,17 @@ connection is the limit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from penstock.errors import OptionError
 from penstock.machine import Curve
 from penstock.simulate.job import Floats, Job
+from penstock.simulate.load import Load
 
 
 def at(curve: Curve, counts: Floats) -> Floats:
     """Return a curve's throughput at many counts."""
     return np.interp(counts, curve.counts, curve.bytes_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Bytes and requests of steps, by step and node; `bytes` and `counts` also by source."""
-
-    bytes: Floats
-    counts: Floats
-    served: Floats
-    """Read from each tier for other nodes, by step, node and tier."""
-    filled: Floats
-    """Read from the store for the node's own tiers."""
-    num_filled: Floats
 
 
 class Devices:
@@ -46,60 +32,56 @@ class Devices:
     def __init__(self, job: Job) -> None:
         machine, model = job.scenario.machine, job.scenario.model
         self.job, self.machine = job, machine
+        self.store = machine.store.without_latency()
         self.per_thread = model.store_share == "thread"
         if (self.per_thread or model.readers == "in_turn") and machine.store.shared is None:
             raise OptionError(
                 "[model] says how nodes share the store, and machine.store.shared is missing; "
                 "give it, or leave [model] out"
             )
-        tiers = machine.tiers
-        link = machine.link
+        tiers, link = [tier.without_latency() for tier in machine.tiers], machine.link
+        self.tiers = tiers
         own = [1 / tier.read.at(1) for tier in tiers]
         peer = [1 / min(link.bytes_s, tier.read.at(1)) for tier in tiers]
-        self.byte_s = np.array([*own, *peer, 1 / machine.store.throughput.at(1)])
+        self.byte_s = np.array([*own, *peer, 1 / self.store.throughput.at(1)])
         """Seconds a byte that one thread needs, by source; the store's at no load."""
         own = [tier.latency_s for tier in tiers]
         self.latency_s = np.array(
-            [*own, *(link.latency_s + s for s in own), machine.store.latency_s]
+            [*own, *(link.latency_s + s for s in own), self.store.latency_s]
         )
         self.decode_s = 1 / machine.decode.at(1) if machine.decode else 0.0
 
     def store_byte_s(self, num_readers: Floats) -> Floats:
         """Return the seconds a byte from the store that one thread needs, by step."""
         alone = np.full(num_readers.shape, self.byte_s[self.job.store])
-        if not self.per_thread or self.machine.store.shared is None:
+        if not self.per_thread or self.store.shared is None:
             return alone
         readers = np.maximum(num_readers, 1)
         # A node's own connection is a limit in this model too: b_fs beside t(n)/n.
-        own = np.full(readers.shape, self.machine.store.throughput.bytes_s[-1])
-        return 1 / np.minimum(own, at(self.machine.store.shared, readers) / readers)
+        own = np.full(readers.shape, self.store.throughput.bytes_s[-1])
+        return 1 / np.minimum(own, at(self.store.shared, readers) / readers)
 
     def node_bytes_s(self, num_readers: Floats, threads: int) -> Floats:
         """Return what the store gives one node, by step."""
         if self.per_thread:
             return np.full(num_readers.shape, np.inf)
-        own = np.full(num_readers.shape, self.machine.store.throughput.at(threads))
-        if self.machine.store.shared is None:
+        own = np.full(num_readers.shape, self.store.throughput.at(threads))
+        if self.store.shared is None:
             return own
         readers = np.maximum(num_readers, 1)
-        return np.minimum(own, at(self.machine.store.shared, readers) / readers)
+        return np.minimum(own, at(self.store.shared, readers) / readers)
 
-    def fill_s(self, size_bytes: Floats, num_samples: float, source: int) -> Floats:
-        """Return how long all nodes need to fill a tier at once, by node.
-
-        `num_samples` is the number of samples in a node's part: each costs a request.
-        """
+    def fill_s(self, size_bytes: Floats, sample_bytes: float, source: int) -> Floats:
+        """Return how long each node needs to fill a tier while all others do, too."""
         job = self.job
         threads = job.scenario.loader.fill_threads * job.scenario.job.ranks
         nodes = np.array([float(job.num_nodes)])
-        byte_s = self.store_byte_s(nodes)[0] if source == job.store else self.byte_s[source]
-        mine = (num_samples * self.latency_s[source] + size_bytes * (byte_s + self.decode_s)) / (
-            threads
-        )
-        limit = self.machine.link.bytes_s
+        byte_s, limit = self.byte_s[source], self.machine.link.bytes_s
         if source == job.store:
+            byte_s = self.store_byte_s(nodes)[0]
             limit = float(self.node_bytes_s(nodes, threads)[0])
-        return np.maximum(mine, size_bytes / limit)
+        byte_s += self.decode_s + self.latency_s[source] / sample_bytes
+        return size_bytes * max(byte_s / threads, 1 / limit)
 
     def thread_s(self, load: Load) -> tuple[Floats, Floats]:
         """Return thread seconds of everything but the store's bytes, and those bytes."""
@@ -119,10 +101,10 @@ class Devices:
         from_store = load.bytes[..., job.store] + load.filled
         store_bytes_s = self.node_bytes_s(num_readers, threads) * left
         out = from_store / store_bytes_s[..., None]
-        if machine.store.requests_s_max is not None:
+        if self.store.requests_s_max is not None:
             asked = (load.counts[..., job.store] + load.num_filled).sum(axis=-1, keepdims=True)
-            out = np.maximum(out, asked / machine.store.requests_s_max)
-        for number, tier in enumerate(machine.tiers):
+            out = np.maximum(out, asked / self.store.requests_s_max)
+        for number, tier in enumerate(self.tiers):
             read = load.bytes[..., number] + load.served[..., number]
             out = np.maximum(out, read / tier.read.at(threads))
         received = load.bytes[..., tiers : 2 * tiers].sum(axis=-1)

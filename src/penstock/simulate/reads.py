@@ -7,13 +7,15 @@ look-ahead and the barrier after every step are the same for all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Codes, Floats
+
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +29,15 @@ class Option:
     from_s: Floats
     """When the bytes are there, by access; infinite where they never are."""
 
+    @property
+    def settled_s(self) -> float:
+        """When everything is there that ever will be."""
+        return float(self.from_s[np.isfinite(self.from_s)].max(initial=0.0))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """The uses of samples in one epoch, and where each finds its bytes."""
+    """The uses of samples in one epoch, sorted by step, and where each finds its bytes."""
 
     ids: Ints
     steps: Ints
@@ -39,7 +46,7 @@ class Reads:
     """Where the bytes come from, or would if no option were there yet."""
     holders: Ints | None = None
     """The node that serves each access from its tier; None where no peer does."""
-    ahead: npt.NDArray[np.bool_] | bool = True
+    ahead: Flags | bool = True
     """Whether bytes may be fetched before their step; else the training loop waits for them."""
     fillers: Ints | None = None
     """The node that reads each access from the store into its tier first; -1 where none does."""
@@ -53,6 +60,39 @@ class Reads:
     """Read by the threads that fill a tier, on all nodes at once."""
     free: bool = False
     """Reading costs nothing and moves nothing."""
+
+    def part(self, start: int, stop: int) -> Reads:
+        """Return the accesses of one step, as step 0."""
+        part = slice(start, stop)
+        assert self.holders is None
+        assert self.fillers is None
+        return replace(
+            self,
+            ids=self.ids[part],
+            steps=np.zeros(stop - start, np.int64),
+            workers=self.workers[part],
+            sources=self.sources[part],
+            ahead=self.ahead[part] if isinstance(self.ahead, np.ndarray) else self.ahead,
+            options=tuple(
+                Option(sources=o.sources[part], holders=o.holders[part], from_s=o.from_s[part])
+                for o in self.options
+            ),
+        )
+
+    def decided(self, now_s: Floats | float) -> Reads:
+        """Return the same with every option taken or left, each access at its own time."""
+        sources, holders = self.sources, np.zeros(len(self.ids), np.int64)
+        for option in reversed(self.options):
+            there = option.from_s <= now_s
+            sources = np.where(there, option.sources, sources)
+            holders = np.where(there, option.holders, holders)
+        return replace(self, sources=sources, holders=holders, options=())
+
+    def is_ahead(self) -> Flags:
+        """Return by access whether it may be fetched ahead."""
+        if isinstance(self.ahead, np.ndarray):
+            return self.ahead
+        return np.full(len(self.ids), self.ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,6 @@ class Result:
     """The least that any cache of this capacity could read."""
     local_bytes: float = 0.0
     peer_bytes: float = 0.0
-    stall_share: float = 0.0
-    """Of the time, how much a node waits for its own data; the mean of all nodes."""
     num_visited: int = 0
     """Samples that were used at least once."""
     num_samples: int = 0
@@ -36,6 +34,14 @@ class Result:
     def time_ratio(self) -> float:
         """The time over that of computing alone."""
         return self.time_s / self.bound_s if self.bound_s else 0.0
+
+    @property
+    def stall_share(self) -> float:
+        """Of the time, how much is not spent computing: waiting for bytes, the start included.
+
+        Of the whole job: a step waits for its slowest node, so one node's stall is everyone's.
+        """
+        return 1 - self.bound_s / self.time_s if self.time_s else 0.0
 
     @property
     def byte_ratio(self) -> float:

@@ -68,7 +68,10 @@ class Tier:
 
     @property
     def data(self) -> Bytes:
-        """The data file, mapped, to read from: a unit lies at its offset in the layout."""
+        """The data file, mapped, to read from: a unit lies at its offset in the layout.
+
+        Only units that are held: on a full tmpfs a look at a hole ends the process.
+        """
         return self._files.data
 
     @property
@@ -92,16 +95,19 @@ class Tier:
 
     def held(self, units: Ints) -> Bools:
         """Return which units are here and vouched for."""
+        enter(self._files)
         held: Bools = self._files.states[units] == self._files.generation
         return held
 
     def present(self, units: Ints) -> Bools:
         """Return which units are here, also those that an earlier run vouched for."""
+        enter(self._files)
         present: Bools = self._files.states[units] != 0
         return present
 
     def unchecked(self, units: Ints) -> Bools:
         """Return which units are here but must be checked before they are used."""
+        enter(self._files)
         states = self._files.states[units]
         unchecked: Bools = (states != 0) & (states != self._files.generation)
         return unchecked
@@ -109,15 +115,20 @@ class Tier:
     def claim(self, unit: int) -> bool:
         """Take a unit to fill it, without waiting.
 
-        False: another process or thread is filling it, or it is here by now.
+        False: another process or thread is filling it, or it is here by now. What an earlier run
+        left is checked for that, so True means that nothing good lies there.
         """
-        enter(self._files)
-        if not self._files.locks.claim(unit):
+        files = self._files
+        enter(files)
+        if not files.locks.claim(unit):
             return False
-        if self._files.states[unit] == self._files.generation:
+        if not files.states[unit]:
+            return True
+        if files.states[unit] != files.generation:
+            files.set_state(unit, files.generation if self.check(unit) else 0)
+        if files.states[unit]:
             self.release(unit)
-            return False
-        return True
+        return not files.states[unit]
 
     def release(self, unit: int) -> None:
         """Give a claim back."""
@@ -176,10 +187,13 @@ class Tier:
         self._files.set_state(unit, 0)
 
     def read(self, unit: int) -> memoryview:
-        """Return a unit's bytes: from the map in memory, read from a disk."""
+        """Return the bytes of a unit that is held: from the map in memory, read from a disk."""
         offset, length = int(self._shape.offsets[unit]), int(self._shape.lengths[unit])
         if self.kind == "memory":
             return self._files.data[offset : offset + length].data
+        return self._copied(offset, length)
+
+    def _copied(self, offset: int, length: int) -> memoryview:
         target = rest = np.empty(length, np.uint8).data
         while rest.nbytes:
             count = os.preadv(self._files.data_descriptor, [rest], offset + length - rest.nbytes)
@@ -190,8 +204,9 @@ class Tier:
 
     def check(self, unit: int) -> bool:
         """Return whether what lies at a unit's place has the sum that was written for it."""
-        try:
-            return self._matches(unit, self.read(unit))
+        offset, length = int(self._shape.offsets[unit]), int(self._shape.lengths[unit])
+        try:  # never through the map: there may be a hole, or a bad sector
+            return self._matches(unit, self._copied(offset, length))
         except OSError as error:
             _log.warning("%s cannot be read at unit %d (%s)", self.path, unit, error.strerror)
             return False

@@ -24,7 +24,7 @@ import mmap
 import os
 import struct
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +41,12 @@ FULL_S = 60.0
 """A full device is asked again after this time: others may have made room."""
 
 _MAGIC = b"PENSTOCK"
-_FIELDS = struct.Struct("<8sIIQQQqqqq")
+_FIELDS = struct.Struct("<8sIIQQqqq")
 _FULL = struct.Struct("<d")
 _FULL_AT = _FIELDS.size
-HEADER_BYTES = 128
+_TERM = struct.Struct("<Qq")
+_TERMS_AT, _TERMS_MAX = 128, 24
+HEADER_BYTES = 512
 
 _PUNCH = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
@@ -62,22 +64,17 @@ class Header:
     num_units: int
     digest: int
     """Of the layout."""
-    wish: int = 0
-    """A hash of what the one who began this generation wished for."""
-    capacity_bytes: int = 0
-    """What that became."""
     promised_bytes: int = 0
     """The most that any user of this generation may fill."""
     first: int = 0
-    """Where the units that it places here begin in the layout."""
+    """Where the units begin in the layout that whoever began this generation places here."""
     last: int = 0
     """Where they end."""
 
     def packed(self) -> bytes:
         """Return the header as bytes."""
         values = (self.magic, self.format, self.generation, self.num_units, self.digest)
-        more = (self.wish, self.capacity_bytes, self.promised_bytes, self.first, self.last)
-        return _FIELDS.pack(*values, *more)
+        return _FIELDS.pack(*values, self.promised_bytes, self.first, self.last)
 
 
 def read_header(descriptor: int) -> Header | None:
@@ -85,9 +82,8 @@ def read_header(descriptor: int) -> Header | None:
     data = os.pread(descriptor, _FIELDS.size, 0)
     if len(data) < _FIELDS.size or data[:8] != _MAGIC:
         return None
-    names = ("magic", "format", "generation", "num_units", "digest")
-    more = ("wish", "capacity_bytes", "promised_bytes", "first", "last")
-    return Header(**dict(zip(names + more, _FIELDS.unpack(data), strict=True)))
+    names = [field.name for field in fields(Header)]
+    return Header(**dict(zip(names, _FIELDS.unpack(data), strict=True)))
 
 
 def header_in(folder: Folder) -> Header | None:
@@ -228,7 +224,7 @@ class TierFiles:
             states[states != 0] = UNKNOWN_GENERATION
             self.write_states(states)
             generation = 1
-        self.clear_full()
+        os.pwrite(self.state_descriptor, bytes(HEADER_BYTES - _FULL_AT), _FULL_AT)
         self.write_header(replace(self.header, generation=generation))
         # Else a crash could bring back the old number beside states with the new one.
         self.flush_state()
@@ -281,9 +277,17 @@ class TierFiles:
         """Tell all users that the device is full."""
         os.pwrite(self.state_descriptor, _FULL.pack(time.monotonic()), _FULL_AT)
 
-    def clear_full(self) -> None:
-        """Let everybody try again."""
-        os.pwrite(self.state_descriptor, _FULL.pack(0.0), _FULL_AT)
+    def terms(self) -> dict[int, int]:
+        """Return which wish became which capacity in this generation, wishes by their hash."""
+        data = os.pread(self.state_descriptor, _TERM.size * _TERMS_MAX, _TERMS_AT)
+        return {wish: size_bytes for wish, size_bytes in _TERM.iter_unpack(data) if wish}
+
+    def add_term(self, wish: int, capacity_bytes: int) -> None:
+        """Write down what a wish became; only in the opening moment."""
+        number = len(self.terms())
+        if number < _TERMS_MAX:  # else those who come with this wish reckon again
+            at = _TERMS_AT + _TERM.size * number
+            os.pwrite(self.state_descriptor, _TERM.pack(wish, capacity_bytes), at)
 
     @property
     def room_taken_bytes(self) -> int:
@@ -292,7 +296,8 @@ class TierFiles:
         return sum(os.fstat(d).st_blocks for d in descriptors) * 512
 
     def close(self) -> None:
-        """Close all descriptors, which lets go of all locks; maps live on with their arrays."""
+        """Close all descriptors, which lets go of all locks; a map lives on with its last view."""
+        self.data = self.states = self._state_file = np.empty(0, np.uint8)
         for name in ("data_descriptor", "sums_descriptor", "state_descriptor"):
             descriptor = getattr(self, name)
             setattr(self, name, -1)

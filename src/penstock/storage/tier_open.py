@@ -108,9 +108,9 @@ def _make_room_for_files(root: Folder, wish: Wish, shape: TierShape) -> None:
 
 def _capacity(opened: Opened, root: Folder, wish: Wish, shape: TierShape, first: int) -> int:
     """Return how large the tier becomes; warn where that is less than what was wished for."""
-    header = opened.files.header
-    if not opened.is_alone and (header.wish, header.first) == (_wish_hash(wish), first):
-        return header.capacity_bytes
+    settled = None if opened.is_alone else opened.files.terms().get(_wish_hash(wish, first))
+    if settled is not None:
+        return settled
     room = _room(opened.files, root, wish, shape)
     wished = wished_bytes(wish, room)
     needed = min(wished, shape.size_bytes - first)
@@ -142,24 +142,19 @@ def _room(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> Room:
     return replace(room, free_bytes=max(0, free_bytes))
 
 
-def _wish_hash(wish: Wish) -> int:
-    return xxhash.xxh3_64_intdigest(f"{wish.kind} {wish.size}".encode())
+def _wish_hash(wish: Wish, first: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{wish.size} from {first}".encode())
 
 
 def _record(opened: Opened, wish: Wish, *, capacity_bytes: int, first: int, last: int) -> None:
     """Write down what was settled, for those who join."""
-    header = opened.files.header
+    files = opened.files
+    if _wish_hash(wish, first) not in files.terms():
+        files.add_term(_wish_hash(wish, first), capacity_bytes)
+    header = files.header
     if opened.is_alone:
-        header = replace(
-            header,
-            wish=_wish_hash(wish),
-            capacity_bytes=capacity_bytes,
-            promised_bytes=0,
-            first=first,
-            last=last,
-        )
-    promised_bytes = max(header.promised_bytes, last - first)
-    opened.files.write_header(replace(header, promised_bytes=promised_bytes))
+        header = replace(header, promised_bytes=0, first=first, last=last)
+    files.write_header(replace(header, promised_bytes=max(header.promised_bytes, last - first)))
 
 
 def _trim(

@@ -102,7 +102,7 @@ def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> Opened |
             folder.close()
             enter(here)
             _wait_for_opening(here.locks, here.folder)
-            here.header = here.read_header()
+            here.header = here.read_header()  # others may have promised more
             return Opened(here, is_alone=False, is_new=False)
         try:
             locks = _lock_file(folder)
@@ -177,9 +177,10 @@ def enter(files: TierFiles) -> None:
     if files.pid == os.getpid():
         return
     with _mutex:
-        _wait_for_opening(files.locks, files.folder)
-        files.locks.try_shared(USERS)
-        files.locks.drop(OPENING)
+        if files.locks.wait_alone(OPENING):  # else somebody is stuck, and we go on unseen
+            files.locks.try_shared(USERS)
+            files.header = files.read_header()
+            files.locks.drop(OPENING)
         files.pid = os.getpid()
 
 

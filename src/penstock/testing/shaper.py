@@ -48,6 +48,14 @@ __all__ = [
 _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 5.0
 """How long the process may take to notice that its pipe is closed."""
+_PROGRAM = """
+import sys, types
+package = sys.modules["penstock"] = types.ModuleType("penstock")
+package.__path__ = [sys.argv[1]]
+from penstock.testing.shaper_process import main
+main(int(sys.argv[2]), int(sys.argv[3]))
+"""
+"""The process leaves out the package's own beginning, which imports all of it: 0.1 s, not 0.5."""
 
 
 class Shaper:
@@ -130,10 +138,10 @@ class Shaper:
         ours, theirs = socket.socketpair()
         # The owner's search path and not the current folder, so that both run the same package.
         path = os.pathsep.join(part for part in sys.path if part)
-        module = ["-P", "-m", "penstock.testing.shaper_process"]
         with theirs:
+            command = [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[1])]
             self._process = subprocess.Popen(
-                [sys.executable, *module, str(theirs.fileno()), str(os.getpid())],
+                [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -62,6 +62,7 @@ class Connection:
         self._answer: tuple[bytes, Body] | None = None
         self._transfer: Transfer | None = None
         self._upload: int | ChunkedEnd = 0
+        self._due_s = 0.0
         self._is_due = False
         self._hangs_up = False
 
@@ -121,14 +122,15 @@ class Connection:
         self._request = request
         self._upload = ChunkedEnd() if length == "chunked" else length
         now_s = self._server.loop.now_s()
-        due_s, treatment = self._server.admit(request, now_s)
+        self._due_s, treatment = self._server.admit(request, now_s)
         if treatment is not None:
             self._treatment = treatment
         self._ask(request, is_refused=treatment is None)
-        if self._is_open and due_s <= now_s:
-            self._on_due()
+        if self._is_open and self._due_s <= now_s:
+            self._is_due = True
+            self._proceed()
         elif self._is_open:
-            self._timer = self._server.loop.at(due_s, self._on_due)
+            self._timer = self._server.loop.at(self._due_s, self._on_due)
 
     def _ask(self, request: Request, *, is_refused: bool) -> None:
         """Have the request answered, by us or by the store."""
@@ -183,16 +185,14 @@ class Connection:
         """The answer is known; it leaves when the upload has come to its end."""
         assert self._request is not None
         self._answer = head, body
-        if self._has_upload:
-            # The store may still wait for the rest, and the client for leave to send it.
-            self._hangs_up = True
-            if b"expect" in self._request.headers:
-                self._upload = 0
+        if self._has_upload and b"expect" in self._request.headers:
+            self._upload, self._hangs_up = 0, True  # the client waits for leave to send it
         self._move_upload()
 
     def on_answer(self, answer: Answer, body: UpstreamBody) -> None:
         """The store has answered."""
-        self._hangs_up = body.ends_by_close
+        # A store that answers before the end of an upload may or may not wait for the rest.
+        self._hangs_up = body.ends_by_close or self._has_upload
         self._settle(answer.raw, body)
 
     def on_interim(self, raw: bytes) -> None:
@@ -218,6 +218,7 @@ class Connection:
 
     def _on_due(self) -> None:
         self._is_due, self._timer = True, None
+        self._server.tally.due(self._server.loop.now_s() - self._due_s)
         self._proceed()
 
     def _proceed(self) -> None:

@@ -30,11 +30,15 @@ class Counts:
     """Connections that were accepted."""
     concurrency_max: int = 0
     """The most requests that were under way at once."""
+    late_s: float = 0.0
+    """How much later than due answers began because the shaper itself was busy, summed up."""
+    late_max_s: float = 0.0
+    """The latest of them: if it is not small beside the latencies, the machine is overloaded."""
     cpu_s: float = 0.0
     """Processor time of the shaper's process, its start left out."""
 
     def __sub__(self, earlier: Counts) -> Counts:
-        """Return what was counted since then; the largest concurrency stays what it is."""
+        """Return what was counted since then; the largest ones stay what they are."""
         return Counts(
             requests=self.requests - earlier.requests,
             methods=dict(Counter(self.methods) - Counter(earlier.methods)),
@@ -46,6 +50,8 @@ class Counts:
             aborted=self.aborted - earlier.aborted,
             connections=self.connections - earlier.connections,
             concurrency_max=self.concurrency_max,
+            late_s=self.late_s - earlier.late_s,
+            late_max_s=self.late_max_s,
             cpu_s=self.cpu_s - earlier.cpu_s,
         )
 
@@ -64,12 +70,19 @@ class Tally:
         self.connections = 0
         self._under_way = 0
         self._concurrency_max = 0
+        self._late_s = 0.0
+        self._late_max_s = 0.0
 
     def begin(self, method: bytes) -> None:
         """A request has come."""
         self.methods[method.decode("latin-1")] += 1
         self._under_way += 1
         self._concurrency_max = max(self._concurrency_max, self._under_way)
+
+    def due(self, late_s: float) -> None:
+        """The moment of an answer has come, so much ago."""
+        self._late_s += late_s
+        self._late_max_s = max(self._late_max_s, late_s)
 
     def end(self) -> None:
         """Its answer is out, or nobody waits for it any more."""
@@ -88,5 +101,7 @@ class Tally:
             aborted=self.aborted,
             connections=self.connections,
             concurrency_max=self._concurrency_max,
+            late_s=self._late_s,
+            late_max_s=self._late_max_s,
             cpu_s=cpu_s,
         )

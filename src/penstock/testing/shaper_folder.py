@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import formatdate
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote_to_bytes
-from xml.sax.saxutils import escape
 
 from penstock.testing.shaper_http import Request, error_of, head_of
 from penstock.testing.shaper_transfer import Body, FileBody, MemoryBody, OpenFile

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from html import escape
 from typing import Literal
-from xml.sax.saxutils import escape
 
 HEAD_BYTES_MAX = 64 * 2**10
 """A longer head is refused."""
@@ -158,7 +158,7 @@ def error_of(status: int, code: str, message: str) -> tuple[bytes, bytes]:
     """Return head and body of an error as S3 writes it."""
     body = (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+        f"<Error><Code>{code}</Code><Message>{escape(message, quote=False)}</Message></Error>"
     ).encode()
     return head_of(status, len(body), "Content-Type: application/xml\r\n"), body
 

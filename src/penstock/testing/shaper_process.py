@@ -1,16 +1,15 @@
-"""The process of a shaper, started as `python -m penstock.testing.shaper_process DESCRIPTOR OWNER`.
+"""The process of a shaper, and the pipe to its owner.
 
-The descriptor is the far end of the owner's pipe. First come `Orders`, answered by a port or an
-error; then shapes or None, each answered by counts. It ends with the pipe, and with its owner,
-however that one ends.
+First come `Orders`, answered by a port or an error; then shapes or None, each answered by counts.
+It ends with the pipe, and with its owner, however that one ends.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
-import sys
 from multiprocessing.connection import Connection as Pipe
 
 from penstock.testing.shaper_server import Server
@@ -51,14 +50,11 @@ def serve(pipe: Pipe, owner: int) -> None:
     loop.run()
 
 
-def main() -> None:
-    """Take orders from the pipe whose descriptor is the first argument."""
+def main(descriptor: int, owner: int) -> None:
+    """Take orders from a pipe, by its descriptor, as long as a process is our parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; we follow at end of file
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    serve(Pipe(int(sys.argv[1])), int(sys.argv[2]))
+    gc.freeze()  # a collection that looks through all modules would hold up answers for 10 ms
+    serve(Pipe(descriptor), owner)
     os._exit(0)  # at once: answers under way have nobody left who waits for them
-
-
-if __name__ == "__main__":
-    main()

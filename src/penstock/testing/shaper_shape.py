@@ -110,7 +110,7 @@ class Fault:
     stall_s: float = 1.0
     """How long a stall lasts."""
     path: str = ""
-    """Only requests whose path contains this."""
+    """Only requests whose path, as it is quoted in an address, contains this."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -36,13 +36,18 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def make_policy(name: str, job: Job) -> Policy:
-    """Return a policy by its name."""
+def check_policy(name: str) -> None:
+    """Raise unless there is a policy of that name."""
     if name not in POLICIES:
         near = difflib.get_close_matches(name, POLICIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "there are:"
-        raise OptionError(f"there is no policy {name!r}; {hint} {', '.join(POLICIES)}")
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise OptionError(f"there is no policy {name!r}; {hint}There are: {', '.join(POLICIES)}")
+
+
+def make_policy(name: str, job: Job) -> Policy:
+    """Return a policy by its name."""
+    check_policy(name)
     return POLICIES[name](job)
 
 
-__all__ = ["POLICIES", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Policy", "check_policy", "make_policy"]

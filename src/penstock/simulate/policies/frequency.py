@@ -31,11 +31,17 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holders:
-    """For every sample the one copy that other workers know of."""
+class Coverage:
+    """What a placement is worth once all copies are loaded."""
 
-    copies: Ints
-    """Row in `Copies`; -1 where nobody keeps the sample."""
+    covered: float
+    """Samples that somebody keeps, over all."""
+    local: float
+    """Uses that find the sample on their own worker, over all uses."""
+    remote: float
+    store: float
+    reads: float
+    """Bytes read from the store in the whole run, over those of the set; each copy is read once."""
 
 
 def place(job: Job, *, ties: str) -> Copies:
@@ -65,26 +71,53 @@ def place(job: Job, *, ties: str) -> Copies:
     )
 
 
-def known_holders(job: Job, copies: Copies) -> Holders:
-    """Return the copy of each sample that all know of: fastest tier first, then loaded first."""
+def known_holders(job: Job, copies: Copies) -> Ints:
+    """Return the row of each sample's copy that all know of, or -1: fastest tier, then first."""
     order = np.lexsort((copies.places, copies.tiers, copies.ids))
     ids = copies.ids[order]
     first = np.ones(len(ids), np.bool_)
     first[1:] = ids[1:] != ids[:-1]
     rows = np.full(len(job.sizes), -1, np.int64)
     rows[ids[first]] = order[first]
-    return Holders(copies=rows)
+    return rows
 
 
-def rows_of(job: Job, copies: Copies, workers: Ints, ids: Ints) -> Ints:
-    """Return the row of each worker's own copy of a sample; -1 where it has none."""
-    if not len(copies.ids):
-        return np.full(len(ids), -1, np.int64)
-    keys = copies.workers * len(job.sizes) + copies.ids
-    order = np.argsort(keys)
-    wanted = workers * len(job.sizes) + ids
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    return np.where(keys[order][at] == wanted, order[at], -1)
+class OwnCopies:
+    """Finds a worker's own copy of a sample."""
+
+    def __init__(self, job: Job, copies: Copies) -> None:
+        self._num_samples = len(job.sizes)
+        keys = copies.workers * self._num_samples + copies.ids
+        self._order = np.argsort(keys)
+        self._keys = keys[self._order]
+
+    def rows(self, workers: Ints, ids: Ints) -> Ints:
+        """Return the row of each worker's own copy of a sample; -1 where it has none."""
+        if not len(self._keys):
+            return np.full(len(ids), -1, np.int64)
+        wanted = workers * self._num_samples + ids
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        return np.where(self._keys[at] == wanted, self._order[at], -1)
+
+
+def coverage_of(job: Job, copies: Copies) -> Coverage:
+    """Return what a placement is worth; sizes are taken as equal."""
+    known, mine = known_holders(job, copies), OwnCopies(job, copies)
+    own = other = uses = 0
+    for epoch in range(job.scenario.job.epochs):
+        accesses = job.accesses(epoch)
+        is_own = mine.rows(accesses.workers, accesses.ids) >= 0
+        own += int(is_own.sum())
+        other += int((~is_own & (known[accesses.ids] >= 0)).sum())
+        uses += len(accesses.ids)
+    missed = uses - own - other
+    return Coverage(
+        covered=float((known >= 0).mean()),
+        local=own / uses,
+        remote=other / uses,
+        store=missed / uses,
+        reads=(missed + len(copies.ids)) / len(job.sizes),
+    )
 
 
 def _counted(job: Job) -> tuple[Ints, Ints, Ints, Ints]:

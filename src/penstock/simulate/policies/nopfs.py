@@ -26,7 +26,7 @@ from penstock.dataset.part import Ints
 from penstock.simulate.devices import Devices
 from penstock.simulate.job import Accesses, Floats
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.policies.frequency import known_holders, place, rows_of
+from penstock.simulate.policies.frequency import OwnCopies, known_holders, place
 from penstock.simulate.reads import Option, Reads, Start
 
 _PEER_LEAD = 20
@@ -39,6 +39,8 @@ class Nopfs(Policy):
     title = "NoPFS"
     ties: ClassVar[str] = "random"
     copies_from_peers: ClassVar[bool] = True
+    peers: ClassVar[bool] = True
+    """Whether what is read ahead may come from peers."""
 
     def why_not(self) -> str:
         """It needs a tier."""
@@ -49,10 +51,11 @@ class Nopfs(Policy):
         job = self.job
         self._copies = place(job, ties=self.ties)
         self._known = known_holders(job, self._copies)
+        self._own = OwnCopies(job, self._copies)
         self._from_store = np.ones(len(self._copies.ids), np.bool_)
         if self.copies_from_peers:
             self._from_store[:] = False
-            self._from_store[self._known.copies[self._known.copies >= 0]] = True
+            self._from_store[self._known[self._known >= 0]] = True
         self._loaded_s = self._loading_s()
         self._done_s = float(self._loaded_s.max(initial=0.0))
         return None
@@ -60,11 +63,13 @@ class Nopfs(Policy):
     def reads(self, epoch: int) -> Reads:
         """Return the store, or a copy from the time on that it is there."""
         job, uses = self.job, self.job.accesses(epoch)
-        own = rows_of(job, self._copies, uses.workers, uses.ids)
-        known = self._known.copies[uses.ids]
-        options = _faster_first(
-            self._option(uses, own, own), self._option(uses, known, own), Devices(job).byte_s
-        )
+        own = self._own.rows(uses.workers, uses.ids)
+        options: tuple[Option, ...] = (self._option(uses, own, own),)
+        if self.peers:
+            known = self._known[uses.ids]
+            options = _faster_first(
+                options[0], self._option(uses, known, own), Devices(job).byte_s
+            )
         return Reads(
             ids=uses.ids,
             steps=uses.steps,

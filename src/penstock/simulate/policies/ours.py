@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.plan.placement import offsets_of
+from penstock.dataset.part import Ints
+from penstock.plan.homes import NOBODY, Node, homes_of
+from penstock.plan.placement import Layout, offsets_of
 from penstock.simulate.policies.base import Policy, sources_of
 from penstock.simulate.reads import Reads, Start
 
@@ -23,13 +25,28 @@ class Ours(Policy):
     def start(self) -> Start | None:
         """Decide what is cached where."""
         job = self.job
-        ends = offsets_of(job.sizes) + job.sizes
-        limits = np.cumsum(job.capacities) * job.num_nodes
-        self._tiers = np.searchsorted(limits, ends, side="left")
-        placed = self._tiers < job.num_tiers
-        self._homes = np.where(placed, homes_of(job.num_nodes, len(job.sizes)), -1)
+        layout = Layout(
+            offsets=offsets_of(job.sizes), lengths=job.sizes, size_bytes=job.size_bytes
+        )
+        capacity = int(job.capacities.sum())
+        nodes = [Node(name=f"node {n}", capacity_bytes=capacity) for n in range(job.num_nodes)]
+        self._homes = homes_of(layout, nodes)
+        self._tiers = self._tiers_of(layout)
         self._filled = np.zeros(len(job.sizes), np.bool_)
         return None
+
+    def _tiers_of(self, layout: Layout) -> Ints:
+        """Return the tier of each sample on its home: the layout's first bytes in the fastest."""
+        job = self.job
+        order = np.lexsort((layout.offsets, self._homes))
+        homes = self._homes[order]
+        total = np.cumsum(job.sizes[order])
+        before = np.concatenate([[0], total])[np.searchsorted(homes, homes)]
+        tiers = np.empty(len(order), np.int64)
+        tiers[order] = np.searchsorted(np.cumsum(job.capacities), total - before, side="left")
+        # Nothing straddles two tiers: what does not fit the one goes to the next, or stays out.
+        self._homes[tiers >= job.num_tiers] = NOBODY
+        return np.minimum(tiers, max(0, job.num_tiers - 1))
 
     def reads(self, epoch: int) -> Reads:
         """Return the home's tier, by way of the store where it is not filled yet."""
@@ -53,9 +70,3 @@ class Ours(Policy):
         loader, ranks = self.job.scenario.loader, self.job.scenario.job.ranks
         useful = -(-max(self.job.scenario.machine.store.throughput.counts) // ranks)
         return max(useful, loader.threads + loader.fill_threads * self.job.num_tiers)
-
-
-def homes_of(num_nodes: int, num_samples: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return a node for every sample: the same everywhere, and even."""
-    scattered = np.arange(num_samples, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return ((scattered >> np.uint64(32)) % np.uint64(num_nodes)).astype(np.int64)

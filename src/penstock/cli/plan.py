@@ -1,0 +1,183 @@
+"""`penstock plan`: what a run will read from where, and what will limit it. Reads no sample."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from typing import Any
+
+from penstock.cli.opened import open_named, show_place
+from penstock.cli.options import add_dataset, add_json
+from penstock.cli.screen import Screen, print_json
+from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel, load_machine
+from penstock.plan.explain import sections
+from penstock.plan.planner import EpochPlan, Plan, make_plan
+from penstock.plan.summary import summary_of
+from penstock.plan.what_if import what_if
+from penstock.plan.work import Work
+from penstock.units import bytes_of
+from penstock.world import World
+
+_EXAMPLE = """\
+Examples
+  penstock plan s3://bucket/train/ --epochs 90 --memory 8GB --disk 200GB
+  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --compute 2500 --disk 1TB
+  penstock plan s3://bucket/train/ --machine machine.toml --json | jq .later
+"""
+
+_SHUFFLES = ("global", "blocks", "blocks-first", "sequential")
+_TIER_BYTES_S = {"memory": 10e9, "disk": 2e9}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.description = (
+        "Foresee a run: how much it reads from where in the first epoch and later, how\n"
+        "long that takes, what limits it, and what more of something would buy."
+    )
+    parser.epilog = _EXAMPLE
+    add_dataset(parser, version=True)
+    _add_work(parser.add_argument_group("Run"))
+    group = parser.add_argument_group("Machine")
+    group.add_argument("--machine", metavar="FILE", help="what `penstock probe` wrote")
+    group.add_argument("--memory", metavar="SIZE", help="memory tier of a node, such as 8GB")
+    group.add_argument("--disk", metavar="SIZE", help="disk tier of a node, such as 200GB")
+    add_json(parser)
+
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--nodes", type=int, default=1, metavar="N", help="default: 1")
+    group.add_argument(
+        "--ranks", type=int, metavar="N", help="on all nodes together (default: 1 a node)"
+    )
+    group.add_argument(
+        "--batch-size", type=int, default=256, metavar="N", help="on each rank (default: 256)"
+    )
+    group.add_argument("--epochs", type=int, default=10, metavar="N", help="default: 10")
+    group.add_argument("--shuffle", choices=_SHUFFLES, default="global", help="default: global")
+    group.add_argument(
+        "--compute",
+        type=float,
+        metavar="N",
+        help="samples that one rank trains on a second, if nothing waits",
+    )
+    group.add_argument(
+        "--peers",
+        choices=("none", "fixed", "locality"),
+        default="none",
+        help="whether nodes read from each other, and who computes what (default: none)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the plan."""
+    dataset = open_named(args).dataset
+    machine, note = _machine(args, dataset.store.source)
+    plan = make_plan(summary_of(dataset), _work(args), machine)
+    if args.json:
+        print_json({"uri": dataset.uri, "machine": note, **_result(plan)})
+    else:
+        _show(plan, dataset.uri, note)
+    return 0
+
+
+def _work(args: argparse.Namespace) -> Work:
+    ranks = args.nodes if args.ranks is None else args.ranks
+    return Work(
+        world=World(num_ranks=ranks, num_nodes=args.nodes),
+        batch_size=args.batch_size,
+        num_epochs=args.epochs,
+        shuffle=args.shuffle,
+        compute_samples_s=args.compute,
+        peers=None if args.peers == "none" else args.peers,
+    )
+
+
+def _machine(args: argparse.Namespace, source: str) -> tuple[Machine, str]:
+    """Return the machine to plan for, and where its numbers come from."""
+    if args.machine is not None:
+        machine, note = load_machine(args.machine), f"as measured in {args.machine}"
+    else:
+        machine = assumed_machine(source, os.cpu_count() or 1)
+        note = (
+            f"assumed, {'a local disk' if source == 'folder' else 'a remote store'}; "
+            "`penstock probe` measures yours, --machine takes it"
+        )
+    for kind, size in (("disk", args.disk), ("memory", args.memory)):
+        if size is not None:
+            machine = _with_tier(machine, kind, bytes_of(size))
+    return machine, note
+
+
+def assumed_machine(source: str, cores: int) -> Machine:
+    """Return a machine to begin with where nobody has measured one: middling, round numbers."""
+    if source in ("folder", "memory"):
+        latency_s, curve = 0.0001, Curve(counts=(1, 8), bytes_s=(1e9, 2e9))
+    else:
+        latency_s, curve = 0.02, Curve(counts=(1, 32), bytes_s=(50e6, 1e9))
+    return Machine(
+        store=StoreModel(latency_s=latency_s, latency_p99_s=5 * latency_s, throughput=curve),
+        link=LinkModel(bytes_s=1.25e9, latency_s=0.0001),
+        cores=cores,
+    )
+
+
+def _with_tier(machine: Machine, kind: Any, size_bytes: int) -> Machine:
+    """Return a machine with one tier set to a size; 0 takes it away."""
+    others = tuple(t for t in machine.tiers if t.kind != kind)
+    if size_bytes == 0:
+        return replace(machine, tiers=others)
+    known = next((t for t in machine.tiers if t.kind == kind), None)
+    if known is None:
+        rate = Curve.flat(_TIER_BYTES_S[kind])
+        known = TierModel(kind=kind, capacity_bytes=size_bytes, read=rate, write=rate)
+    tier = replace(known, capacity_bytes=size_bytes)
+    return replace(machine, tiers=(tier, *others) if kind == "memory" else (*others, tier))
+
+
+def _result(plan: Plan) -> dict[str, Any]:
+    return {
+        "num_samples": plan.summary.num_samples,
+        "size_bytes": plan.summary.size_bytes,
+        "num_units": plan.summary.num_units,
+        "cache_bytes": plan.cache_bytes,
+        "held_bytes": round(plan.held.total_bytes),
+        "first": _epoch(plan.first),
+        "later": _epoch(plan.later),
+        "total_s": plan.total_s,
+        "store_bytes": round(plan.store_bytes),
+        "bound_bytes": plan.bound_bytes,
+        "requests_in_flight": plan.requests_in_flight,
+        "look_ahead_s": plan.look_ahead_s,
+        "merge_gap_bytes": plan.merge_gap_bytes,
+        "what_if": [
+            {
+                "what": change.what,
+                "gain_s": change.gain_s,
+                "store_bytes_saved": round(change.store_bytes_saved),
+            }
+            for change in what_if(plan)
+        ],
+    }
+
+
+def _epoch(epoch: EpochPlan) -> dict[str, Any]:
+    return {
+        "seconds": epoch.seconds,
+        "bottleneck": epoch.bottleneck.resource,
+        "stall_share": epoch.stall_share,
+        "bytes": {t.source: round(t.size_bytes) for t in epoch.traffic},
+        "requests": {t.source: round(t.num_requests) for t in epoch.traffic},
+        "busy_s": {load.resource: load.seconds for load in epoch.loads},
+    }
+
+
+def _show(plan: Plan, uri: str, note: str) -> None:
+    screen = Screen()
+    screen.line((show_place(uri), "bold"))
+    screen.line((f"  machine: {note}", "dim"))
+    for section in sections(plan):
+        screen.heading(section.heading)
+        for line in section.lines:
+            screen.line(f"  {line}")

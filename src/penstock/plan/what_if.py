@@ -1,0 +1,101 @@
+"""What a plan would gain from more of something: each change alone, planned again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.machine import Curve, Machine, StoreModel, TierModel
+from penstock.plan.planner import Plan
+
+MORE_TIER_BYTES = 100_000_000_000
+_DISK_BYTES_S = 2e9
+"""A disk where the machine has none to go by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A plan with one thing changed."""
+
+    what: str
+    """The change, in words."""
+    plan: Plan
+    gain_s: float
+    """How much sooner the whole run ends."""
+    store_bytes_saved: float
+    """How much less it reads from the store."""
+
+
+def what_if(plan: Plan) -> tuple[WhatIf, ...]:
+    """Return what each of a few changes would buy."""
+    changed = [(what, replace(plan, machine=machine)) for what, machine in _other_machines(plan)]
+    if plan.work.num_nodes > 1 and plan.work.peers is None:
+        shared = replace(plan.work, peers="fixed")
+        changed.append(("nodes that read from each other", replace(plan, work=shared)))
+    if plan.work.shuffle == "global":
+        cold = replace(plan.work, shuffle="blocks-first")
+        changed.append(
+            ('a first epoch in blocks (shuffle="blocks-first")', replace(plan, work=cold))
+        )
+    return tuple(
+        WhatIf(
+            what=what,
+            plan=other,
+            gain_s=plan.total_s - other.total_s,
+            store_bytes_saved=plan.store_bytes - other.store_bytes,
+        )
+        for what, other in changed
+    )
+
+
+def blocks_first_gain_s(plan: Plan) -> float:
+    """Return how much sooner the first epoch ends if it goes block by block; 0 if it does so."""
+    if plan.work.shuffle != "global":
+        return 0.0
+    other = replace(plan, work=replace(plan.work, shuffle="blocks-first"))
+    return plan.first.seconds - other.first.seconds
+
+
+def _other_machines(plan: Plan) -> list[tuple[str, Machine]]:
+    machine = plan.machine
+    out = [
+        ("100 GB more of tiers on each node", _with_tier(machine, MORE_TIER_BYTES)),
+        ("a store twice as fast", replace(machine, store=_faster(machine.store))),
+    ]
+    if plan.work.peers is not None and plan.work.num_nodes > 1:
+        link = replace(machine.link, bytes_s=2 * machine.link.bytes_s)
+        out.append(("a link twice as fast", replace(machine, link=link)))
+    out.append(
+        (
+            "cores twice as fast",
+            replace(
+                machine,
+                copy=_doubled(machine.copy),
+                decode=_doubled(machine.decode) if machine.decode is not None else None,
+            ),
+        )
+    )
+    return out
+
+
+def _with_tier(machine: Machine, size_bytes: int) -> Machine:
+    """Return a machine whose last tier is larger; one without tiers gets a disk."""
+    if not machine.tiers:
+        disk = Curve.flat(_DISK_BYTES_S)
+        tier = TierModel(kind="disk", capacity_bytes=size_bytes, read=disk, write=disk)
+        return replace(machine, tiers=(tier,))
+    *others, last = machine.tiers
+    larger = replace(last, capacity_bytes=last.capacity_bytes + size_bytes)
+    return replace(machine, tiers=(*others, larger))
+
+
+def _doubled(curve: Curve) -> Curve:
+    return replace(curve, bytes_s=tuple(2 * rate for rate in curve.bytes_s))
+
+
+def _faster(store: StoreModel) -> StoreModel:
+    return replace(
+        store,
+        throughput=_doubled(store.throughput),
+        shared=_doubled(store.shared) if store.shared is not None else None,
+        requests_s_max=2 * store.requests_s_max if store.requests_s_max is not None else None,
+    )

@@ -1,0 +1,244 @@
+"""Whatever happens in whatever order, a flow keeps to its limits and gets everything done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.flow import (
+    Arrived,
+    Begin,
+    Budget,
+    Consumed,
+    Dropped,
+    Event,
+    Failed,
+    Fetch,
+    Flow,
+    GiveUp,
+    Throttled,
+    Tick,
+    Waiting,
+    Wanted,
+)
+
+SOURCES = (("store",), ("peer", "store"), ("disk", "peer", "store"))
+
+
+class World:
+    """Plays everything around a flow, at random, and checks each of its answers."""
+
+    def __init__(self, data: st.DataObject, *, num_steps: int) -> None:
+        self.data = data
+        self.stage_bytes_max = data.draw(st.integers(1, 400))
+        self.budget = Budget(
+            stage_bytes_max=self.stage_bytes_max, requests_max=data.draw(st.integers(1, 12))
+        )
+        self.flow = Flow(budget=self.budget)
+        self.num_steps = num_steps
+        self.events: list[Event] = []
+        self.answers: list[object] = []
+        self.now_s = 0.0
+        self.fetches: dict[int, Fetch] = {}
+        self.in_flight: dict[tuple[int, int], str] = {}
+        self.copies: Counter[int] = Counter()
+        self.staged: dict[int, int] = {}
+        """Bytes of each fetch that began and whose step is still to come."""
+        self.settled: set[int] = set()
+        """Arrived, dropped or given up."""
+        self.arrived: set[int] = set()
+        self.next_step = self.step = 0
+
+    def tell(self, event: Event) -> None:
+        before = dict(self.in_flight)
+        answer = self.flow.on(event)
+        self.events.append(event)
+        self.answers.append(answer)
+        for action in answer:
+            if isinstance(action, Begin):
+                self.begin(action)
+            else:
+                self.give_up(action)
+        for source in {name for key, name in self.in_flight.items() if key not in before}:
+            assert self.flow.in_flight(source) <= self.flow.limit(source)
+        assert Counter(self.in_flight.values()) == Counter(
+            {s: n for s in ("store", "peer", "disk") if (n := self.flow.in_flight(s))}
+        )
+        self.check_stage()
+
+    def begin(self, action: Begin) -> None:
+        fetch = self.fetches[action.number]
+        assert action.copy == self.copies[action.number], "copies are numbered from 0"
+        assert action.number not in self.settled, "nobody needs it"
+        assert action.source in fetch.sources
+        if action.copy == 0:
+            assert action.source == fetch.sources[0]
+            self.check_order(fetch)
+        self.copies[action.number] += 1
+        assert self.copies[action.number] <= len(fetch.sources) + 1
+        self.in_flight[action.number, action.copy] = action.source
+        if fetch.staged and fetch.step >= self.step:
+            self.staged[action.number] = fetch.size_bytes
+
+    def check_order(self, fetch: Fetch) -> None:
+        for other in self.fetches.values():
+            if other.number in self.settled or self.copies[other.number]:
+                continue
+            if other.sources[0] == fetch.sources[0] and other.staged == fetch.staged:
+                assert (fetch.step, fetch.number) <= (other.step, other.number)
+
+    def check_stage(self) -> None:
+        """All but the batch that is next fits into the budget."""
+        steps = {n: self.fetches[n].step for n in self.staged}
+        next_step = min((step for step in steps.values() if step >= self.step), default=self.step)
+        later = [self.fetches[n].size_bytes for n, step in steps.items() if step > next_step]
+        assert sum(later) <= self.stage_bytes_max
+
+    def give_up(self, action: GiveUp) -> None:
+        assert self.copies[action.number] >= len(self.fetches[action.number].sources)
+        assert not any(number == action.number for number, _ in self.in_flight)
+        self.settle(action.number)
+        self.staged.pop(action.number, None)
+
+    def settle(self, number: int) -> None:
+        self.settled.add(number)
+
+    # -- what can happen -----------------------------------------------------------------------
+
+    def want(self) -> None:
+        if self.next_step == self.num_steps:
+            return
+        fetches = []
+        for _ in range(self.data.draw(st.integers(0, 4))):
+            number = len(self.fetches)
+            fetch = Fetch(
+                number=number,
+                step=self.next_step,
+                size_bytes=self.data.draw(st.integers(0, 200)),
+                sources=self.data.draw(st.sampled_from(SOURCES)),
+                staged=self.data.draw(st.integers(0, 3)) > 0,
+            )
+            self.fetches[number] = fetch
+            fetches.append(fetch)
+        self.next_step += 1
+        self.tell(Wanted(fetches=tuple(fetches), at_s=self.now_s))
+
+    def answer(self, may_fail: bool = True) -> None:
+        if not self.in_flight:
+            return
+        key = self.data.draw(st.sampled_from(sorted(self.in_flight)))
+        del self.in_flight[key]
+        number, copy = key
+        if may_fail and self.data.draw(st.integers(0, 4)) == 0:
+            if number in self.settled:
+                self.staged.pop(number, None)
+            self.tell(Failed(number=number, copy=copy, at_s=self.now_s))
+            return
+        fetch = self.fetches[number]
+        if number in self.settled or fetch.step < self.step:
+            self.staged.pop(number, None)
+        self.settle(number)
+        self.arrived.add(number)
+        moved = self.data.draw(st.booleans())
+        self.tell(Arrived(number=number, copy=copy, at_s=self.now_s, moved=moved))
+
+    def answer_again(self) -> None:
+        if self.fetches:
+            number = self.data.draw(st.sampled_from(sorted(self.fetches)))
+            copy = self.data.draw(st.integers(0, 5))
+            if (number, copy) not in self.in_flight:
+                self.tell(Arrived(number=number, copy=copy, at_s=self.now_s))
+                self.tell(Failed(number=number, copy=copy, at_s=self.now_s))
+
+    def drop(self) -> None:
+        number = self.data.draw(st.integers(0, len(self.fetches)))
+        if number in self.fetches and number not in self.settled:
+            self.settle(number)
+            if not any(n == number for n, _ in self.in_flight):
+                self.staged.pop(number, None)
+        elif number in self.fetches:
+            return
+        self.tell(Dropped(number=number, at_s=self.now_s))
+
+    def consume(self) -> None:
+        if self.step == self.next_step:
+            return
+        needed = {f.number for f in self.fetches.values() if f.step == self.step and f.staged}
+        if needed - self.settled:
+            self.tell(Waiting(step=self.step, at_s=self.now_s))
+            return
+        self.staged = {n: s for n, s in self.staged.items() if n not in needed & self.arrived}
+        self.step += 1
+        self.tell(Consumed(step=self.step - 1, at_s=self.now_s))
+
+    def throttle(self) -> None:
+        self.tell(Throttled(source="store", at_s=self.now_s))
+
+    def tick(self) -> None:
+        self.now_s += self.data.draw(st.sampled_from([0.001, 0.02, 3.0]))
+        self.tell(Tick(at_s=self.now_s))
+
+    def finish(self) -> None:
+        """From here on sources work and the consumer consumes: all must come to its end."""
+        turns = 0
+        while self.step < self.num_steps or self.in_flight:
+            turns += 1
+            assert turns < 10_000, "the flow is stuck"
+            self.now_s += 0.01
+            self.want()
+            self.answer(may_fail=False)
+            self.consume()
+        assert self.settled == set(self.fetches), "all that is wanted is settled"
+        assert self.flow.stage_bytes == self.flow.planned_bytes == 0
+        assert self.flow.planned_fill_bytes == 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _eager_hedges() -> Iterator[None]:
+    """So few requests would never earn a second copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.flow.hedge._SEEN_MIN", 2)
+        patch.setattr("penstock.flow.flow.TOKEN_SHARE", 1.0)
+        yield
+
+
+def played(data: st.DataObject) -> World:
+    world = World(data, num_steps=data.draw(st.integers(1, 12)))
+    does = [
+        world.want,
+        world.answer,
+        world.answer,
+        world.answer,
+        world.consume,
+        world.consume,
+        world.drop,
+        world.throttle,
+        world.tick,
+        world.answer_again,
+    ]
+    for _ in range(data.draw(st.integers(0, 40))):
+        data.draw(st.sampled_from(does))()
+    world.finish()
+    return world
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_limits_hold_and_nothing_gets_stuck(data: st.DataObject) -> None:
+    world = played(data)
+    for number, fetch in world.fetches.items():
+        if world.copies[number] == 0:
+            dropped = [e for e in world.events if isinstance(e, Dropped) and e.number == number]
+            assert dropped, f"{fetch} never began"
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_the_same_events_give_the_same_actions(data: st.DataObject) -> None:
+    world = played(data)
+    flow = Flow(budget=world.budget)
+    assert [flow.on(event) for event in world.events] == world.answers
