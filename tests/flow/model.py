@@ -43,6 +43,9 @@ class ModelStore:
     slow_bytes: float = 1.0
     """How many times slower it is then."""
 
+    refuse: tuple[float, float] = (0.0, 0.0)
+    """From when to when it refuses every request."""
+
     def is_slow(self, at_s: float) -> bool:
         return self.slow[0] <= at_s < self.slow[1]
 
@@ -175,7 +178,8 @@ class Run:
 
     def _request(self, ask: Ask) -> None:
         store = self.store
-        if store.requests_s is not None and not self._has_token(store.requests_s):
+        refuses = store.refuse[0] <= self.now_s < store.refuse[1]
+        if refuses or (store.requests_s and not self._has_token(store.requests_s)):
             ask.num_refused += 1
             self._at(self.now_s + 0.002, lambda: self._refuse(ask))
             return
@@ -197,7 +201,7 @@ class Run:
 
     def _refuse(self, ask: Ask) -> None:
         self.log.throttles.append(self.now_s)
-        wait_s = self._random.uniform(0, 0.1 * 2 ** (ask.num_refused - 1))
+        wait_s = self._random.uniform(0, min(0.1 * 2 ** (ask.num_refused - 1), 10.0))
         self._at(self.now_s + wait_s, lambda: self._request(ask))
         self._act(self.flow.on(Throttled(source="store", at_s=self.now_s)))
 

@@ -181,6 +181,22 @@ def test_a_forked_child_has_claims_of_its_own_and_shares_the_bytes(tmp_path: Pat
         assert in_child(lambda: tiers.tiers[0].claim(1)) is False
 
 
+def test_a_child_does_not_inherit_claims(tmp_path: Path) -> None:
+    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+        assert tiers.tiers[0].claim(1)
+        waiting, going = os.pipe()
+
+        def child() -> bool:
+            os.close(going)
+            os.read(waiting, 1)  # the parent has let go by now
+            return tiers.tiers[0].claim(1)
+
+        started = start_child(child)
+        tiers.tiers[0].release(1)
+        os.close(going)
+        assert wait_for(started)
+
+
 def test_a_child_that_opens_what_its_parent_has_open_keeps_its_own_locks(tmp_path: Path) -> None:
     wish = Disk(tmp_path, "1MB")
     with open_tiers([wish], SHAPE) as tiers:
@@ -214,8 +230,13 @@ def test_after_the_fork_each_goes_its_own_way(tmp_path: Path) -> None:
     assert wait_for(started)
 
 
-def test_many_processes_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", ["nothing", "a file of others"])
+def test_many_processes_that_come_and_go_leave_nothing(tmp_path: Path, beside: str) -> None:
     shape = shape_of([100] * 20)
+    note = tmp_path / f"penstock-{os.geteuid()}" / shape.name / "note"
+    if beside == "a file of others":  # the folder itself then never goes
+        note.parent.mkdir(parents=True)
+        note.write_text("mine")
 
     def child() -> int:
         for _ in range(40):
@@ -226,7 +247,8 @@ def test_many_processes_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
 
     children = [start_child(child) for _ in range(4)]
     assert [wait_for(one) for one in children] == [40] * 4
-    assert list(tmp_path.iterdir()) == []
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == ([note] if beside == "a file of others" else [])
 
 
 def test_views_outlive_their_tier(tmp_path: Path) -> None:

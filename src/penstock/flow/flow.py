@@ -211,7 +211,8 @@ class Flow:
         self._begin_at(source)
 
     def _throttled(self, event: Throttled) -> None:
-        self._source(event.source).limit.throttled(self._now_s)
+        source = self._source(event.source)
+        source.limit.throttled(self._now_s, source.in_flight)
 
     def _dropped(self, event: Dropped) -> None:
         care = self._cares.get(event.number)

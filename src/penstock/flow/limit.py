@@ -144,12 +144,12 @@ class Limit:
         if self._count >= self._need:
             self._close(now_s)
 
-    def throttled(self, now_s: float) -> None:
+    def throttled(self, now_s: float, in_flight: int) -> None:
         """Note that the source asked us to slow down."""
         self._throttled_s = now_s
         self._marks += 1.0
-        if self._marks < _MARKS_MAX or now_s < self._deaf_until_s:
-            return
+        if self._marks < _MARKS_MAX or now_s < self._deaf_until_s or in_flight > self.level:
+            return  # The last cut has not worked yet: it may take all of what is in flight.
         self._marks = 0.0
         self._ceiling, self._ceiling_at_s = self.level, now_s
         if self.level > self._safe and self.mode in (GROW, UP):

@@ -27,6 +27,7 @@ from penstock.flow import (
     Waiting,
     Wanted,
 )
+from penstock.flow.live import STORE, LiveRates
 from penstock.plan.cost import merge_gap_bytes
 
 _JOIN_S = 5.0
@@ -87,8 +88,16 @@ class _Fetching:
 class Fetcher:
     """Does reads when the flow says so."""
 
-    def __init__(self, flow: Flow, *, requests_max: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        *,
+        requests_max: int,
+        live: LiveRates | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._flow = flow
+        self._live = live
         self._requests_max = requests_max
         self._threads_max = requests_max + _HEDGE_THREADS
         self.requests_limit = _REQUESTS
@@ -236,13 +245,28 @@ class Fetcher:
 
     def _do(self, begin: Begin, fetching: _Fetching) -> None:
         outcome, error = Outcome(moved=False), None
+        begin_s, in_flight = self._clock.now_s(), self._flow.in_flight(begin.source)
         if not fetching.is_over:
             try:
                 outcome = fetching.read(begin.copy)
             except BaseException as caught:  # It is raised where the batch is asked for.
                 error = caught
+        if self._live is not None and outcome.moved and not outcome.num_retries:
+            self._observe(fetching.read.size_bytes, begin_s, in_flight)
         for finished in self._report(begin, fetching, outcome, error):
             finished.done(finished.error)
+
+    def _observe(self, size_bytes: int, begin_s: float, in_flight: int) -> None:
+        assert self._live is not None
+        at_s = self._clock.now_s()
+        with self._lock:
+            self._live.observe(
+                STORE,
+                size_bytes=size_bytes,
+                seconds=at_s - begin_s,
+                in_flight=max(1, in_flight),
+                at_s=at_s,
+            )
 
     def _report(
         self, begin: Begin, fetching: _Fetching, outcome: Outcome, error: BaseException | None

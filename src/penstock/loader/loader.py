@@ -22,6 +22,7 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
 from penstock.flow import Budget, Flow
+from penstock.flow.live import LiveRates
 from penstock.loader.ahead import FillAhead
 from penstock.loader.buffers import BufferPool
 from penstock.loader.convert import converter
@@ -38,6 +39,7 @@ from penstock.loader.runner import Runner
 from penstock.loader.staging import Stager
 from penstock.loader.stats import Counters, Stats, TierStats
 from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of, make_order
+from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import BlocksOrder, ColdOrder, Cursor
 from penstock.plan.bound import epoch_bound
 from penstock.storage.tier_sizes import Disk, Memory
@@ -111,12 +113,8 @@ class Loader:
                 "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
                 f"of them; got {batch_size} and {global_batch_size}"
             )
-        for name, value in (
-            ("batch_size", batch_size),
-            ("global_batch_size", global_batch_size),
-            ("epochs", epochs),
-            ("threads", threads),
-        ):
+        counts = {"batch_size": batch_size, "global_batch_size": global_batch_size}
+        for name, value in (counts | {"epochs": epochs, "threads": threads}).items():
             if value is not None and value < 1:
                 raise OptionError(f"{name} must be at least 1, got {value}")
         if workers not in ("thread", "process"):
@@ -140,6 +138,7 @@ class Loader:
         self._opened: Opened | None = None
         self._last_tiers: tuple[TierStats, ...] = ()
         self._warm_bytes = 0
+        self._live: LiveRates | None = None
         self._look_ahead_bytes = bytes_of(look_ahead)
         self._output = output
         self._trace_path = trace
@@ -229,7 +228,7 @@ class Loader:
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         batches_a_job = self._batches_a_job(maker, stream)
         budget = Budget(stage_bytes_max=self._look_ahead_bytes, requests_max=_REQUESTS_MAX)
-        fetcher = Fetcher(Flow(budget=budget), requests_max=_REQUESTS_MAX)
+        fetcher = Fetcher(Flow(budget=budget), requests_max=_REQUESTS_MAX, live=self._live_rates())
         stager = self._stager(pool, holding, fetcher)
         runner = Runner(
             jobs_of(stream.slots(epoch, position, end_epoch, part), self.dataset, batches_a_job),
@@ -301,6 +300,21 @@ class Loader:
             self._warm_bytes = self._opened.holding.warm_bytes
             weakref.finalize(self, self._opened.close)
         return self._opened.holding
+
+    def _live_rates(self) -> LiveRates | None:
+        """Return what refines this machine's file, if there is one."""
+        path = default_machine_path()
+        if self._live is None and path.exists():
+            try:
+                self._live = LiveRates(load_machine(path))
+            except OptionError as error:
+                _log.warning("%s", error)
+        return self._live
+
+    def machine(self) -> Machine:
+        """Return the machine that `penstock probe` measured, refined by what this loader saw."""
+        live = self._live_rates()
+        return load_machine(default_machine_path()) if live is None else live.machine()
 
     def _fill_ahead(
         self,

@@ -2,28 +2,24 @@
 
 `measure.probe_machine` returns a `penstock.machine.Machine`; `penstock probe` writes it to a file.
 Everything here reads and writes for a bounded time and a bounded number of bytes (`effort`), takes
-the median of interleaved repeats (`timing`), and says what it could not measure. `live.LiveRates`
-refines a machine while a run goes on. What is done with the numbers is `plan`'s business.
+the median of interleaved repeats (`timing`), and says what it could not measure. A run refines a
+machine by what it observes (`flow.live`). What is done with the numbers is `plan`'s business.
 """
 
 from penstock.probe.effort import QUICK, USUAL, Effort
 from penstock.probe.limits import Limit, sample_limits, useful_count
-from penstock.probe.live import STORE, LiveRates, tier_source
 from penstock.probe.measure import Probed, probe_machine, write_machine
 from penstock.probe.target import Target
 
 __all__ = [
     "QUICK",
-    "STORE",
     "USUAL",
     "Effort",
     "Limit",
-    "LiveRates",
     "Probed",
     "Target",
     "probe_machine",
     "sample_limits",
-    "tier_source",
     "useful_count",
     "write_machine",
 ]

@@ -65,7 +65,10 @@ def panels_of(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     if len(nodes) == 1 or len(shares) == 1 or len(points) < len(nodes) * len(shares):
         return [("", list(results))]
     return [
-        (f"cache {share:.0%} of the data set", [r for r in results if round(r.cache_share, 3) == share])
+        (
+            f"cache {share:.0%} of the data set",
+            [r for r in results if round(r.cache_share, 3) == share],
+        )
         for share in shares
     ]
 
@@ -230,6 +233,5 @@ def _document(parts: list[str], height: float, title: str) -> str:
 def _colour_rule(number: int, colour: str) -> str:
     wide = 3 if number == 0 else 1.8
     return (
-        f".fc{number}{{fill:{colour}}}"
-        f".sc{number}{{stroke:{colour};stroke-width:{wide};fill:none}}"
+        f".fc{number}{{fill:{colour}}}.sc{number}{{stroke:{colour};stroke-width:{wide};fill:none}}"
     )

@@ -46,9 +46,7 @@ class Devices:
         self.byte_s = np.array([*own, *peer, 1 / self.store.throughput.at(1)])
         """Seconds a byte that one thread needs, by source; the store's at no load."""
         own = [tier.latency_s for tier in tiers]
-        self.latency_s = np.array(
-            [*own, *(link.latency_s + s for s in own), self.store.latency_s]
-        )
+        self.latency_s = np.array([*own, *(link.latency_s + s for s in own), self.store.latency_s])
         self.decode_s = 1 / machine.decode.at(1) if machine.decode else 0.0
 
     def store_byte_s(self, num_readers: Floats) -> Floats:

@@ -259,9 +259,7 @@ def _check_job(scenario: Scenario) -> None:
 def _check_loader(scenario: Scenario) -> None:
     for name in ("threads", "fill_threads", "stage_bytes"):
         if getattr(scenario.loader, name) < 1:
-            raise OptionError(
-                f"loader.{name} is {getattr(scenario.loader, name)}; the least is 1"
-            )
+            raise OptionError(f"loader.{name} is {getattr(scenario.loader, name)}; the least is 1")
     for share in scenario.sweep.cache:
         if share < 0:
             raise OptionError(f"sweep.cache has {share:g}; shares of the data set are 0 or more")

@@ -145,17 +145,11 @@ def _size_in(folder: Folder, name: str) -> int:
 def make_files(folder: Folder, shape: TierShape) -> None:
     """Write the files of an empty tier; the folder has none of these names."""
     header = Header(generation=1, num_units=shape.num_units, digest=shape.digest)
-    write_named(folder, STATE, header.packed())
+    write_named(folder, STATE, header.packed().ljust(HEADER_BYTES + shape.num_units, b"\0"))
     for name, size_bytes in ((SUMS, 8 * shape.num_units), (DATA, 0)):
         descriptor = folder.open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         os.ftruncate(descriptor, size_bytes)
         os.close(descriptor)
-    state = folder.open_file(STATE)
-    try:
-        os.ftruncate(state, HEADER_BYTES + shape.num_units)
-        os.posix_fallocate(state, 0, HEADER_BYTES + shape.num_units)
-    finally:
-        os.close(state)
     meta = {
         "penstock": "tier",
         "format": FORMAT,

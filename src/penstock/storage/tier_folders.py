@@ -242,12 +242,14 @@ def _unlink(folder: Folder, name: str) -> None:
 
 
 def write_named(folder: Folder, name: str, data: bytes) -> None:
-    """Write a small file and give it its name in one step."""
+    """Write a file and give it its name in one step."""
     temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{name}"
     _unlink(folder, temporary)
     descriptor = folder.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        os.write(descriptor, data)
+        rest = memoryview(data)
+        while rest.nbytes:
+            rest = rest[os.write(descriptor, rest) :]
     finally:
         os.close(descriptor)
     inside = folder.descriptor

@@ -67,18 +67,18 @@ def opening(root: Folder, shape: TierShape, kind: str) -> Iterator[Opened]:
             files.num_users += 1
             files.locks.drop(OPENING)
         except BaseException:
-            _abandon(opened, root)
+            _abandon(opened)
             raise
 
 
-def _abandon(opened: Opened, root: Folder) -> None:
+def _abandon(opened: Opened) -> None:
     files = opened.files
     if files.num_users:
         files.locks.drop(OPENING)
         return
     del _open[files.identity]
     if opened.is_alone and opened.is_new:
-        _remove(files, root)
+        _remove(files)
     files.close()
 
 
@@ -147,16 +147,19 @@ def _wait_for_opening(locks: RecordLocks, folder: Folder) -> None:
 
 def _with_files(files: TierFiles, shape: TierShape) -> Opened | None:
     """Open the files in a locked folder, made anew where they do not fit."""
+    is_new = False
     try:
         is_alone = files.locks.try_alone(USERS)
-        is_new = not fits(files.folder, shape)
-        if is_new:
+        if not fits(files.folder, shape):
             if not is_alone or not _is_clear(files.folder):
                 files.close()
                 return None
+            is_new = True
             make_files(files.folder, shape)
         files.open()
     except BaseException:
+        if is_new:
+            _remove(files)
         files.close()
         raise
     return Opened(files, is_alone=is_alone, is_new=is_new)
@@ -204,24 +207,18 @@ def _leave(files: TierFiles) -> None:
     with contextlib.suppress(OSError):
         os.utime(files.locks.descriptor)
         if is_last and files.kind == "memory":
-            with _parent(files.folder) as root:
-                _remove(files, root)
-                os.rmdir(root.path)  # noqa: PTH106
+            _remove(files)
+            os.rmdir(files.folder.path.rpartition("/")[0])  # noqa: PTH106
 
 
-@contextlib.contextmanager
-def _parent(folder: Folder) -> Iterator[Folder]:
-    path = folder.path.rpartition("/")[0]
-    parent = Folder(path=path, descriptor=os.open(path, os.O_RDONLY | os.O_DIRECTORY))
-    try:
-        yield parent
-    finally:
-        parent.close()
-
-
-def _remove(files: TierFiles, root: Folder) -> None:
+def _remove(files: TierFiles) -> None:
     remove_payload(files.folder)
-    remove_lock(files.folder, root)
+    path = files.folder.path.rpartition("/")[0]
+    root = Folder(path=path, descriptor=os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+    try:
+        remove_lock(files.folder, root)
+    finally:
+        root.close()
 
 
 def is_open_here(folder: Folder) -> bool:

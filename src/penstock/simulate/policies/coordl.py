@@ -48,7 +48,9 @@ class Coordl(Policy):
         return reads
 
 
-def fits(job: Job, nodes: Ints, sizes: Ints, free: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Ints:
+def fits(
+    job: Job, nodes: Ints, sizes: Ints, free: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> Ints:
     """Return which samples find room when each node takes them in order until one does not fit."""
     order = np.argsort(nodes, kind="stable")
     total = np.cumsum(sizes[order])

@@ -44,7 +44,9 @@ class DeepioOpportunistic(DeepioOrdered):
     def reads(self, epoch: int) -> Reads:
         """Return draws from memory, each sample as often as the next."""
         job, uses = self.job, self.job.accesses(epoch)
-        ids = repeated(np.flatnonzero(self._holders >= 0), len(uses.ids), job.scenario.job.seed + epoch)
+        ids = repeated(
+            np.flatnonzero(self._holders >= 0), len(uses.ids), job.scenario.job.seed + epoch
+        )
         held = self._holders[ids]
         return Reads(
             ids=ids,

@@ -67,9 +67,7 @@ class Nopfs(Policy):
         options: tuple[Option, ...] = (self._option(uses, own, own),)
         if self.peers:
             known = self._known[uses.ids]
-            options = _faster_first(
-                options[0], self._option(uses, known, own), Devices(job).byte_s
-            )
+            options = _faster_first(options[0], self._option(uses, known, own), Devices(job).byte_s)
         return Reads(
             ids=uses.ids,
             steps=uses.steps,

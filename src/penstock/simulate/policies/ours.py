@@ -25,9 +25,7 @@ class Ours(Policy):
     def start(self) -> Start | None:
         """Decide what is cached where."""
         job = self.job
-        layout = Layout(
-            offsets=offsets_of(job.sizes), lengths=job.sizes, size_bytes=job.size_bytes
-        )
+        layout = Layout(offsets=offsets_of(job.sizes), lengths=job.sizes, size_bytes=job.size_bytes)
         capacity = int(job.capacities.sum())
         nodes = [Node(name=f"node {n}", capacity_bytes=capacity) for n in range(job.num_nodes)]
         self._homes = homes_of(layout, nodes)

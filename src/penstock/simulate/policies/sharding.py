@@ -40,7 +40,9 @@ class ParallelStaging(Policy):
         own = twice[np.minimum(stop, stops)] - twice[first]
         held = twice[stops] - twice[first]
         return Start(
-            store_bytes=own.astype(float), peer_bytes=(held - own).astype(float), tier=job.num_tiers - 1
+            store_bytes=own.astype(float),
+            peer_bytes=(held - own).astype(float),
+            tier=job.num_tiers - 1,
         )
 
     def reads(self, epoch: int) -> Reads:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError
+from penstock.flow.live import STORE, LiveRates, tier_source
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
-from penstock.probe import STORE, LiveRates, tier_source
 
 MACHINE = Machine(
     store=StoreModel(

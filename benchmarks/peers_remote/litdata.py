@@ -1,0 +1,47 @@
+"""LitData: chunks from S3, downloaded to a folder with a limit."""
+
+from pathlib import Path
+
+from litdata import StreamingDataLoader, StreamingDataset, optimize
+from litdata.streaming import downloader
+
+from benchmarks.peers.litdata import Sample
+from benchmarks.peers_remote import KEYS, Opened, Unsupported
+from benchmarks.remote import WORK
+from benchmarks.works import SEED, Ragged
+
+# Where obstore is installed it is given these options and no others, so http is refused.
+downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
+
+
+def write(source: Ragged, folder: Path) -> None:
+    made = Sample(WORK, Path(source.bytes.filename).parent)
+    ids = list(range(WORK.num_samples))
+    optimize(made, ids, output_dir=str(folder), chunk_bytes="8MB", num_workers=1, verbose=False)
+
+
+def open_loader(task: dict) -> Opened:
+    if not task["limit_bytes"]:
+        raise Unsupported("no cache of 0: max_cache_size=0 is no limit")
+    keys = {"aws_access_key_id", "aws_secret_access_key"}
+    samples = StreamingDataset(
+        task["uri"].rstrip("/"),
+        task["cache"],
+        storage_options={key: KEYS[key.upper()] for key in keys}
+        | {"endpoint_url": task["endpoint"], "region_name": KEYS["AWS_DEFAULT_REGION"]},
+        max_cache_size=task["limit_bytes"],
+        shuffle=True,
+        drop_last=False,
+        seed=SEED,
+        item_shuffle_window="full",
+        batch_decode=0,
+        transform=bytes,  # a copy: they are views of a mapped file
+    )
+    loader = StreamingDataLoader(
+        samples,
+        batch_size=WORK.batch_size,
+        num_workers=int(task["variant"][1:]),
+        persistent_workers=True,
+        collate_fn=list,
+    )
+    return Opened(start=lambda _: iter(loader))

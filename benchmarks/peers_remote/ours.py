@@ -1,0 +1,49 @@
+"""Penstock: the tar shards as they lie, one loader for all epochs, one tier."""
+
+import os
+from collections.abc import Iterator
+
+import penstock
+from benchmarks.peers.ours import BATCH, epoch_of
+from benchmarks.peers_remote import Opened
+from benchmarks.remote import WORK
+from benchmarks.works import SEED
+
+LOOK_AHEAD = "128MB"
+"""Below the set, else batches ahead would be a cache of their own."""
+
+
+def open_loader(task: dict) -> Opened:
+    os.environ["PENSTOCK_CACHE"] = f"{task['scratch']}/index"  # anew: its bytes count too
+    store = penstock.StoreOptions(endpoint=task["endpoint"], anonymous=True)
+    loader = penstock.Loader(
+        penstock.open(task["uri"], store=store),
+        batch_size=WORK.batch_size,
+        epochs=task["epochs"],
+        seed=SEED,
+        tiers=tiers_of(task),
+        look_ahead=LOOK_AHEAD,
+    )
+    batches = batches_of(loader)
+
+    def close() -> dict:
+        batches.close()
+        loader.close()
+        stats = loader.stats()
+        return {"store_bytes": stats.store_bytes, "bound_bytes": stats.bound_bytes}
+
+    return Opened(start=lambda _: epoch_of(batches, WORK), close=close)
+
+
+def tiers_of(task: dict) -> list[penstock.Memory | penstock.Disk]:
+    size = task["limit_bytes"]
+    if not size:
+        return []
+    if task["variant"] == "memory":
+        return [penstock.Memory(size, task["memory"])]
+    return [penstock.Disk(task["cache"], size)]
+
+
+def batches_of(loader: penstock.Loader) -> Iterator:
+    """Yield batches; nothing is fetched before the first one is asked for."""
+    yield from map(BATCH[WORK.name], loader)
