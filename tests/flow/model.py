@@ -111,9 +111,9 @@ class Run:
         self._step = 0
         self._asked_s: float | None = None
         self._tick_s: float | None = None
+        self._at(0.0, self._ask)
 
     def until(self, end_s: float) -> Log:
-        self._at(self.now_s, self._ask)
         while self._heap and self._heap[0][0] <= end_s and self._step < self.num_steps:
             self.now_s, _, do = heappop(self._heap)
             do()

@@ -141,7 +141,7 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         BufferPool(10**6),
         Counters(),
         stage_bytes=10**6,
-        run_starts=None,
+        runs=None,
         holding=None,
         gap_bytes=lambda: 0,
         reads_ahead=True,

@@ -35,6 +35,11 @@ def large(tmp_path: Path) -> penstock.Dataset:
     return penstock.open(tmp_path / "large")
 
 
+def is_once(fetched_bytes: int, size_bytes: int) -> bool:
+    """Whether all was fetched once, and between neighbours the headers of a tar."""
+    return size_bytes <= fetched_bytes < size_bytes + size_bytes // BLOB_BYTES * 1024
+
+
 def run(dataset: Any, tiers: Any, **options: Any) -> tuple[list[int], penstock.Stats]:
     """Go through all epochs, looking at every byte."""
     options = {"batch_size": 16, "epochs": 3, "output": "numpy"} | options
@@ -66,7 +71,7 @@ def test_the_store_is_read_as_often_as_it_must_be(
 def test_two_tiers_hold_different_bytes(large: penstock.Dataset, tmp_path: Path) -> None:
     half = large.size_bytes // 2
     _, stats = run(large, [Memory(half), Disk(tmp_path / "tier", half + BLOB_BYTES)])
-    assert stats.store_bytes == large.size_bytes
+    assert is_once(stats.store_bytes, large.size_bytes)
     memory, disk = stats.tiers
     assert memory.held_bytes + disk.held_bytes == large.size_bytes
     assert stats.sources["tier:memory"].size_bytes == 3 * memory.held_bytes
@@ -125,7 +130,7 @@ def test_small_samples_are_kept_in_runs(blobs: penstock.Dataset, tmp_path: Path)
     stats = loader.stats()
     folder = stats.sources["folder"]
     assert folder.requests < 30, "runs of some hundred kilobytes, not one for each of 300 samples"
-    assert folder.size_bytes < 1.5 * blobs.size_bytes
+    assert folder.size_bytes < 1.6 * blobs.size_bytes, "the headers of a tar are as large as these"
 
 
 def test_rows_are_gathered_from_a_tier(make_rows: MakeRows, tmp_path: Path) -> None:
@@ -161,7 +166,7 @@ def test_a_view_fills_only_its_own_samples(large: penstock.Dataset, tmp_path: Pa
         for batch in loader:
             base = view.base_ids(batch.ids)
             assert [int(v[0]) for v in batch["bin"]] == base.tolist()
-    assert loader.stats().store_bytes == 5 * BLOB_BYTES
+    assert is_once(loader.stats().store_bytes, 5 * BLOB_BYTES)
 
 
 def test_worker_processes_read_from_the_tier(large: penstock.Dataset, tmp_path: Path) -> None:
@@ -171,7 +176,7 @@ def test_worker_processes_read_from_the_tier(large: penstock.Dataset, tmp_path: 
         for batch in loader:
             assert batch["first"].tolist() == batch.ids.tolist()
     stats = loader.stats()
-    assert stats.store_bytes == large.size_bytes
+    assert is_once(stats.store_bytes, large.size_bytes)
     assert stats.sources["tier:disk"].size_bytes == 2 * large.size_bytes
 
 
@@ -182,7 +187,7 @@ def first_byte(sample: dict[str, Any]) -> dict[str, int]:
 def test_a_mixture_has_tiers_too(large: penstock.Dataset, tmp_path: Path) -> None:
     mixture = penstock.Mixture([large[:32], large[32:]], [0.5, 0.5])
     _, stats = run(mixture, [Disk(tmp_path / "tier", "1GB")], epochs=2)
-    assert stats.store_bytes <= large.size_bytes
+    assert stats.store_bytes <= large.size_bytes + NUM_BLOBS * 1024
     assert stats.bound_bytes is None, "a mixture does not see every sample once an epoch"
 
 
@@ -218,7 +223,7 @@ def test_ranks_and_jobs_fetch_each_byte_once_between_them(
     ]
     fetched = [int(process.communicate(timeout=60)[0]) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0]
-    assert sum(fetched) == large.size_bytes
+    assert is_once(sum(fetched), large.size_bytes)
 
 
 @pytest.mark.parametrize("after", [1, 7, 20])
@@ -239,7 +244,7 @@ def test_killed_in_the_middle_the_next_run_goes_on_with_what_is_there(
     process.stdout.close()
     ids, stats = run(large, [Disk(tmp_path / "tier", "1GB")], epochs=1)
     assert sorted(ids) == [*range(NUM_BLOBS)]
-    assert stats.store_bytes <= large.size_bytes - after * 4 * BLOB_BYTES
+    assert stats.store_bytes <= large.size_bytes - after * 4 * (BLOB_BYTES - 1024)
 
 
 def test_a_store_that_lies_is_found_out(tmp_path: Path) -> None:
@@ -266,4 +271,4 @@ def test_blocks_first_is_blocks_and_then_global(large: penstock.Dataset, tmp_pat
     uniform, _ = run(large, [tier], shuffle="global", epochs=2)
     assert ids[:NUM_BLOBS] == blocks
     assert ids[NUM_BLOBS:] == uniform[NUM_BLOBS:]
-    assert stats.store_bytes == large.size_bytes
+    assert is_once(stats.store_bytes, large.size_bytes)

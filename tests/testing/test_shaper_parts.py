@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError
 from penstock.testing.shaper import Fault, Fixed, Latency, LogNormal, Samples, Shape, Slow
 from penstock.testing.shaper_command import seconds_of
-from penstock.testing.shaper_draws import REMEMBERED_MAX, Draws
+from penstock.testing.shaper_draws import Draws
 from penstock.testing.shaper_http import BadHeadError, ChunkedEnd, answer_of, request_of
 from penstock.testing.shaper_pace import BYTE_BURST_S, REQUEST_BURST_S, ByteRate, RequestRate
 
@@ -86,6 +86,7 @@ def _treated(seed: int, names: list[bytes]) -> dict[bytes, list[object]]:
     return out
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**64 - 1), shuffle=st.integers())
 def test_the_order_of_requests_does_not_matter(seed: int, shuffle: int) -> None:
     shuffled = _NAMES * 2
@@ -99,6 +100,7 @@ def test_seeds_and_attempts_differ() -> None:
     assert sum(a == b for a, b in first.values()) < 10
 
 
+@settings(max_examples=20)
 @given(share=st.floats(0, 1), seed=st.integers(0, 100))
 def test_about_the_asked_share_goes_wrong(share: float, seed: int) -> None:
     shape, draws = Shape(faults=(Fault(kind="reset", share=share),)), Draws(seed)
@@ -122,11 +124,12 @@ def test_faults_hit_only_their_window_path_and_kind_of_request() -> None:
     assert not is_hit(b"HEAD /data/shard-7.tar", 1.5, is_read=False)
 
 
-def test_the_memory_for_attempts_is_bounded() -> None:
+def test_the_memory_for_attempts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.testing.shaper_draws.REMEMBERED_MAX", 100)
     draws, shape = Draws(0), Shape()
-    for number in range(REMEMBERED_MAX + 10):
+    for number in range(200):
         draws.treat(shape, b"%d" % number, at_s=0.0, is_read=True)
-    assert len(draws._attempts) == REMEMBERED_MAX
+    assert len(draws._attempts) == 100
 
 
 # -- rates -------------------------------------------------------------------------------------

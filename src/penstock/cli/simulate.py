@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.charts import bar, sparkline
+from penstock.cli.charts import bar
 from penstock.cli.options import add_json
 from penstock.cli.progress import Progress
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 from penstock.simulate.chart import chart_svg, panels_of, title_of
-from penstock.simulate.page import COLUMNS, page_html, row_of
+from penstock.simulate.page import COLUMNS, LEGEND, page_html, row_of
 from penstock.simulate.policies import POLICIES, check_policy
 from penstock.simulate.result import Result
 from penstock.simulate.scenario import Scenario, load_scenario
@@ -137,8 +139,12 @@ def _show_results(screen: Screen, results: Sequence[Result]) -> None:
     for r in results:
         points.setdefault((r.nodes, round(r.cache_share, 3)), []).append(r)
     for (nodes, share), part in points.items():
-        screen.heading(f"{show_count(nodes)} nodes, cache {share:.0%} of the data set")
+        some = f"{show_count(nodes)} {'node' if nodes == 1 else 'nodes'}"
+        screen.heading(f"{some}, cache {share:.0%} of the data set")
         _show_table(screen, part)
+    screen.line()
+    for line in textwrap.wrap(LEGEND, screen.width - 4):
+        screen.line(("  " + line, "dim"))
     if len(points) == 1:
         screen.heading("Time over computing alone")
         _show_bars(screen, results)
@@ -170,20 +176,29 @@ def _show_course(screen: Screen, results: Sequence[Result]) -> None:
     """Show the time of each policy at every point of a sweep, and its course."""
     for name, part in panels_of([r for r in results if not r.why_not]):
         by_nodes = len({r.nodes for r in part}) > 1
-        xs = sorted({r.nodes if by_nodes else round(r.cache_share, 3) for r in part})
         screen.heading(
             f"Time over computing alone, by {'nodes' if by_nodes else 'cache'}"
             + (f"; {name}" if name else "")
         )
-        rows = []
-        for policy in dict.fromkeys(r.policy for r in part):
-            mine = {
-                r.nodes if by_nodes else round(r.cache_share, 3): r.time_ratio
-                for r in part
-                if r.policy == policy
-            }
-            drawn = sparkline([mine[x] for x in xs if x in mine], len(xs))
-            cells = [f"{mine[x]:.2f}" if x in mine else "" for x in xs]
-            rows.append([title_of(policy), *cells, drawn])
+        times: dict[str, dict[float, float]] = {}
+        for r in part:
+            x = float(r.nodes) if by_nodes else round(r.cache_share, 3)
+            times.setdefault(r.policy, {})[x] = r.time_ratio
+        xs = sorted({x for mine in times.values() for x in mine})
+        most = max(t for mine in times.values() for t in mine.values())
+        rows = [
+            [
+                title_of(policy),
+                *(f"{mine[x]:.2f}" if x in mine else "" for x in xs),
+                "".join(_height(mine[x], most) if x in mine else " " for x in xs),
+            ]
+            for policy, mine in times.items()
+        ]
         header = ["policy", *(f"{x:g}" if by_nodes else f"{x:.0%}" for x in xs), ""]
         screen.table(header, rows, right=range(1, len(xs) + 1))
+
+
+def _height(ratio: float, most: float) -> str:
+    """Return a bar of one column, as high as the ratio on a scale that all policies share."""
+    share = math.log(max(ratio, 1.0)) / max(math.log(most), 1e-9)
+    return "▁▂▃▄▅▆▇█"[round(share * 7)]

@@ -30,6 +30,9 @@ _SHORT = 1.4
 """Below this the queue may be too short to keep a jittery link full: try more at once."""
 _LONG = 2.5
 """Above this requests queue for nothing: try fewer at once."""
+_BARELY = 1.1
+"""Below this there seems to be no queue left. If fewer requests still bring as much, the base is
+wrong, and what it really is shows only further down."""
 _AT_LEVEL = 0.85
 """Share of the level that must have been in flight for a round to count."""
 
@@ -197,7 +200,8 @@ class Limit:
             if self.latency_s > FULL * self.base_s:
                 level = ceil(level * FULL * self.base_s / self.latency_s)
             self._refer(rate, in_flight)
-            self._probe_at_s = now_s + _PROBE_S
+            is_short = self.latency_s < _SHORT * self.base_s
+            self._probe_at_s = now_s + (_PROBE_AGAIN_S if is_short else _PROBE_S)
             self._hold(max(level, self._safe))
             return
         self._refer(rate, in_flight)
@@ -222,8 +226,10 @@ class Limit:
         if self.level > self._min and (ratio > _LONG or is_stale):
             self._try_fewer(ratio)
         elif self.level < self._max and now_s >= max(self._probe_at_s, self._quiet_until_s):
-            self.mode = UP
-            self._to(max(self.level + 1, round(self.level * 1.25)))
+            # With a short queue a large step does no harm, and shows more clearly what it brings.
+            self.mode = GROW if ratio < _SHORT and self._may_double(now_s) else UP
+            factor = 2.0 if self.mode == GROW else 1.25
+            self._to(max(self.level + 1, round(self.level * factor)))
 
     def _up(self, now_s: float, rate: float, in_flight: float) -> None:
         elasticity = self._elasticity(rate, in_flight)
@@ -245,9 +251,12 @@ class Limit:
             self._hold(self.level)
 
     def _down(self, now_s: float, rate: float, in_flight: float) -> None:
-        is_unknown = self._base_at_s == -inf or self.latency_s < 0.9 * self.base_s
+        is_unknown = self._base_at_s == -inf or self.latency_s < _BARELY * self.base_s
         self._base_at_s = now_s
-        if self._elasticity(rate, in_flight) > _DOWN_MAX:
+        elasticity = self._elasticity(rate, in_flight)
+        if elasticity > _DOWN_MAX:
+            if elasticity < _UP_STEEP:
+                self._base_at_s -= _REFRESH_S - 1.0  # Some of it was a queue: look again soon.
             is_near = not is_unknown and self.latency_s < 2 * self.base_s
             self.base_s = (self.base_s + self.latency_s) / 2 if is_near else self.latency_s
             # Little: the time per request at the level before was this many times the base.

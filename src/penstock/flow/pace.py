@@ -6,9 +6,13 @@ must not look like a slow consumer, or the flow would slow down because it was s
 
 from __future__ import annotations
 
+from collections import deque
+
 _GAIN = 0.1
-_INTERVAL_CLIP = 4.0
-"""A pause (a checkpoint, a validation) counts as at most so many ordinary steps."""
+_INTERVALS = 16
+"""Steps that the pace is taken from. The longest of them is left out: a checkpoint or a validation
+is a pause, not the pace; steps that are longer again and again (an optimizer step after every few
+batches) do count."""
 _STEP_S_MIN = 1e-6
 
 GENEROUS = 3.0
@@ -25,8 +29,8 @@ class Pace:
     """The consumer, as its batches being taken show it."""
 
     __slots__ = (
+        "_intervals",
         "_last_at_s",
-        "_num_seen",
         "_stalled_s",
         "_waiting_since_s",
         "bytes_per_step",
@@ -41,7 +45,7 @@ class Pace:
         self.step_s: float | None = None
         """Seconds that the consumer needs for a step by itself; None before two were taken."""
         self.bytes_per_step = 0.0
-        self._num_seen = 0
+        self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._last_at_s: float | None = None
         self._waiting_since_s = 0.0
         self._stalled_s = 0.0
@@ -62,7 +66,7 @@ class Pace:
             return
         if self._last_at_s is not None:
             self._learn((at_s - self._last_at_s - self._stalled_s) / num_steps)
-        gain = max(_GAIN, 1 / (self._num_seen + 1))
+        gain = _GAIN if self.bytes_per_step else 1.0
         self.bytes_per_step += gain * (size_bytes / num_steps - self.bytes_per_step)
         self._last_at_s, self.last_step, self._stalled_s = at_s, step, 0.0
 
@@ -81,13 +85,12 @@ class Pace:
         return 1 / self.step_s if self.step_s else 0.0
 
     def _learn(self, interval_s: float) -> None:
-        interval_s = max(interval_s, _STEP_S_MIN)
-        self._num_seen += 1
-        if self.step_s is None:
-            self.step_s = interval_s
-            return
-        interval_s = min(interval_s, self.step_s * _INTERVAL_CLIP)
-        self.step_s += max(_GAIN, 1 / self._num_seen) * (interval_s - self.step_s)
+        intervals = self._intervals
+        intervals.append(max(interval_s, _STEP_S_MIN))
+        if len(intervals) > 2:
+            self.step_s = (sum(intervals) - max(intervals)) / (len(intervals) - 1)
+        else:
+            self.step_s = min(intervals)
 
 
 def depth_bytes(

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
-from penstock.loader.fills import Fill
+from penstock.loader.fills import Fill, FillRun
 from penstock.loader.job import Group, Slot
 from penstock.loader.staging import Stager
 
@@ -40,8 +40,8 @@ class FillAhead:
         self._num_seen = 0
         self.is_exhausted = False
 
-    def next(self) -> list[tuple[int, Fill]]:
-        """Return fills that nobody has begun, with the job that needs each, of the next batches."""
+    def next(self) -> list[tuple[int, Fill | FillRun]]:
+        """Return requests that nobody has begun, with the job of each, for the next batches."""
         first = next(self._slots, None)
         if first is None:
             self.is_exhausted = True
@@ -52,8 +52,8 @@ class FillAhead:
         self._num_seen += len(several)
         ids = np.concatenate([s.ids for s in several])
         job_of = np.repeat(jobs, [len(s.ids) for s in several])
-        out: list[tuple[int, Fill]] = []
+        out: list[tuple[int, Fill | FillRun]] = []
         for bound, where, local_ids in self._dataset.groups(ids):
             group = Group(bound=bound, where=where, local_ids=local_ids)
-            out += self._stager.new_fills(group, job_of[where])
+            out += self._stager.fills_ahead(group, job_of[where], first.epoch)
         return sorted(out, key=lambda item: item[0])

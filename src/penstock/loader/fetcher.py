@@ -28,7 +28,7 @@ from penstock.flow import (
     Wanted,
 )
 from penstock.flow.live import STORE, LiveRates
-from penstock.plan.cost import merge_gap_bytes
+from penstock.plan.cost import merge_gap_bytes, reads_whole
 
 _JOIN_S = 5.0
 _HEDGE_THREADS = 8
@@ -139,6 +139,23 @@ class Fetcher:
         bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
         gaps = [merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound]
         return max([_GAP_BYTES, *gaps])
+
+    def reads_whole(self, used_share: float, num_samples: int, size_bytes: int) -> bool:
+        """Return whether a block is read whole of which this rank uses a share."""
+        if used_share == 1:
+            return True
+        sources = [s for s in self.rates().sources.values() if s.full_bytes_s]
+        if not sources:
+            return False
+        s = max(sources, key=lambda s: s.full_bytes_s)
+        return reads_whole(
+            used_share,
+            num_samples=num_samples,
+            sample_bytes=size_bytes / num_samples,
+            latency_s=s.latency_p50_s,
+            connection_bytes_s=s.full_bytes_s / s.limit,
+            is_link_bound=s.limit < self._requests_max,
+        )
 
     # -- what the runner says ----------------------------------------------------------------
 

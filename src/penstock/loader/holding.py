@@ -141,6 +141,10 @@ class Holding:
         """Return whether a unit is in its tier and good; what an earlier run left is checked."""
         return bool(self.tiers.settle(np.array([unit]))[0])
 
+    def is_present(self, unit: int) -> bool:
+        """Return whether a unit lies in any tier, checked or not."""
+        return bool(self.tiers.present(np.array([unit]))[0])
+
     def read_elsewhere(self, unit: int) -> memoryview | None:
         """Return a unit from another tier than its own: sizes may have changed between runs."""
         if len(self.tiers.tiers) < 2:

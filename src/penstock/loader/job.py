@@ -55,6 +55,11 @@ class Group:
         """Return some of these samples as a group of their own."""
         return Group(bound=self.bound, where=self.where[chosen], local_ids=self.local_ids[chosen])
 
+    def at(self, local_ids: Ints) -> Group:
+        """Return other samples of the same part as a group, in no batch."""
+        flat = local_ids.reshape(-1)
+        return Group(bound=self.bound, where=np.zeros(len(flat), np.int64), local_ids=flat)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of these samples in the store; of blocks, an upper bound."""

@@ -36,6 +36,7 @@ from penstock.loader.processes import ProcessPool
 from penstock.loader.raw import RawMaker, can_stay_raw
 from penstock.loader.reads import SampleReader, is_local
 from penstock.loader.runner import Runner
+from penstock.loader.runs import Runs
 from penstock.loader.staging import Stager
 from penstock.loader.stats import Counters, Stats, TierStats
 from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of, make_order
@@ -340,20 +341,32 @@ class Loader:
         in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
         stage_bytes = max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
         self._warn_of_blocks(stage_bytes)
-        own_runs = (
-            isinstance(self.order, BlocksOrder)
-            and isinstance(self.dataset, Dataset)
-            and self.dataset.selection is None
-        )
         return Stager(
             pool,
             self._counters,
             stage_bytes=stage_bytes,  # The window in use, and the next one on its way.
-            run_starts=self.order.block_starts if own_runs else None,  # type: ignore[attr-defined]
+            runs=self._runs(fetcher),
             holding=holding,
             gap_bytes=fetcher.gap_bytes,
             reads_ahead=self._workers == "thread",
             recorder=self._recorder,
+        )
+
+    def _runs(self, fetcher: Fetcher) -> Runs | None:
+        """Return the runs that the order goes by, where samples of a run are neighbours."""
+        order = self.order.first if isinstance(self.order, ColdOrder) else self.order
+        if not isinstance(order, BlocksOrder) or not isinstance(self.dataset, Dataset):
+            return None
+        if self.dataset.selection is not None:
+            return None
+        world = self.world
+        share = world.num_nodes / world.num_ranks
+        num_samples = max(1, len(self.dataset) // order.num_blocks)
+        run_bytes = self.dataset.size_bytes // order.num_blocks
+        return Runs(
+            starts=order.block_starts,
+            first_epoch_only=order is not self.order,
+            read_whole=lambda: fetcher.reads_whole(share, num_samples, run_bytes),
         )
 
     def _warn_of_blocks(self, stage_bytes: int) -> None:

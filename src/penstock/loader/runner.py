@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.loader.ahead import FillAhead
 from penstock.loader.fetcher import Fetcher
-from penstock.loader.fills import Fill
+from penstock.loader.fills import Fill, FillRun
 from penstock.loader.job import Job, Maker, Piece
 from penstock.loader.staging import Staged, Stager
 from penstock.trace import Kind, Recorder
@@ -174,15 +174,15 @@ class Runner:
         assert self._ahead is not None
         assert self._stager.fills is not None
         fills = self._ahead.next()
-        for number, fill in fills:
-            self._fetcher.want([(fill, partial(self._filled, fill))], number)
+        for number, read in fills:
+            self._fetcher.want([(read, partial(self._filled, read))], number)
         with self._work_here:
             self._is_filling = False
             self._work_here.notify()
 
-    def _filled(self, fill: Fill, error: BaseException | None) -> None:
+    def _filled(self, read: Fill | FillRun, error: BaseException | None) -> None:
         assert self._stager.fills is not None
-        self._stager.fills.finish(fill, error)
+        self._stager.fills.finish(read, error)
         with self._work_here:
             if self._may_fill():
                 self._work_here.notify()
@@ -236,8 +236,9 @@ class Runner:
         countdown = _Countdown(len(staged.reads) + len(staged.fills), pieces)
         done = partial(self._read_done, job, countdown)
         self._fetcher.want([(read, done) for read in staged.reads], job.number)
-        for fill in staged.new_fills:
-            self._fetcher.want([(fill, partial(self._filled, fill))], job.number)
+        self._fetcher.want(
+            [(read, partial(self._filled, read)) for read in staged.fill_reads], job.number
+        )
         for fill in staged.fills:
             fill.when_done(done)
 

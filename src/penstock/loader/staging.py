@@ -8,6 +8,7 @@ order itself goes block by block, a block is read once for all the batches that 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,11 @@ from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
 from penstock.loader.checks import check_unit
 from penstock.loader.fetcher import Outcome, Read
-from penstock.loader.fills import Fill, Fills
+from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.loader.holding import Holding
 from penstock.loader.job import Group, Job
 from penstock.loader.reads import is_local
+from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Tiered
 from penstock.loader.stats import Counters
 from penstock.storage.coalesce import merge_ranges
@@ -45,8 +47,8 @@ class Staged:
     """To be done for it alone."""
     fills: list[Fill] = field(default_factory=list)
     """Units that it needs, some of which others wait for as well."""
-    new_fills: list[Fill] = field(default_factory=list)
-    """Those of them that nobody has begun."""
+    fill_reads: list[Fill | FillRun] = field(default_factory=list)
+    """The requests for those that nobody has begun."""
 
 
 class At(NamedTuple):
@@ -68,7 +70,7 @@ class Stager:
         counters: Counters,
         *,
         stage_bytes: int,
-        run_starts: Ints | None,
+        runs: Runs | None,
         holding: Holding | None,
         gap_bytes: Callable[[], int],
         reads_ahead: bool,
@@ -79,11 +81,11 @@ class Stager:
         self._stage_bytes = stage_bytes
         self._reads_ahead = reads_ahead
         self._blocks = BlockStage(stage_bytes)
-        self._run_starts = run_starts
+        self._runs = runs
         self._holding = holding
         self._gap_bytes = gap_bytes
         self._recorder = recorder
-        self.fills = Fills(holding, self.fetch_unit) if holding is not None else None
+        self.fills = Fills(holding, self.fetch_units) if holding is not None else None
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class Stager:
             if number in job.tiered:
                 self._stage_tiered(job, number, group, staged)
             elif self._reads_ahead:  # Else worker processes read for themselves.
-                self._stage_store(job, number, group, staged)
+                self._stage_store(job, number, staged)
         return staged
 
     def _stage_tiered(self, job: Job, number: int, group: Group, staged: Staged) -> None:
@@ -120,36 +122,63 @@ class Stager:
             self._holding, group, places, self._counters, blocks=self, read=self.read_sample
         )
         job.staged[number] = stage
-        for table in places:
-            for fill, is_new in self.fills_of(table.units):
-                stage.fills[fill.unit] = fill
-                staged.fills.append(fill)
-                if is_new:
-                    staged.new_fills.append(fill)
+        fills = [self._fills_of(table.units) for table in places]
+        for fill, _ in itertools.chain(*fills):
+            stage.fills[fill.unit] = fill
+            staged.fills.append(fill)
+        if staged.fills:
+            new = [fill for fill, is_new in itertools.chain(*fills) if is_new]
+            staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
 
-    def fills_of(self, units: Ints) -> list[tuple[Fill, bool]]:
+    def _fills_of(self, units: Ints) -> list[tuple[Fill, bool]]:
         """Return the fills of those units that are not there, and which of them are new."""
         assert self._holding is not None
         assert self.fills is not None
         return [self.fills.of(unit) for unit in self._holding.absent(units)]
 
-    def new_fills(self, group: Group, jobs: Ints) -> list[tuple[int, Fill]]:
-        """Return the fills that a group needs and nobody has begun, with the job of each."""
+    def _fill_reads(self, group: Group, new: list[Fill], epoch: int) -> list[Fill | FillRun]:
+        """Return requests for fills; where the order goes by blocks, for all of their blocks."""
+        assert self.fills is not None
+        if new and self._runs is not None and self._runs.are_used_in(epoch):
+            around = self._units_around(group)
+            new = new + [fill for fill, is_new in self._fills_of(around) if is_new]
+        return self.fills.reads(new, self._gap_bytes())
+
+    def _units_around(self, group: Group) -> Ints:
+        """Return the units of all blocks that some samples of a group lie in."""
+        assert self._holding is not None
+        assert self._runs is not None
+        first, last = self._runs.ends(group.local_ids + group.bound.first)
+        units = []
+        for ends in self._holding.places(group.at(np.stack([first, last - 1]) - group.bound.first)):
+            low, high = ends.units.reshape(2, -1)
+            units += [np.arange(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        around = np.concatenate(units)
+        return around[self._holding.tiers.tier_of(around) >= 0]
+
+    def fills_ahead(self, group: Group, jobs: Ints, epoch: int) -> list[tuple[int, Fill | FillRun]]:
+        """Return requests for what a group needs and nobody has begun, with the job of each."""
         assert self._holding is not None
         places = self._holding.places(group)
-        placed = self._holding.is_placed(places)
-        out = []
+        placed = np.flatnonzero(self._holding.is_placed(places))
+        out: list[tuple[int, Fill | FillRun]] = []
         for table in places:
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
-            for fill, is_new in self.fills_of(table.units[placed]):
-                if is_new:
-                    out.append((job_of[fill.unit], fill))
+            new = [fill for fill, is_new in self._fills_of(table.units[placed]) if is_new]
+            by_job: dict[int, list[Fill]] = {}
+            for fill in new:
+                by_job.setdefault(job_of[fill.unit], []).append(fill)
+            for job, fills in by_job.items():
+                chosen = group.part(placed[np.isin(table.units[placed], [f.unit for f in fills])])
+                out += [(job, read) for read in self._fill_reads(chosen, fills, epoch)]
         return out
 
-    def _stage_store(self, job: Job, number: int, group: Group, staged: Staged) -> None:
+    def _stage_store(self, job: Job, number: int, staged: Staged) -> None:
+        group = job.groups[number]
         local = is_local(group.bound) and self._holding is None
-        if group.bound.by_block or (self._run_starts is not None and not local):
+        in_runs = self._runs is not None and self._runs.are_read_whole(job.slots[0].epoch)
+        if group.bound.by_block or (in_runs and not local):
             blocks = self._stage_blocks(group)
             job.staged[number] = blocks
             staged.reads.extend([] if local else self._block_reads(group, blocks))
@@ -165,9 +194,8 @@ class Stager:
             if group.bound.by_block:
                 numbers = extents.block
             else:
-                assert self._run_starts is not None
-                ids = group.local_ids + group.bound.first
-                numbers = np.searchsorted(self._run_starts, ids, side="right") - 1
+                assert self._runs is not None
+                numbers = self._runs.numbers(group.local_ids + group.bound.first)
             names.append([(id(group.bound), table, n) for n in numbers.tolist()])
         return Blocks(self, group, names)
 
@@ -250,12 +278,10 @@ class Stager:
 
     def run_extent(self, group: Group, table: int, j: int) -> tuple[int, int, int]:
         """Return object, offset and length of the run that a sample lies in."""
-        assert self._run_starts is not None
+        assert self._runs is not None
         bound = group.bound
-        i = int(group.local_ids[j]) + bound.first
-        number = int(np.searchsorted(self._run_starts, i, side="right")) - 1
-        ends = self._run_starts[number : number + 2] - bound.first - np.array([0, 1])
-        e = bound.part.tables[table].extents(ends)
+        first, stop = self._runs.ends(group.local_ids[j : j + 1] + bound.first)
+        e = bound.part.tables[table].extents(np.append(first, stop - 1) - bound.first)
         start = int(e.offset[0])
         return int(e.object[0]), start, int(e.offset[1] + e.length[1]) - start
 
@@ -268,18 +294,22 @@ class Stager:
         self.read_into(At(group.bound, table, int(e.object[j]), int(e.offset[j])), view)
         return view
 
-    def fetch_unit(self, unit: int) -> tuple[memoryview, int]:
-        """Return the bytes of a unit from its store, checked, and how often it was asked again."""
-        assert self._holding is not None
-        e = self._holding.extent(unit)
-        at = At(self._holding.bounds[e.bound_number], e.table, e.object, e.offset)
-        view = self._pool.view(e.length)
-        num_retries = self.read_into(at, view)
-        if not check_unit(self._holding, unit, view):
+    def fetch_units(self, unit: int, count: int) -> tuple[list[memoryview], int]:
+        """Return the bytes of neighbouring units from their store, and the number of retries."""
+        holding = self._holding
+        assert holding is not None
+        extents = [holding.extent(u) for u in range(unit, unit + count)]
+        e, last = extents[0], extents[-1]
+        at = At(holding.bounds[e.bound_number], e.table, e.object, e.offset)
+        whole = self._pool.view(last.offset + last.length - e.offset)
+        num_retries = self.read_into(at, whole)
+        views = [whole[x.offset - e.offset :][: x.length] for x in extents]
+        if not all(check_unit(holding, unit + i, view) for i, view in enumerate(views)):
             # Damage on the way is common enough to try once more; twice alike is the store's.
-            num_retries += 1 + self.read_into(at, view)
-            check_unit(self._holding, unit, view, is_last=True)
-        return view, num_retries
+            num_retries += 1 + self.read_into(at, whole)
+            for i, view in enumerate(views):
+                check_unit(holding, unit + i, view, is_last=True)
+        return views, num_retries
 
     def read_into(self, at: At, view: memoryview) -> int:
         """Fill a view from the store; return how often it had to be asked again."""

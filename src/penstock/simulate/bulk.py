@@ -71,10 +71,10 @@ class _Run:
         self._job, self._policy = job, policy
         self._devices = Devices(job)
         self._in_turn = job.scenario.model.readers == "in_turn"
-        if self._in_turn and job.scenario.job.ranks > 1:
+        if self._in_turn and job.ranks > 1:
             raise OptionError(
                 f"model.readers = 'in_turn' knows one rank a node, job.ranks is "
-                f"{job.scenario.job.ranks}; leave [model] out"
+                f"{job.ranks}; leave [model] out"
             )
         whole = job.size_bytes * job.scenario.job.epochs / job.num_nodes
         self._is_all_staged = job.scenario.loader.stage_bytes >= whole
@@ -107,7 +107,7 @@ class _Run:
         self._visited[reads.ids] = True
         compute = job.compute_s(reads.steps, reads.workers, job.sizes[reads.ids])
         self._bound_s += float(compute.max(axis=1).sum())
-        compute = compute.reshape(-1, job.num_nodes, job.scenario.job.ranks).max(axis=2)
+        compute = compute.reshape(-1, job.num_nodes, job.ranks).max(axis=2)
         began_s = self._ends[-1]
         if not self._policy.across_epochs:
             self._fetched = np.maximum(self._fetched, began_s)
@@ -185,7 +185,7 @@ class _Run:
     def _read(self, reads: Reads, load: Load, left: float) -> Floats:
         """Return the seconds that reading ahead takes."""
         job, devices = self._job, self._devices
-        threads = (reads.threads or job.scenario.loader.threads) * job.scenario.job.ranks
+        threads = (reads.threads or job.scenario.loader.threads) * job.ranks
         other_s, from_store = devices.thread_s(load)
         readers = (from_store > 0).sum(axis=1).astype(np.float64)
         if reads.background:
@@ -207,7 +207,7 @@ class _Run:
             return used - compute
         readers = ((from_store + ahead.bytes[..., job.store]) > 0).sum(axis=1).astype(np.float64)
         # Ranks of a node read beside each other, one sample at a time each.
-        ranks = job.scenario.job.ranks
+        ranks = job.ranks
         mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / ranks
         return np.maximum(mine, devices.limits_s(load, readers, ranks, 1.0))
 

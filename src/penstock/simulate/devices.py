@@ -72,7 +72,7 @@ class Devices:
     def fill_s(self, size_bytes: Floats, sample_bytes: float, source: int) -> Floats:
         """Return how long each node needs to fill a tier while all others do, too."""
         job = self.job
-        threads = job.scenario.loader.fill_threads * job.scenario.job.ranks
+        threads = job.scenario.loader.fill_threads * job.ranks
         nodes = np.array([float(job.num_nodes)])
         byte_s, limit = self.byte_s[source], self.machine.link.bytes_s
         if source == job.store:

@@ -76,9 +76,14 @@ class Job:
         return self.scenario.job.nodes
 
     @property
+    def ranks(self) -> int:
+        """Ranks of a node."""
+        return self.scenario.job.ranks
+
+    @property
     def num_workers(self) -> int:
         """Ranks on all nodes."""
-        return self.scenario.job.nodes * self.scenario.job.ranks
+        return self.num_nodes * self.ranks
 
     @property
     def num_steps(self) -> int:
@@ -107,7 +112,7 @@ class Job:
 
     def nodes_of(self, workers: Ints) -> Ints:
         """Return the nodes of some ranks."""
-        return workers // self.scenario.job.ranks
+        return workers // self.ranks
 
     def accesses(self, epoch: int) -> Accesses:
         """Return who uses what in an epoch when shares are fixed."""

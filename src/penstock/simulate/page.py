@@ -7,12 +7,18 @@ from html import escape
 
 from penstock.simulate.chart import chart_svg, title_of
 from penstock.simulate.result import Result
-from penstock.units import show_bytes, show_seconds
+from penstock.units import show_bytes
 
 COLUMNS = (
-    "policy", "nodes", "cache", "time", "over bound", "stall", "store bytes", "over least",
-    "local", "peers", "visited",
+    "policy", "nodes", "cache", "time", "×bound", "stall", "store", "×least", "local", "peers",
+    "seen",
 )  # fmt: skip
+
+LEGEND = (
+    "×bound: time over computing alone. stall: share of the time that is not computing. store: "
+    "bytes read from the store; ×least: over the fewest that any cache of this capacity must read. "
+    "local, peers: shares of all bytes moved. seen: samples used at least once."
+)
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#d8dee4;--dim:#57606a;--back:#fff;--text:#1b1f24}
@@ -38,14 +44,14 @@ def row_of(result: Result) -> list[str]:
     moved = max(1.0, result.local_bytes + result.peer_bytes + result.store_bytes)
     return [
         *first,
-        show_seconds(result.time_s),
+        f"{result.time_s:,.0f} s" if result.time_s >= 100 else f"{result.time_s:.3g} s",
         f"{result.time_ratio:.2f}",
-        f"{result.stall_share:.0%}",
+        f"{max(0.0, result.stall_share):.0%}",
         show_bytes(result.store_bytes),
         f"{result.byte_ratio:.2f}",
         f"{result.local_bytes / moved:.0%}",
         f"{result.peer_bytes / moved:.0%}",
-        f"{result.visited_share:.1%}",
+        f"{result.visited_share:.0%}",
     ]
 
 
@@ -57,9 +63,7 @@ def page_html(results: Sequence[Result], title: str) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n{chart_svg(results, title)}"
         f"<table>\n<tr>{head}</tr>\n{''.join(map(_row, results))}</table>\n"
-        '<p class="dim">over bound: time over computing alone. over least: store bytes over the '
-        "fewest that any cache of this capacity must read. local, peers: shares of all bytes "
-        "moved; the rest came from the store.</p></html>\n"
+        f'<p class="dim">{escape(LEGEND)}</p></html>\n'
     )
 
 

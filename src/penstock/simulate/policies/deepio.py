@@ -39,7 +39,7 @@ class DeepioOrdered(Policy):
 class DeepioOpportunistic(DeepioOrdered):
     """What is in memory is trained on, again and again; what is not is never visited."""
 
-    title = "DeepIO opportunistic"
+    title = "DeepIO opport."
 
     def reads(self, epoch: int) -> Reads:
         """Return draws from memory, each sample as often as the next."""

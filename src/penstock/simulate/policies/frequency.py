@@ -55,7 +55,7 @@ def place(job: Job, *, ties: str) -> Copies:
     order = np.argsort(key)
     workers, ids, first = workers[order], ids[order], first[order]
     ends = _sum_inside(workers, job.sizes[ids])
-    limits = np.cumsum(job.capacities // job.scenario.job.ranks)
+    limits = np.cumsum(job.capacities // job.ranks)
     tiers = np.searchsorted(limits, ends, side="left")
     placed = tiers < job.num_tiers
     workers, ids, first, tiers = workers[placed], ids[placed], first[placed], tiers[placed]

@@ -61,5 +61,5 @@ def reassigned(job: Job, uses: Accesses, held: Ints) -> Accesses:
     cell = cells[again]
     slot = np.arange(len(cell)) - np.searchsorted(cell, cell)
     node = cell % job.num_nodes
-    worker = node * job.scenario.job.ranks + slot // job.scenario.job.batch
+    worker = node * job.ranks + slot // job.scenario.job.batch
     return Accesses(ids=uses.ids[order][again], steps=cell // job.num_nodes, workers=worker)

@@ -118,7 +118,7 @@ class Nopfs(Policy):
         job, copies = self.job, self._copies
         devices, loader = Devices(job), job.scenario.loader
         nodes = np.array([float(job.num_nodes)])
-        ranks = job.scenario.job.ranks
+        ranks = job.ranks
         threads = loader.fill_threads * ranks
         loading = threads * job.num_tiers
         share = devices.node_bytes_s(nodes, loading + loader.threads * ranks)[0]
@@ -151,7 +151,7 @@ def _mixed(choose: npt.NDArray[np.bool_], yes: Option, no: Option) -> Option:
 class NopfsReleased(Nopfs):
     """The code as it was released."""
 
-    title = "NoPFS as released"
+    title = "NoPFS released"
     across_epochs = False
     ties = "index"
     copies_from_peers = False

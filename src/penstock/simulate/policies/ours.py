@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.plan.cost import requests_in_flight
 from penstock.plan.homes import NOBODY, Node, homes_of
 from penstock.plan.placement import Layout, offsets_of
 from penstock.simulate.policies.base import Policy, sources_of
@@ -65,6 +66,6 @@ class Ours(Policy):
 
     def _threads(self) -> int:
         """Return the reads in flight per rank that the flow settles at: what the store rewards."""
-        loader, ranks = self.job.scenario.loader, self.job.scenario.job.ranks
-        useful = -(-max(self.job.scenario.machine.store.throughput.counts) // ranks)
-        return max(useful, loader.threads + loader.fill_threads * self.job.num_tiers)
+        job = self.job
+        sample_bytes = job.size_bytes / len(job.sizes)
+        return -(-requests_in_flight(job.scenario.machine.store, sample_bytes) // job.ranks)
