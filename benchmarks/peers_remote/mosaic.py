@@ -54,6 +54,6 @@ def blocks(task: dict) -> dict:
     """Return settings with which what is shuffled together fits into the cache."""
     if task["limit_bytes"] >= SIZE_BYTES or task["variant"].endswith("default"):
         return {}
-    fits = task["limit_bytes"] // SAMPLE_BYTES // 2
-    block = max(WORK.batch_size, min(BLOCK_MAX, fits))
+    fits = task["limit_bytes"] // SAMPLE_BYTES // 4
+    block = min(BLOCK_MAX, fits)
     return {"shuffle_block_size": block, "predownload": block}

@@ -8,6 +8,7 @@ machine and writes machine.toml; a plan, a prediction and a simulation start fro
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
@@ -225,13 +226,13 @@ def default_machine_path() -> Path:
 def load_machine(path: str | Path) -> Machine:
     """Return a machine from its file; an `OptionError` names what is wrong with it."""
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
         return msgspec.convert(tomllib.loads(text), Machine)
     except OSError as error:
         raise OptionError(
             f"{path} cannot be read ({error.strerror}); write one with `penstock probe`"
         ) from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise OptionError(f"{path} is no machine: {error}; see `penstock probe --help`") from error
 
 
@@ -243,9 +244,9 @@ def machine_toml(machine: Machine) -> str:
 def _lines(prefix: str, table: dict[str, Any]) -> list[str]:
     """Write a table: plain values first, then the tables inside it."""
     plain = {k: v for k, v in table.items() if not _is_table(v) and v is not None}
-    out = [f"{key} = {_plain(value)}" for key, value in plain.items()]
+    out = [f"{_key(key)} = {_plain(value)}" for key, value in plain.items()]
     for key, value in table.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{_key(key)}"
         if isinstance(value, dict) and value:
             out += ["", f"[{name}]", *_lines(f"{name}.", value)]
         elif _is_table(value) and value:
@@ -260,11 +261,16 @@ def _is_table(value: Any) -> bool:
     )
 
 
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _plain(name)
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return msgspec.json.encode(value).decode()
+        # Texts of JSON are texts of TOML, but for the one control character that JSON lets pass.
+        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_plain, value)) + "]"
     return repr(value)

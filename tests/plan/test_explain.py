@@ -44,7 +44,7 @@ WORKS = [
     Work(num_epochs=90, shuffle="blocks"),
     Work(num_epochs=90, shuffle="blocks-first"),
     Work(num_epochs=2, shuffle="sequential", stage_bytes=10**6),
-    Work(world=World(num_ranks=8_192, num_nodes=1_024), batch_size=64, num_epochs=100_000),
+    Work(world=World(num_ranks=8_192, num_nodes=1_024), batch_size=64, num_epochs=1_000),
     Work(world=World(num_ranks=32, num_nodes=4), num_epochs=9, peers="fixed"),
     Work(world=World(num_ranks=32, num_nodes=4), num_epochs=9, peers="locality"),
 ]
@@ -68,7 +68,7 @@ def test_every_line_fits() -> None:
         assert all(line == line.rstrip() for line in text.splitlines())
 
 
-def test_all_is_said_once() -> None:
+def test_the_numbers_are_those_of_the_plan() -> None:
     plan = make_plan(IMAGES, WORKS[1], MACHINE)
     text = explain(plan)
     for words in (
@@ -81,9 +81,9 @@ def test_all_is_said_once() -> None:
         "from the store in all: 110 GB",
         "(ratio 1.00)",
         "cores twice as fast",
-        "50%",
+        "4 h 44 min (32%) sooner",
     ):
-        assert text.count(words) >= 1, words
+        assert words in text
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,20 @@ def test_nodes_on_their_own_fetch_what_their_ranks_happen_to_use(samples: int) -
         assert planned == pytest.approx(read, rel=0.04)
 
 
+@pytest.mark.parametrize("num_epochs", [1, 2, 90, 5_000])
+def test_epochs_that_stand_for_others_add_up_to_all(num_epochs: int) -> None:
+    summary = summary_of_sizes(SIZES)
+    machine = machine_of(disk=summary.size_bytes // 2)
+    plan = plan_of(summary, machine, world=nodes(16), num_epochs=num_epochs)
+    every = [plan.epoch(e) for e in range(num_epochs)]
+    assert sum(count for _, count in plan.epochs()) == num_epochs
+    assert plan.store_bytes == pytest.approx(
+        sum(e.of("store").size_bytes for e in every), rel=0.001
+    )
+    assert plan.total_s == pytest.approx(sum(e.seconds for e in every), rel=0.001)
+    assert len(list(plan.epochs())) < 150
+
+
 def test_blocks_that_do_not_stay_are_read_again() -> None:
     num_blocks, samples = 200, 20
     summary = Summary(
@@ -279,9 +293,17 @@ def test_nonsense_is_refused() -> None:
         Work(compute_samples_s=0.0)
     with pytest.raises(OptionError, match="one sample"):
         summary_of_sizes(SIZES[:0])
-    disk = machine_of(disk=5).tiers[0]
-    with pytest.raises(OptionError, match="one tier of memory and one of disk"):
-        plan_of(summary, replace(machine_of(), tiers=(disk, disk)))
+
+
+def test_several_disks_are_filled_one_after_the_other() -> None:
+    summary = summary_of_sizes(SIZES)
+    first, second = (
+        TierModel(kind="disk", capacity_bytes=c, read=Curve.flat(r), write=Curve.flat(r))
+        for c, r in ((summary.size_bytes // 4, 4e9), (summary.size_bytes, 1e9))
+    )
+    plan = plan_of(summary, replace(machine_of(), tiers=(first, second)))
+    assert plan.later.of("disk").size_bytes == pytest.approx(summary.size_bytes)
+    assert plan.later.load_s("disk") == pytest.approx(summary.size_bytes * 0.75 / 1e9)
 
 
 def test_a_billion_rows_are_planned_from_a_few_numbers() -> None:

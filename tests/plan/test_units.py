@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints, Part, Rows, make_part
-from penstock.plan import units as units_module
-from penstock.plan.units import ALONE_BYTES, GAP_BYTES, RUN_BYTES, Units, cut_table
+from penstock.plan import cuts
+from penstock.plan.cuts import cut_table
+from penstock.plan.units import ALONE_BYTES, GAP_BYTES, RUN_BYTES, Units
 from penstock.storage.base import ObjectInfo
 
 NAMES = [
@@ -175,7 +176,7 @@ def test_even_rows_are_cut_by_the_same_rule_without_looking_at_each(
     if low == high:
         return
     cut = cut_table(table, range(low, high))
-    starts, lengths = units_module._cut_runs(table, range(low, high))
+    starts, lengths = cuts._cut_runs(table, range(low, high))
     firsts = [cut.samples_of(u)[0] for u in range(cut.num_units)]
     assert firsts == starts.tolist()
     assert cut.lengths.tolist() == lengths.tolist()
@@ -232,12 +233,12 @@ def test_pieces_looked_at_apart_give_the_same_units(monkeypatch: pytest.MonkeyPa
         columns={"offset": np.cumsum(length) - length, "length": length},
     )
     table = make_part(format="tar", fields=(), tables=[rows]).tables[0]
-    whole = units_module._cut_runs(table, range(3_000))
+    whole = cuts._cut_runs(table, range(3_000))
     ids = np.delete(np.arange(3_000), [700, 1_500])
-    view = units_module._cut_runs(table, ids)
-    monkeypatch.setattr(units_module, "_CHUNK_SAMPLES", 300)
+    view = cuts._cut_runs(table, ids)
+    monkeypatch.setattr(cuts, "_CHUNK_SAMPLES", 300)
     for expected, chosen in ((whole, range(3_000)), (view, ids)):
-        for a, b in zip(expected, units_module._cut_runs(table, chosen), strict=True):
+        for a, b in zip(expected, cuts._cut_runs(table, chosen), strict=True):
             assert a.tolist() == b.tolist()
 
 

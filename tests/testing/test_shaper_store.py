@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.storage import RemoteStore, Store
 from penstock.testing.conformance import OBJECTS, ReadConformance, some_bytes
-from penstock.testing.forks import HANG_S
+from penstock.testing.forks import HANG_S, in_child
 from penstock.testing.ports import HOST, free_ports
 from penstock.testing.servers import S3Access, ServerError
 from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
@@ -254,6 +254,19 @@ def test_counts_stay_after_the_block_and_start_anew(folder: Path) -> None:
         assert counts.methods == {"GET": 1}
     with pytest.raises(ServerError, match="not running"):
         shaper.reshape(PLAIN)
+
+
+def test_a_forked_child_does_not_end_its_parents_shaper(folder: Path) -> None:
+    with Shaper.of_folder(folder) as shaper:
+
+        def child() -> str:
+            with pytest.raises(ServerError, match="belongs to process") as caught:
+                shaper.counts()
+            shaper.stop()
+            return str(caught.value)
+
+        assert f"process {os.getpid()}" in in_child(child)
+        assert shaper.counts().requests == 0
 
 
 def test_a_dead_shaper_says_so(folder: Path) -> None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from penstock.cli.opened import open_named, show_place
 from penstock.cli.options import add_dataset, add_json
 from penstock.cli.screen import Screen, print_json
-from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel, load_machine
+from penstock.errors import OptionError
+from penstock.machine import (
+    Curve,
+    LinkModel,
+    Machine,
+    StoreModel,
+    TierModel,
+    default_machine_path,
+    load_machine,
+)
 from penstock.plan.explain import sections
 from penstock.plan.planner import EpochPlan, Plan, make_plan
 from penstock.plan.summary import summary_of
@@ -22,7 +32,7 @@ from penstock.world import World
 _EXAMPLE = """\
 Examples
   penstock plan s3://bucket/train/ --epochs 90 --memory 8GB --disk 200GB
-  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --compute 2500 --disk 1TB
+  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --disk 1TB
   penstock plan s3://bucket/train/ --machine machine.toml --json | jq .later
 """
 
@@ -40,9 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_dataset(parser, version=True)
     _add_work(parser.add_argument_group("Run"))
     group = parser.add_argument_group("Machine")
-    group.add_argument("--machine", metavar="FILE", help="what `penstock probe` wrote")
+    group.add_argument(
+        "--machine", metavar="FILE", help="what `penstock probe` wrote (default: the user's own)"
+    )
     group.add_argument("--memory", metavar="SIZE", help="memory tier of a node, such as 8GB")
-    group.add_argument("--disk", metavar="SIZE", help="disk tier of a node, such as 200GB")
+    group.add_argument(
+        "--disk", metavar="SIZE", help="disk tier of a node (without both: as the machine says)"
+    )
     add_json(parser)
 
 
@@ -84,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace) -> Work:
     ranks = args.nodes if args.ranks is None else args.ranks
+    if not 1 <= args.nodes <= ranks:
+        raise OptionError(
+            f"{ranks} ranks on {args.nodes} nodes: give at least 1 node, and a rank for each"
+        )
     return Work(
         world=World(num_ranks=ranks, num_nodes=args.nodes),
         batch_size=args.batch_size,
@@ -96,18 +114,30 @@ def _work(args: argparse.Namespace) -> Work:
 
 def _machine(args: argparse.Namespace, source: str) -> tuple[Machine, str]:
     """Return the machine to plan for, and where its numbers come from."""
-    if args.machine is not None:
-        machine, note = load_machine(args.machine), f"as measured in {args.machine}"
+    path = args.machine or _own_file()
+    if path is not None:
+        machine, note = load_machine(path), f"as measured in {show_place(str(path))}"
     else:
         machine = assumed_machine(source, os.cpu_count() or 1)
         note = (
             f"assumed, {'a local disk' if source == 'folder' else 'a remote store'}; "
-            "`penstock probe` measures yours, --machine takes it"
+            "`penstock probe` measures yours"
         )
-    for kind, size in (("disk", args.disk), ("memory", args.memory)):
-        if size is not None:
-            machine = _with_tier(machine, kind, bytes_of(size))
+    wished = {"memory": args.memory, "disk": args.disk}
+    if any(size is not None for size in wished.values()):
+        sizes = {kind: bytes_of(size) for kind, size in wished.items() if size is not None}
+        tiers = tuple(_tier(machine, kind, size) for kind, size in sizes.items() if size)
+        machine = replace(machine, tiers=tiers)
     return machine, note
+
+
+def _own_file() -> Path | None:
+    """Return the file that `penstock probe` wrote for this user, if there is one."""
+    try:
+        path = default_machine_path()
+    except OptionError:
+        return None
+    return path if path.exists() else None
 
 
 def assumed_machine(source: str, cores: int) -> Machine:
@@ -123,17 +153,12 @@ def assumed_machine(source: str, cores: int) -> Machine:
     )
 
 
-def _with_tier(machine: Machine, kind: Any, size_bytes: int) -> Machine:
-    """Return a machine with one tier set to a size; 0 takes it away."""
-    others = tuple(t for t in machine.tiers if t.kind != kind)
-    if size_bytes == 0:
-        return replace(machine, tiers=others)
-    known = next((t for t in machine.tiers if t.kind == kind), None)
-    if known is None:
-        rate = Curve.flat(_TIER_BYTES_S[kind])
-        known = TierModel(kind=kind, capacity_bytes=size_bytes, read=rate, write=rate)
-    tier = replace(known, capacity_bytes=size_bytes)
-    return replace(machine, tiers=(tier, *others) if kind == "memory" else (*others, tier))
+def _tier(machine: Machine, kind: Any, size_bytes: int) -> TierModel:
+    """Return a tier of a size: as fast as the machine's of that kind, or as one of its kind is."""
+    rate = Curve.flat(_TIER_BYTES_S[kind])
+    plain = TierModel(kind=kind, capacity_bytes=size_bytes, read=rate, write=rate)
+    known = next((tier for tier in machine.tiers if tier.kind == kind), plain)
+    return replace(known, capacity_bytes=size_bytes)
 
 
 def _result(plan: Plan) -> dict[str, Any]:

@@ -27,6 +27,8 @@ TOKENS_MAX = 8.0
 """Copies that may be made at once after a quiet time."""
 _LATE = 1.25
 """Late is this many times what 19 in 20 requests of the size do not exceed."""
+_LATE_S_MIN = 0.05
+"""Sooner than this nothing is late: threads of a busy machine wait as long for their turn."""
 _SEEN_MIN = 32
 """Answers before a source's tail is believed."""
 LOOK_S_MIN = 0.005
@@ -57,7 +59,7 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
         if source.tail.num_seen < _SEEN_MIN:
             again_s = min(again_s, now_s + _UNKNOWN_LOOK_S)
             continue
-        late_s = _LATE * source.tail.p95_s(care.fetch.size_bytes)
+        late_s = max(_LATE_S_MIN, _LATE * source.tail.p95_s(care.fetch.size_bytes))
         if now_s - request.began_s < late_s:
             again_s = min(again_s, request.began_s + late_s)
         else:

@@ -256,7 +256,7 @@ class Limit:
         elasticity = self._elasticity(rate, in_flight)
         if elasticity > _DOWN_MAX:
             if elasticity < _UP_STEEP:
-                self._base_at_s -= _REFRESH_S - 1.0  # Some of it was a queue: look again soon.
+                self._base_at_s -= _REFRESH_S - 3.0  # Some of it was a queue: look again soon.
             is_near = not is_unknown and self.latency_s < 2 * self.base_s
             self.base_s = (self.base_s + self.latency_s) / 2 if is_near else self.latency_s
             # Little: the time per request at the level before was this many times the base.

@@ -22,7 +22,7 @@ from penstock.dataset.part import Ints
 from penstock.errors import StoreError
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
-from penstock.loader.checks import check_unit
+from penstock.loader.checks import damaged, first_damaged, has_checksums
 from penstock.loader.fetcher import Outcome, Read
 from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.loader.holding import Holding
@@ -37,6 +37,8 @@ from penstock.trace import Kind, Recorder
 
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
+_DAMAGED_MAX = 5
+"""Reads of a range that is found to be damaged before that is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +234,13 @@ class Stager:
             stage.buffers.append(buffer)
             stage.starts.append(starts.tolist())
             stage.lengths.append(e.length.tolist())
-            for at, far, length in zip(
-                places, merged.offsets.tolist(), merged.lengths.tolist(), strict=True
+            ids = _by_range(group.local_ids, merged.index)
+            for at, far, length, inside in zip(
+                places, merged.offsets.tolist(), merged.lengths.tolist(), ids, strict=True
             ):
                 place, offset = divmod(far, _OBJECT_SPACING)
                 where = At(group.bound, table, int(objects[place]), offset)
-                reads.append(_RangeRead(self, where, buffer[at : at + length]))
+                reads.append(_RangeRead(self, where, inside, buffer[at : at + length]))
         return stage, reads
 
     # -- blocks ------------------------------------------------------------------------------
@@ -270,7 +273,9 @@ class Stager:
         def load() -> tuple[tuple[int, memoryview], int]:
             number, start, length = self.run_extent(group, table, j)
             data = self._pool.view(length)
-            self.read_into(At(group.bound, table, number, start), data)
+            self.read_checked(
+                At(group.bound, table, number, start), group.local_ids[j : j + 1], data
+            )
             return (start, data), len(data)
 
         found: tuple[int, memoryview] = self._blocks.get(name, load)
@@ -291,7 +296,8 @@ class Stager:
         """Return the extent of a sample from its store."""
         e = group.extents[table]
         view = self._pool.view(int(e.length[j]))
-        self.read_into(At(group.bound, table, int(e.object[j]), int(e.offset[j])), view)
+        at = At(group.bound, table, int(e.object[j]), int(e.offset[j]))
+        self.read_checked(at, group.local_ids[j : j + 1], view)
         return view
 
     def fetch_units(self, unit: int, count: int) -> tuple[list[memoryview], int]:
@@ -302,14 +308,25 @@ class Stager:
         e, last = extents[0], extents[-1]
         at = At(holding.bounds[e.bound_number], e.table, e.object, e.offset)
         whole = self._pool.view(last.offset + last.length - e.offset)
-        num_retries = self.read_into(at, whole)
-        views = [whole[x.offset - e.offset :][: x.length] for x in extents]
-        if not all(check_unit(holding, unit + i, view) for i, view in enumerate(views)):
-            # Damage on the way is common enough to try once more; twice alike is the store's.
-            num_retries += 1 + self.read_into(at, whole)
-            for i, view in enumerate(views):
-                check_unit(holding, unit + i, view, is_last=True)
-        return views, num_retries
+        samples = [holding.units.samples_of(u) for u in range(unit, unit + count)]
+        ids = np.concatenate([np.arange(first, first + n) for first, n in samples])
+        num_retries = self.read_checked(at, ids, whole)
+        return [whole[x.offset - e.offset :][: x.length] for x in extents], num_retries
+
+    def read_checked(self, at: At, ids: Ints, view: memoryview) -> int:
+        """Fill a view, in which samples of a part lie, and see that they are what was indexed."""
+        num_retries = self.read_into(at, view)
+        if not has_checksums(at.bound):
+            return num_retries
+        what = ""
+        for _ in range(_DAMAGED_MAX):
+            before, what = what, first_damaged(at.bound, ids, at.offset, view)
+            if not what:
+                return num_retries
+            if what == before:
+                break  # Damage on the way differs from time to time; this is the store's.
+            num_retries += 1 + self.read_into(at, view)
+        raise damaged(what)
 
     def read_into(self, at: At, view: memoryview) -> int:
         """Fill a view from the store; return how often it had to be asked again."""
@@ -327,16 +344,23 @@ class Stager:
         return store.num_attempts_here - before - 1 if isinstance(store, Retrying) else 0
 
 
+def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
+    """Return the samples of each range."""
+    by_range = np.argsort(range_of, kind="stable")
+    return np.split(ids[by_range], np.flatnonzero(np.diff(range_of[by_range])) + 1)
+
+
 class _RangeRead:
     """A range of one object, read into the stage of a batch."""
 
-    __slots__ = ("_at", "_stager", "_view", "size_bytes")
+    __slots__ = ("_at", "_ids", "_stager", "_view", "size_bytes")
 
     staged = True
 
-    def __init__(self, stager: Stager, at: At, view: memoryview) -> None:
+    def __init__(self, stager: Stager, at: At, ids: Ints, view: memoryview) -> None:
         self._stager = stager
         self._at = at
+        self._ids = ids
         self._view = view
         self.size_bytes = len(view)
 
@@ -348,7 +372,7 @@ class _RangeRead:
     def __call__(self, copy: int) -> Outcome:
         # A second copy has memory of its own: the first may be half-way through writing.
         view = self._view if copy == 0 else memoryview(bytearray(self.size_bytes))
-        num_retries = self._stager.read_into(self._at, view)
+        num_retries = self._stager.read_checked(self._at, self._ids, view)
         if copy:
             self._view[:] = view
         return Outcome(moved=True, num_retries=num_retries)

@@ -154,8 +154,8 @@ def _short(plan: Plan) -> list[str]:
         lines.append(f"all {plan.work.num_epochs} epochs: {show_seconds(plan.total_s)}")
     ratio = plan.store_bytes / max(1, plan.bound_bytes)
     lines.append(
-        f"from the store in all: {show_bytes(plan.store_bytes)}; with as much room nobody can do "
-        f"with less than {show_bytes(plan.bound_bytes)} (ratio {ratio:.2f})"
+        f"from the store in all: {show_bytes(plan.store_bytes)}; the least possible with as much "
+        f"room: {show_bytes(plan.bound_bytes)} (ratio {ratio:.2f})"
     )
     return lines
 

@@ -75,8 +75,8 @@ class EpochPlan:
         return next(t for t in self.traffic if t.source == source)
 
     def load_s(self, resource: str) -> float:
-        """Return how long one resource is busy; 0 where there is none."""
-        return sum(load.seconds for load in self.loads if load.resource == resource)
+        """Return how long one resource is busy, the busiest of its kind; 0 where there is none."""
+        return max((load.seconds for load in self.loads if load.resource == resource), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +102,12 @@ class Plan:
     @property
     def total_s(self) -> float:
         """How long the whole run takes."""
-        return sum(epoch.seconds for epoch in self.epochs())
+        return sum(count * epoch.seconds for epoch, count in self.epochs())
 
     @property
     def store_bytes(self) -> float:
         """What the whole run reads from the store."""
-        return sum(epoch.of("store").size_bytes for epoch in self.epochs())
+        return sum(count * e.of("store").size_bytes for e, count in self.epochs())
 
     @property
     def bound_bytes(self) -> int:
@@ -124,20 +124,28 @@ class Plan:
         """The last epoch; the same as all but the first, unless nodes are on their own."""
         return self.epoch(max(1, self.work.num_epochs - 1))
 
-    def epochs(self) -> Iterator[EpochPlan]:
-        """Yield all epochs; those after the first are alike where nodes are not on their own."""
-        yield self.first
-        if self.work.num_nodes > 1 and self.work.peers is None:
-            yield from (self.epoch(e) for e in range(1, self.work.num_epochs))
-        elif self.work.num_epochs > 1:
-            yield from [self.later] * (self.work.num_epochs - 1)
+    def epochs(self) -> Iterator[tuple[EpochPlan, int]]:
+        """Yield epochs that stand for all, each with how many it stands for.
+
+        All after the first are alike, unless nodes are on their own and see more of the data set in
+        each. Then one stands for few at the beginning and for more the later it is.
+        """
+        on_their_own = self.work.num_nodes > 1 and self.work.peers is None
+        start = 0
+        while start < self.work.num_epochs:
+            count = 1 if start == 0 else self.work.num_epochs - start
+            if on_their_own:
+                count = min(count, 1 + 2 * (start // 32))
+            yield self.epoch(start + (count - 1) // 2), count
+            start += count
 
     def epoch(self, number: int) -> EpochPlan:
         """Return one epoch, counted from 0."""
         held = self.held
         moved = epoch_bytes(self.summary, self.work, held, number)
-        shares = {"memory": held.memory_share, "disk": 1 - held.memory_share}
-        sources = {kind: moved.served_bytes * share for kind, share in shares.items()}
+        sources = dict.fromkeys(("memory", "disk"), 0.0)
+        for tier_number, tier in enumerate(self.machine.tiers):
+            sources[tier.kind] += moved.served_bytes * held.share(tier_number)
         sources["peers"] = moved.peer_bytes
         a_read = self.summary.read_bytes
         traffic = [
@@ -145,7 +153,7 @@ class Plan:
             for source, size in sources.items()
         ]
         return EpochPlan(
-            number=number, traffic=(moved.store, *traffic), loads=tuple(self._loads(moved, shares))
+            number=number, traffic=(moved.store, *traffic), loads=tuple(self._loads(moved, held))
         )
 
     # -- how it is read ----------------------------------------------------------------------
@@ -200,12 +208,12 @@ class Plan:
 
     # -- how long it takes -------------------------------------------------------------------
 
-    def _loads(self, moved: EpochBytes, shares: dict[str, float]) -> Iterator[Load]:
+    def _loads(self, moved: EpochBytes, held: Held) -> Iterator[Load]:
         nodes, machine = self.work.num_nodes, self.machine
         rate = store_bytes_s(machine.store, moved.store.request_bytes, nodes)
         yield Load(resource="store", seconds=moved.store.size_bytes / nodes / rate)
-        for tier in machine.tiers:
-            share = shares[tier.kind] / nodes
+        for number, tier in enumerate(machine.tiers):
+            share = held.share(number) / nodes
             seconds = moved.served_bytes * share / self._tier_bytes_s(tier)
             seconds += moved.filled_bytes * share / max(tier.write.bytes_s)
             yield Load(resource=tier.kind, seconds=seconds)
@@ -238,7 +246,4 @@ def make_plan(summary: Summary, work: Work, machine: Machine) -> Plan:
             f"a global batch of {global_batch_size} samples is more than the {summary.num_samples} "
             "that there are; use a smaller batch or fewer ranks"
         )
-    kinds = [tier.kind for tier in machine.tiers]
-    if len(set(kinds)) < len(kinds):
-        raise OptionError(f"a plan knows one tier of memory and one of disk, got {kinds}")
     return Plan(summary=summary, work=work, machine=machine)

@@ -15,7 +15,8 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints, Table
 from penstock.errors import OptionError
-from penstock.plan.units import Chosen, EvenRuns, chosen_by_part, cut_table, runs_of
+from penstock.plan.cuts import Chosen, EvenRuns, cut_table, runs_of
+from penstock.plan.units import chosen_by_part
 
 NUM_CLASSES = 64
 """Sizes fall into classes of powers of two."""

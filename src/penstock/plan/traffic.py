@@ -45,27 +45,27 @@ class Traffic:
 class Held:
     """What the tiers hold once they are filled."""
 
-    memory_bytes: float
-    """On each node."""
-    disk_bytes: float
-    """On each node."""
+    tier_bytes: tuple[float, ...]
+    """On each node, tier by tier."""
     total_bytes: float
     """Of the data set, that a node finds in tiers: its own, or those of all nodes."""
 
-    @property
-    def memory_share(self) -> float:
-        """The share of it that lies in memory."""
-        return self.memory_bytes / max(1.0, self.memory_bytes + self.disk_bytes)
+    def share(self, tier: int) -> float:
+        """Return the share of what is held that lies in one tier."""
+        return self.tier_bytes[tier] / max(1.0, sum(self.tier_bytes))
 
 
 def held_by(tiers: Sequence[TierModel], summary: Summary, work: Work) -> Held:
-    """Return what tiers hold once they are filled."""
-    room = sum(tier.capacity_bytes for tier in tiers)
+    """Return what tiers hold once they are filled, the first ones first."""
     nodes = work.num_nodes if work.peers else 1
+    room = sum(tier.capacity_bytes for tier in tiers)
     total = min(summary.size_bytes, nodes * room)
-    in_memory = sum(tier.capacity_bytes for tier in tiers if tier.kind == "memory")
-    memory = min(total / nodes, in_memory)
-    return Held(memory_bytes=memory, disk_bytes=total / nodes - memory, total_bytes=total)
+    left = total / nodes
+    held = []
+    for tier in tiers:
+        held.append(min(left, tier.capacity_bytes))
+        left -= held[-1]
+    return Held(tier_bytes=tuple(held), total_bytes=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,15 +33,14 @@ def what_if(plan: Plan) -> tuple[WhatIf, ...]:
         changed.append(("nodes that read from each other", replace(plan, work=shared)))
     if plan.work.shuffle == "global":
         cold = replace(plan.work, shuffle="blocks-first")
-        changed.append(
-            ('a first epoch in blocks (shuffle="blocks-first")', replace(plan, work=cold))
-        )
+        changed.append(('shuffle="blocks-first"', replace(plan, work=cold)))
+    total_s, store_bytes = plan.total_s, plan.store_bytes
     return tuple(
         WhatIf(
             what=what,
             plan=other,
-            gain_s=plan.total_s - other.total_s,
-            store_bytes_saved=plan.store_bytes - other.store_bytes,
+            gain_s=total_s - other.total_s,
+            store_bytes_saved=store_bytes - other.store_bytes,
         )
         for what, other in changed
     )

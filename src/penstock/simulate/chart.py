@@ -139,15 +139,12 @@ def _panel(
         y = y_of(tick)
         out.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         out.append(_text(_LEFT - 8, y + 4, f"{tick:g}", "dim", "end"))
-    for x in xs:
-        out.append(_text(x_of(x), bottom + 18, f"{x:g}", "dim", "middle"))
+    out += [_text(x_of(x), bottom + 18, f"{x:g}", "dim", "middle") for x in xs]
     out.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     out.append(_text((_LEFT + right) / 2, bottom + 36, x_label, "dim", "middle"))
     middle = (top + 22 + bottom) / 2
-    out.append(
-        f'<text class="dim" text-anchor="middle" transform="translate(18 {middle:.0f}) rotate(-90)">'
-        f"{_AXIS}</text>"
-    )
+    turned = f"translate(18 {middle:.0f}) rotate(-90)"
+    out.append(f'<text class="dim" text-anchor="middle" transform="{turned}">{_AXIS}</text>')
     for number, one in enumerate(some):
         out += _line(one, x_of, y_of)
         y = top + 30 + 18 * number

@@ -57,7 +57,8 @@ class Devices:
         readers = np.maximum(num_readers, 1)
         # A node's own connection is a limit in this model too: b_fs beside t(n)/n.
         own = np.full(readers.shape, self.store.throughput.bytes_s[-1])
-        return 1 / np.minimum(own, at(self.store.shared, readers) / readers)
+        out: Floats = 1 / np.minimum(own, at(self.store.shared, readers) / readers)
+        return out
 
     def node_bytes_s(self, num_readers: Floats, threads: int) -> Floats:
         """Return what the store gives one node, by step."""
@@ -67,7 +68,8 @@ class Devices:
         if self.store.shared is None:
             return own
         readers = np.maximum(num_readers, 1)
-        return np.minimum(own, at(self.store.shared, readers) / readers)
+        out: Floats = np.minimum(own, at(self.store.shared, readers) / readers)
+        return out
 
     def fill_s(self, size_bytes: Floats, sample_bytes: float, source: int) -> Floats:
         """Return how long each node needs to fill a tier while all others do, too."""
@@ -79,7 +81,8 @@ class Devices:
             byte_s = self.store_byte_s(nodes)[0]
             limit = float(self.node_bytes_s(nodes, threads)[0])
         byte_s += self.decode_s + self.latency_s[source] / sample_bytes
-        return size_bytes * max(byte_s / threads, 1 / limit)
+        out: Floats = size_bytes * max(byte_s / threads, 1 / limit)
+        return out
 
     def thread_s(self, load: Load) -> tuple[Floats, Floats]:
         """Return thread seconds of everything but the store's bytes, and those bytes."""
@@ -111,4 +114,5 @@ class Devices:
         if machine.decode is not None:
             decode_bytes_s = machine.decode.at(min(threads, machine.cores))
             out = np.maximum(out, load.bytes.sum(axis=-1) / decode_bytes_s)
-        return out
+        busiest: Floats = out
+        return busiest

@@ -22,6 +22,12 @@ Codes = npt.NDArray[np.uint8]
 """Where bytes come from: t < T is tier t of the own node, T + t that of another, 2 T the store."""
 
 
+def added(keys: Ints, values: Floats | None, count: int) -> Floats:
+    """Return values (or ones) added up by key, for the keys from 0 to `count`."""
+    out: Floats = np.bincount(keys, values, count).astype(np.float64, copy=False)
+    return out
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accesses:
     """Uses of samples in one epoch, in the order of the epoch."""
@@ -128,7 +134,7 @@ class Job:
         """Return values (or counts) added up by step and worker."""
         keys = steps * self.num_workers + workers
         shape = (int(steps.max()) + 1 if len(steps) else 0, self.num_workers)
-        return np.bincount(keys, values, shape[0] * shape[1]).reshape(shape).astype(np.float64)
+        return added(keys, values, shape[0] * shape[1]).reshape(shape)
 
     def compute_s(self, steps: Ints, workers: Ints, sizes: Ints) -> Floats:
         """Return the seconds that each rank computes in each step."""

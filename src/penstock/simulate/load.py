@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Codes, Floats, Job
+from penstock.simulate.job import Codes, Floats, Job, added
 from penstock.simulate.reads import Flags, Reads
 
 
@@ -36,16 +36,15 @@ def load_of(job: Job, reads: Reads, chosen: Flags | None, num_steps: int) -> Loa
     served = np.zeros(cells * tiers)
     if reads.holders is not None:
         served = _served(rows, sources, reads.holders[which], sizes, (tiers, cells))
-    filled, num_filled = np.zeros(cells), np.zeros(cells)
+    filled = num_filled = np.zeros(cells)
     if reads.fillers is not None:
         fillers = reads.fillers[which]
         real = fillers >= 0
-        filled = np.bincount((rows + fillers)[real], sizes[real], cells)
-        num_filled = np.bincount((rows + fillers)[real], minlength=cells).astype(np.float64)
-    counts = np.bincount(keys, minlength=cells * kinds).astype(np.float64)
+        filled = added((rows + fillers)[real], sizes[real], cells)
+        num_filled = added((rows + fillers)[real], None, cells)
     return Load(
-        bytes=np.bincount(keys, sizes, cells * kinds).reshape(*shape, kinds),
-        counts=counts.reshape(*shape, kinds),
+        bytes=added(keys, sizes, cells * kinds).reshape(*shape, kinds),
+        counts=added(keys, None, cells * kinds).reshape(*shape, kinds),
         served=served.reshape(*shape, tiers),
         filled=filled.reshape(shape),
         num_filled=num_filled.reshape(shape),
@@ -59,4 +58,4 @@ def _served(
     tiers, cells = shape
     peers = (sources >= tiers) & (sources < 2 * tiers)
     keys = (rows[peers] + holders[peers]) * tiers + sources[peers] - tiers
-    return np.bincount(keys, sizes[peers], cells * tiers)
+    return added(keys, sizes[peers], cells * tiers)

@@ -22,7 +22,8 @@ LEGEND = (
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#d8dee4;--dim:#57606a;--back:#fff;--text:#1b1f24}
-@media (prefers-color-scheme:dark){:root{--line:#30363d;--dim:#9198a1;--back:#0d1117;--text:#e6edf3}}
+@media (prefers-color-scheme:dark){:root{--line:#30363d;--dim:#9198a1;--back:#0d1117;
+--text:#e6edf3}}
 body{background:var(--back);color:var(--text);font:14px/1.5 system-ui,sans-serif;max-width:60rem;
 margin:2rem auto;padding:0 1rem}svg{max-width:100%;height:auto}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}

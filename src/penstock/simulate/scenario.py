@@ -185,7 +185,8 @@ def _load_sizes(path: Path) -> Ints:
         raise OptionError(f"dataset.sizes: {path} must hold one whole number per sample")
     if int(sizes.min()) < 1:
         raise OptionError(f"dataset.sizes: {path} has a size of {int(sizes.min())}; 1 is the least")
-    return sizes.astype(np.int64)
+    checked: Ints = sizes.astype(np.int64)
+    return checked
 
 
 def _table(kind: Any, name: str, table: Any) -> Any:

@@ -75,6 +75,7 @@ class Shaper:
         self._folder = ""
         self._bucket = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
         self._pipe: Pipe | None = None
         self._port = 0
         self._last = Counts()
@@ -148,6 +149,7 @@ class Shaper:
                 env={**os.environ, "PYTHONPATH": path},
             )
         self._pipe = Pipe(ours.detach())
+        self._owner = os.getpid()
 
     @property
     def endpoint(self) -> str:
@@ -191,6 +193,10 @@ class Shaper:
         with self._lock:
             if self._pipe is None:
                 raise ServerError("the shaper is not running; use it inside its with block")
+            if os.getpid() != self._owner:
+                raise ServerError(
+                    f"the shaper belongs to process {self._owner}, this is {os.getpid()}: ask there"
+                )
             try:
                 self._pipe.send(what)
                 return self._pipe.recv()
@@ -203,18 +209,24 @@ class Shaper:
         """End the process that was started here."""
         if self._process is None:
             return
-        if self._process.poll() is None and self._port:
+        is_ours = os.getpid() == self._owner  # a forked child closes its copy of the pipe only
+        if is_ours and self._port and self._process.poll() is None:
             self.counts()
         assert self._pipe is not None
         self._pipe.close()
         self._pipe = None
         self._port = 0
+        if is_ours:
+            self._wait()
+        self._process = None
+
+    def _wait(self) -> None:
+        assert self._process is not None
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process = None
 
 
 def _reachable(endpoint: str) -> tuple[str, int]:

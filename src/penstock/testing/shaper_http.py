@@ -40,6 +40,8 @@ class Request:
     """Path and query, still quoted."""
     headers: dict[bytes, bytes]
     """By lower-case name."""
+    is_old: bool = False
+    """HTTP/1.0, where connections are not kept unless it says so."""
 
     @property
     def path(self) -> bytes:
@@ -66,7 +68,8 @@ class Request:
     @property
     def wants_close(self) -> bool:
         """Whether the client hangs up after the answer."""
-        return self.headers.get(b"connection", b"").lower() == b"close"
+        said = self.headers.get(b"connection", b"").lower()
+        return said == b"close" or (self.is_old and said != b"keep-alive")
 
     @property
     def upload(self) -> Length:
@@ -115,7 +118,7 @@ def request_of(raw: bytes) -> Request:
     parts = first.split(b" ")
     if len(parts) != 3 or parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise BadHeadError(f"not a request: {first[:80]!r}")
-    return Request(raw, parts[0], parts[1], _headers(rest))
+    return Request(raw, parts[0], parts[1], _headers(rest), parts[2] == b"HTTP/1.0")
 
 
 def answer_of(raw: bytes, method: bytes) -> Answer:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Accesses, Codes, Job
+from penstock.simulate.job import Accesses, Codes, Floats, Job, added
 from penstock.simulate.reads import Reads, Start
 
 
@@ -80,7 +80,7 @@ def sharded(job: Job, tier: int) -> Ints:
     return np.where(end_in_shard <= job.capacities[tier], nodes, -1)
 
 
-def bytes_by_node(job: Job, holders: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def bytes_by_node(job: Job, holders: Ints) -> Floats:
     """Return the bytes that each node holds."""
     held = holders >= 0
-    return np.bincount(holders[held], job.sizes[held].astype(np.float64), job.num_nodes)
+    return added(holders[held], job.sizes[held].astype(np.float64), job.num_nodes)

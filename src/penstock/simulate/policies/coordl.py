@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Job
+from penstock.simulate.job import Floats, Job, added
 from penstock.simulate.policies.base import Policy, sources_of
 from penstock.simulate.reads import Reads, Start
 
@@ -44,17 +44,18 @@ class Coordl(Policy):
         new = np.flatnonzero(held < 0)
         kept = new[fits(job, nodes[new], job.sizes[uses.ids[new]], self._free)]
         self._holders[uses.ids[kept]] = nodes[kept]
-        self._free -= np.bincount(nodes[kept], job.sizes[uses.ids[kept]], job.num_nodes)
+        self._free -= added(
+            nodes[kept], job.sizes[uses.ids[kept]].astype(np.float64), job.num_nodes
+        )
         return reads
 
 
-def fits(
-    job: Job, nodes: Ints, sizes: Ints, free: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> Ints:
+def fits(job: Job, nodes: Ints, sizes: Ints, free: Floats) -> Ints:
     """Return which samples find room when each node takes them in order until one does not fit."""
     order = np.argsort(nodes, kind="stable")
     total = np.cumsum(sizes[order])
     starts = np.searchsorted(nodes[order], np.arange(job.num_nodes))
     before = np.concatenate([[0], total])[starts]
     inside = total - before[nodes[order]]
-    return order[inside <= free[nodes[order]]]
+    out: Ints = order[inside <= free[nodes[order]]]
+    return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,14 @@ from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.strings import neighbours, node_strings, uses_by_node
 from penstock.simulate.reads import Reads
 
+AnyInts = npt.NDArray[np.signedinteger[Any]]
 Hits = npt.NDArray[np.bool_]
 
 
 class _Evicting(Policy):
     """Hits are worked out for the whole run at once."""
 
-    hits_of: Callable[[Ints, Ints, float], Hits]
+    hits_of: Callable[[AnyInts, Ints, float], Hits]
 
     def capacity_bytes(self) -> int:
         """Return what a node's cache holds."""
@@ -49,7 +51,7 @@ class _Evicting(Policy):
         return Reads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
 
 
-def all_hits(job: Job, hits_of: Callable[[Ints, Ints, float], Hits], capacity: float) -> Hits:
+def all_hits(job: Job, hits_of: Callable[[AnyInts, Ints, float], Hits], capacity: float) -> Hits:
     """Return which uses are hits, by epoch and place in the epoch."""
     ids, bounds = uses_by_node(job)
     hits = np.zeros(ids.shape, np.bool_)
@@ -62,7 +64,7 @@ def all_hits(job: Job, hits_of: Callable[[Ints, Ints, float], Hits], capacity: f
     return hits[:, back]
 
 
-def lru_hits(string: Ints, sizes: Ints, capacity: float) -> Hits:
+def lru_hits(string: AnyInts, sizes: Ints, capacity: float) -> Hits:
     """Return which uses find their sample in a cache that drops what was used longest ago.
 
     The cache is a run of the string that ends now. Its far end only moves forwards, past uses
@@ -90,7 +92,7 @@ def lru_hits(string: Ints, sizes: Ints, capacity: float) -> Hits:
     return np.frombuffer(hits, np.bool_)
 
 
-def min_hits(string: Ints, sizes: Ints, capacity: float) -> Hits:
+def min_hits(string: AnyInts, sizes: Ints, capacity: float) -> Hits:
     """Return which uses find their sample in a cache that drops what is used last from now.
 
     A sample in the cache is known by the place of its next use. One whose next use is further off

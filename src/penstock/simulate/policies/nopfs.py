@@ -131,7 +131,8 @@ class Nopfs(Policy):
         peer_s = (devices.byte_s[job.num_tiers] + devices.decode_s) / loader.fill_threads
         seconds = np.where(self._from_store, store_s, peer_s) * job.sizes[copies.ids]
         total = np.cumsum(seconds)
-        return total - (total - seconds)[np.arange(len(total)) - copies.places]
+        out: Floats = total - (total - seconds)[np.arange(len(total)) - copies.places]
+        return out
 
 
 def _faster_first(one: Option, other: Option, byte_s: Floats) -> tuple[Option, Option]:

@@ -67,5 +67,8 @@ class Ours(Policy):
     def _threads(self) -> int:
         """Return the reads in flight per rank that the flow settles at: what the store rewards."""
         job = self.job
+        if job.scenario.model.store_share == "thread":
+            loader = job.scenario.loader  # As many as the other policies have in all.
+            return loader.threads + loader.fill_threads * job.num_tiers
         sample_bytes = job.size_bytes / len(job.sizes)
         return -(-requests_in_flight(job.scenario.machine.store, sample_bytes) // job.ranks)

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Job
 
+SmallInts = npt.NDArray[np.int32]
+"""Sample ids of a whole run: four bytes each keep twelve million of them small."""
 
-def uses_by_node(job: Job) -> tuple[Ints, Ints]:
+
+def uses_by_node(job: Job) -> tuple[SmallInts, Ints]:
     """Return all uses of the run as sample ids, node by node and in time, and the nodes' bounds.
 
-    Use number u of epoch e stands at e · (uses of an epoch) + u in time; `places` of `split_back`
-    undoes the sorting.
+    Shares are fixed, so nodes have the same places in every epoch: ids are by epoch and place, with
+    the places sorted by node.
     """
     epochs = [job.accesses(epoch) for epoch in range(job.scenario.job.epochs)]
-    nodes = job.nodes_of(epochs[0].workers)  # Shares are fixed: the same places in every epoch.
+    nodes = job.nodes_of(epochs[0].workers)
     order = np.argsort(nodes, kind="stable")
     ids = np.stack([epoch.ids[order].astype(np.int32) for epoch in epochs])
-    return ids, np.searchsorted(nodes[order], np.arange(job.num_nodes + 1))
+    bounds: Ints = np.searchsorted(nodes[order], np.arange(job.num_nodes + 1))
+    return ids, bounds
 
 
-def node_strings(ids: Ints, bounds: Ints) -> Iterator[tuple[int, Ints]]:
+def node_strings(ids: SmallInts, bounds: Ints) -> Iterator[tuple[int, SmallInts]]:
     """Yield each node's string."""
     for node in range(len(bounds) - 1):
         yield node, ids[:, bounds[node] : bounds[node + 1]].ravel()
 
 
-def neighbours(string: Ints) -> tuple[Ints, Ints]:
+def neighbours(string: npt.NDArray[np.signedinteger[Any]]) -> tuple[Ints, Ints]:
     """Return for every use where the same sample was used before (-1) and will be after (n).
 
     >>> neighbours(np.array([7, 8, 7, 7]))

@@ -1,0 +1,266 @@
+"""Cutting a table into units: the rule, and the ways to keep what came of it.
+
+* Where samples are addressed by block, the block.
+* A sample of `ALONE_BYTES` or more: the sample.
+* Smaller samples: consecutive ones of one object that begin in the same `RUN_BYTES` of it, with the
+  little that lies between them (headers of a tar file). Where a sample does not begin behind the
+  one before it, or lies more than `GAP_BYTES` behind its end, the next unit begins.
+
+Nothing is kept per sample but what a unit of its own costs, its length; and nothing as long as the
+table is made on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.part import Extents, Ints, Table
+
+ALONE_BYTES = 64 << 10
+"""Samples from this size on are units of their own."""
+RUN_BYTES = 128 << 10
+"""Smaller ones share a unit with those that begin in the same so many bytes of their object."""
+GAP_BYTES = 4 << 10
+"""The most that a unit holds between two samples."""
+_CHUNK_SAMPLES = 1 << 20
+"""Samples looked at together while units are cut: bounds the memory that this takes."""
+
+Flags = npt.NDArray[np.bool_]
+Chosen = range | Ints
+"""Samples of a part, in rising order: a range of step 1, or ids."""
+
+
+class Cut(Protocol):
+    """The units of one table, numbered from 0."""
+
+    num_units: int
+    lengths: Ints
+
+    def locate(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return the unit of each sample, and where in the unit its extent begins."""
+
+    def extents(self, units: Ints) -> Extents:
+        """Return object and offset of units; the length is in `lengths`."""
+
+    def samples_of(self, unit: int) -> tuple[int, int]:
+        """Return the first sample and the number of samples of a unit."""
+
+
+class AloneCut:
+    """Every sample of a range is a unit: nothing is kept but the lengths."""
+
+    def __init__(self, table: Table, chosen: range, lengths: Ints) -> None:
+        self._table, self._first = table, chosen.start
+        self.num_units, self.lengths = len(chosen), lengths
+
+    def locate(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return the unit of each sample, and zeros."""
+        return ids - self._first, np.zeros(len(ids), np.int64)
+
+    def extents(self, units: Ints) -> Extents:
+        """Return where units lie."""
+        return self._table.extents(units + self._first)
+
+    def samples_of(self, unit: int) -> tuple[int, int]:
+        """Return the sample."""
+        return unit + self._first, 1
+
+
+class RunsCut:
+    """Units are runs of samples."""
+
+    def __init__(self, table: Table, starts: Ints, stops: Ints, lengths: Ints) -> None:
+        self._table, self._starts, self._stops = table, starts, stops
+        self._offsets = table.extents(starts).offset
+        self.num_units, self.lengths = len(starts), lengths
+
+    def locate(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return the unit of each sample, and where in the unit its extent begins."""
+        units = np.searchsorted(self._starts, ids, side="right") - 1
+        return units, self._table.extents(ids).offset - self._offsets[units]
+
+    def extents(self, units: Ints) -> Extents:
+        """Return where units lie."""
+        return self._table.extents(self._starts[units])
+
+    def samples_of(self, unit: int) -> tuple[int, int]:
+        """Return the first sample and the number of samples of a unit."""
+        first = int(self._starts[unit])
+        return first, int(self._stops[unit]) - first
+
+
+class BlocksCut:
+    """Units are blocks; `kept` are those that hold a sample of the view, or None for all."""
+
+    def __init__(self, table: Table, kept: Ints | None) -> None:
+        self._table, self._kept = table, kept
+        first = table.block_starts()[:-1] if kept is None else table.block_starts()[kept]
+        self.lengths: Ints = table.extents(first).length
+        self.num_units = len(first)
+
+    def locate(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return the unit of each sample, and zeros: its extent is the block's."""
+        blocks = np.searchsorted(self._table.block_starts(), ids, side="right") - 1
+        units = blocks if self._kept is None else np.searchsorted(self._kept, blocks)
+        return units, np.zeros(len(ids), np.int64)
+
+    def _blocks(self, units: Ints) -> Ints:
+        return units if self._kept is None else self._kept[units]
+
+    def extents(self, units: Ints) -> Extents:
+        """Return where units lie."""
+        return self._table.extents(self._table.block_starts()[self._blocks(units)])
+
+    def samples_of(self, unit: int) -> tuple[int, int]:
+        """Return the first sample and the number of samples of a block."""
+        block = int(self._blocks(np.array([unit], np.int64))[0])
+        first, stop = self._table.block_starts()[block : block + 2].tolist()
+        return first, stop - first
+
+
+def cut_table(table: Table, chosen: Chosen) -> Cut:
+    """Return the units of the chosen samples of one table."""
+    if table.addressing == "blocks":
+        return BlocksCut(table, _kept_blocks(table, chosen))
+    if table.addressing == "even" and isinstance(chosen, range):
+        starts = EvenRuns.of(table, chosen).starts(table)
+        last = np.append(starts[1:], chosen.stop) - 1
+        lengths = _ends(table.extents(last)) - table.extents(starts).offset
+    else:
+        starts, lengths = _cut_runs(table, chosen)
+    if isinstance(chosen, range):
+        if len(starts) == len(chosen):
+            return AloneCut(table, chosen, lengths)
+        return RunsCut(table, starts, np.append(starts[1:], chosen.stop), lengths)
+    after = np.searchsorted(chosen, starts[1:]) - 1
+    stops = np.append(chosen[after], chosen[-1]) + 1
+    return RunsCut(table, starts, stops, lengths)
+
+
+def _cut_runs(table: Table, chosen: Chosen) -> tuple[Ints, Ints]:
+    """Return the first sample and the length of each unit."""
+    starts, lengths = zip(*runs_of(table, chosen), strict=True)
+    return np.concatenate(starts), np.concatenate(lengths)
+
+
+def runs_of(table: Table, chosen: Chosen) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the first sample and the length of units, many at once, looking at each sample once."""
+    for ids, extents in _chunks(table, chosen):
+        first = np.flatnonzero(_begins(ids, extents))
+        ends = np.maximum.reduceat(_ends(extents), first)
+        yield ids[first], ends - extents.offset[first]
+
+
+def _chunks(table: Table, chosen: Chosen) -> Iterator[tuple[Ints, Extents]]:
+    """Yield the chosen samples piece by piece; a piece ends where a unit ends."""
+    at = 0
+    while at < len(chosen):
+        piece = chosen[at : at + _CHUNK_SAMPLES]
+        ids = np.arange(piece.start, piece.stop) if isinstance(piece, range) else piece
+        extents = table.extents(ids)
+        count = len(ids)
+        if at + count < len(chosen):
+            # The last unit of a piece may go on in the next: leave it to that one.
+            last = int(np.flatnonzero(_begins(ids, extents))[-1])
+            count = last or count
+        yield ids[:count], _head(extents, count)
+        at += count
+
+
+def _head(extents: Extents, count: int) -> Extents:
+    return Extents(
+        object=extents.object[:count],
+        offset=extents.offset[:count],
+        length=extents.length[:count],
+        row=extents.row[:count],
+        block=extents.block[:count],
+    )
+
+
+def _begins(ids: Ints, extents: Extents) -> Flags:
+    """Return which samples begin a unit, the first one among them."""
+    offset, ends = extents.offset, _ends(extents)
+    small = extents.length < ALONE_BYTES
+    bucket = offset // RUN_BYTES
+    joined = (
+        (np.diff(ids) == 1)
+        & (np.diff(extents.object) == 0)
+        & (np.diff(bucket) == 0)
+        & (np.diff(offset) > 0)
+        & (offset[1:] - ends[:-1] <= GAP_BYTES)
+        & small[1:]
+        & small[:-1]
+    )
+    return np.concatenate([[True], ~joined])
+
+
+def _ends(extents: Extents) -> Ints:
+    return extents.offset + extents.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenRuns:
+    """The runs of samples that lie at even distances, in closed form; parallel arrays by object.
+
+    The same rule as `_begins`, so that a billion rows need no look at each. Row i lies at
+    base + i·stride: bucket b of its object begins with row ⌈(b·RUN_BYTES - base) / stride⌉. Rows of
+    their own are a bucket each: base 0, stride 1, a bucket of 1.
+    """
+
+    base: Ints
+    stride: Ints
+    bucket_bytes: Ints
+    start: Ints
+    """The first chosen row of each object."""
+    low: Ints
+    """Its bucket."""
+    counts: Ints
+    """Buckets that hold chosen rows, each of them a unit."""
+
+    @classmethod
+    def of(cls, table: Table, chosen: range) -> EvenRuns:
+        """Return the runs of the chosen samples of an even table."""
+        base, stride, width = table.even_layout()
+        first = table.first_sample
+        start = np.clip(first[:-1], chosen.start, chosen.stop) - first[:-1]
+        stop = np.clip(first[1:], chosen.start, chosen.stop) - first[:-1]
+        alone = (width >= ALONE_BYTES) | (stride <= 0) | (stride - width > GAP_BYTES)
+        stride, base = np.where(alone, 1, stride), np.where(alone, 0, base)
+        bucket_bytes = np.where(alone, 1, RUN_BYTES)
+        low = (base + start * stride) // bucket_bytes
+        high = (base + (stop - 1) * stride) // bucket_bytes
+        return cls(
+            base=base,
+            stride=stride,
+            bucket_bytes=bucket_bytes,
+            start=start,
+            low=low,
+            counts=np.where(stop > start, high - low + 1, 0),
+        )
+
+    def starts(self, table: Table) -> Ints:
+        """Return the first sample of each run."""
+        numbers = np.repeat(np.arange(len(self.counts)), self.counts)
+        before = np.cumsum(self.counts) - self.counts
+        buckets = self.low[numbers] + np.arange(len(numbers)) - before[numbers]
+        edge = buckets * self.bucket_bytes[numbers] - self.base[numbers]
+        rows = np.maximum(-(-edge // self.stride[numbers]), self.start[numbers])
+        out: Ints = rows + table.first_sample[numbers]
+        return out
+
+
+def _kept_blocks(table: Table, chosen: Chosen) -> Ints | None:
+    """Return the blocks that hold chosen samples; None where that is every block."""
+    starts = table.block_starts()
+    if isinstance(chosen, range):
+        low = int(np.searchsorted(starts, chosen.start, side="right")) - 1
+        high = int(np.searchsorted(starts, chosen.stop, side="left"))
+        kept = low + np.flatnonzero(np.diff(starts[low : high + 1]))
+    else:
+        kept = np.unique(table.extents(chosen).block)
+    return None if len(kept) == table.num_blocks else kept

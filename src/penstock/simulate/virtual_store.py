@@ -1,0 +1,73 @@
+"""A store in virtual time: latency, a shared link, a limit of requests a second, 503.
+
+A request waits for its first byte, then its bytes share the link with all others of the node. One
+that is refused is asked again after a while, like `storage.retry` does it, and tells how often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from penstock.machine import StoreModel
+from penstock.simulate.virtual import Pipe, VirtualTime
+from penstock.simulate.weather import Draws, Weather
+
+_BURST_S = 0.1
+"""Requests of so much time may come at once."""
+
+
+class VirtualStore:
+    """The store of a machine, seen from one node."""
+
+    def __init__(self, time: VirtualTime, model: StoreModel, weather: Weather) -> None:
+        self._time, self._weather = time, weather
+        plain = model.without_latency()
+        self._draws = Draws(plain, weather)
+        connection = plain.throughput.at(1)
+        self._pipe = Pipe(time, max(*plain.throughput.bytes_s, connection), each_bytes_s=connection)
+        self._each_s = 1 / model.requests_s_max if model.requests_s_max else 0.0
+        self._used_until_s = -math.inf
+        self.num_requests = 0
+        self.num_refused = 0
+        for change_s in weather.changes_s():
+            time.at(change_s, self._change)
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes sent so far."""
+        return self._pipe.sent_bytes
+
+    def read(self, size_bytes: float, done: Callable[[int], None]) -> None:
+        """Begin a read; `done` is called with the number of retries."""
+        self._ask(size_bytes, done, 0)
+
+    def _ask(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
+        now = self._time.now_s
+        self.num_requests += 1
+        queued_s = self._queued_s(now)
+        if queued_s and self._weather.excess == "queue":
+            self._used_until_s += self._each_s
+            self._time.after(queued_s, lambda: self._answer(size_bytes, done, attempt))
+        elif queued_s or self._draws.is_refused(now):
+            self.num_refused += 1
+            again_s = self._draws.latency_s(now) + self._draws.wait_s(attempt)
+            self._time.after(again_s, lambda: self._ask(size_bytes, done, attempt + 1))
+        else:
+            self._used_until_s = max(self._used_until_s, now) + self._each_s
+            self._answer(size_bytes, done, attempt)
+
+    def _queued_s(self, now: float) -> float:
+        """Return how far a request is above the limit, in seconds; 0 if it may pass."""
+        if not self._each_s:
+            return 0.0
+        return max(0.0, self._used_until_s - max(0.0, _BURST_S - self._each_s) - now)
+
+    def _answer(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
+        self._time.after(
+            self._draws.latency_s(self._time.now_s),
+            lambda: self._pipe.send(size_bytes, lambda: done(attempt)),
+        )
+
+    def _change(self) -> None:
+        self._pipe.slow_down(self._weather.factor_at(self._time.now_s))

@@ -1,0 +1,131 @@
+"""Weather: how a store behaves beyond its averages, and what goes wrong with it when.
+
+Latencies are drawn from a log-normal distribution through median and 99th percentile, or from
+measured samples. Troubles have a time; all draws come from one seed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+from penstock.errors import OptionError
+from penstock.machine import StoreModel
+
+_NORMAL = NormalDist()
+_Z99 = _NORMAL.inv_cdf(0.99)
+
+
+def _check_times(start_s: float, stop_s: float, share: float) -> None:
+    if not 0 <= start_s < stop_s or not 0 <= share <= 1:
+        raise OptionError(
+            f"a trouble has 0 <= start_s < stop_s and a share between 0 and 1, got {start_s:g}, "
+            f"{stop_s:g} and {share:g}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """Everything takes so many times as long: latencies and transfers."""
+
+    factor: float
+    start_s: float = 0.0
+    stop_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_times(self.start_s, self.stop_s, 1.0)
+        if self.factor <= 0:
+            raise OptionError(f"factor must be above 0, got {self.factor:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """Some requests hang for a while before their first byte."""
+
+    share: float
+    stall_s: float
+    start_s: float = 0.0
+    stop_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_times(self.start_s, self.stop_s, self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusals:
+    """Some requests are answered with 503."""
+
+    share: float
+    start_s: float = 0.0
+    stop_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_times(self.start_s, self.stop_s, self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """What a store is like from moment to moment. The default is its averages and their spread."""
+
+    latencies_s: tuple[float, ...] = ()
+    """Measured ones to draw from; none for a log-normal through the machine's numbers."""
+    excess: Literal["refuse", "queue"] = "refuse"
+    """What becomes of requests above the store's requests a second: 503, or their turn later."""
+    slow: tuple[Slow, ...] = ()
+    stalls: tuple[Stalls, ...] = ()
+    refusals: tuple[Refusals, ...] = ()
+    seed: int = 0
+
+    def factor_at(self, now_s: float) -> float:
+        """Return how many times slower everything is.
+
+        >>> Weather(slow=(Slow(factor=10, start_s=2, stop_s=4),)).factor_at(3)
+        10.0
+        """
+        return math.prod((s.factor for s in self.slow if s.start_s <= now_s < s.stop_s), start=1.0)
+
+    def changes_s(self) -> list[float]:
+        """Return the times at which it gets slower or faster."""
+        times = {t for slow in self.slow for t in (slow.start_s, slow.stop_s)}
+        return sorted(t for t in times if math.isfinite(t))
+
+
+class Draws:
+    """What happens to each request."""
+
+    def __init__(self, store: StoreModel, weather: Weather) -> None:
+        self._weather = weather
+        self._random = random.Random(weather.seed)
+        self._median_s = store.latency_s
+        tail = max(store.latency_p99_s, store.latency_s)
+        self._sigma = math.log(tail / store.latency_s) / _Z99 if store.latency_s > 0 else 0.0
+
+    def latency_s(self, now_s: float) -> float:
+        """Return the time to the first byte of a request that begins now."""
+        weather, share = self._weather, self._random.random()
+        if weather.latencies_s:
+            latency_s = weather.latencies_s[int(share * len(weather.latencies_s))]
+        else:
+            latency_s = self._median_s * math.exp(
+                self._sigma * _NORMAL.inv_cdf(min(max(share, 1e-12), 1 - 1e-12))
+            )
+        latency_s *= weather.factor_at(now_s)
+        return latency_s + sum(
+            trouble.stall_s
+            for trouble in weather.stalls
+            if trouble.start_s <= now_s < trouble.stop_s and self._random.random() < trouble.share
+        )
+
+    def is_refused(self, now_s: float) -> bool:
+        """Return whether a request that begins now is answered with 503."""
+        return any(
+            trouble.start_s <= now_s < trouble.stop_s and self._random.random() < trouble.share
+            for trouble in self._weather.refusals
+        )
+
+    def wait_s(self, attempt: int) -> float:
+        """Return how long to wait before asking again: full jitter, as `storage.retry` does."""
+        return self._random.uniform(0.0, min(10.0, 0.1 * 2**attempt))

@@ -1,0 +1,165 @@
+"""When a second copy is due, and when it is not."""
+
+from __future__ import annotations
+
+from penstock.flow import (
+    Action,
+    Arrived,
+    Begin,
+    Budget,
+    Consumed,
+    Failed,
+    Fetch,
+    Flow,
+    Throttled,
+    Tick,
+    Waiting,
+    Wanted,
+)
+
+LATENCY_S = 0.02
+
+
+class Story:
+    """A flow that has seen many ordinary answers; the next fetches can be made late."""
+
+    def __init__(self, *sources: str, pace_s: float = 1.0, num_seen: int = 200) -> None:
+        self.flow = Flow(budget=Budget(stage_bytes_max=1 << 30))
+        self.sources = sources or ("store",)
+        self.now_s = 0.0
+        self.number = self.step = 0
+        for _ in range(num_seen):
+            self.want(1)
+            self.now_s += LATENCY_S
+            self.arrive(self.number - 1)
+            self.now_s += pace_s - LATENCY_S
+            self.step += 1
+            self.flow.on(Consumed(step=self.step - 1, at_s=self.now_s))
+
+    def want(self, num: int, *, ahead: int = 0) -> list[int]:
+        numbers = list(range(self.number, self.number + num))
+        fetches = tuple(
+            Fetch(number=n, step=self.step + ahead, size_bytes=1000, sources=self.sources)
+            for n in numbers
+        )
+        self.number += num
+        self.flow.on(Wanted(fetches=fetches, at_s=self.now_s))
+        return numbers
+
+    def arrive(self, number: int, copy: int = 0) -> list[Action]:
+        return self.flow.on(Arrived(number=number, copy=copy, at_s=self.now_s))
+
+    def wait(self, seconds: float) -> list[Action]:
+        """Let time pass as a loader would: with a tick whenever the flow wants one."""
+        end_s = self.now_s + seconds
+        actions: list[Action] = []
+        while (wake_s := self.flow.wake_s) is not None and wake_s <= end_s:
+            self.now_s = max(self.now_s, wake_s)
+            actions += self.flow.on(Tick(at_s=self.now_s))
+        self.now_s = end_s
+        return actions
+
+
+def test_a_late_fetch_of_the_next_step_gets_one_copy_and_no_more() -> None:
+    story = Story(pace_s=0.05)
+    (late,) = story.want(1)
+    assert story.wait(LATENCY_S) == []
+    assert story.wait(10.0) == [Begin(number=late, copy=1, source="store")]
+    assert story.flow.num_hedges == 1
+
+
+def test_a_late_fetch_of_a_far_step_is_left_alone_until_it_is_near() -> None:
+    story = Story(pace_s=1.0)
+    (late,) = story.want(1, ahead=20)
+    assert story.wait(5.0) == []
+    assert story.wait(10.0) == [Begin(number=late, copy=1, source="store")]
+
+
+def test_waiting_for_a_step_makes_it_near() -> None:
+    story = Story(pace_s=1.0)
+    (late,) = story.want(1, ahead=5)
+    assert story.wait(0.5) == []
+    waiting = Waiting(step=story.step + 5, at_s=story.now_s)
+    assert story.flow.on(waiting) == [Begin(number=late, copy=1, source="store")]
+
+
+def test_the_copy_goes_to_the_next_source_where_there_is_one() -> None:
+    story = Story("peer", "store", pace_s=0.05)
+    (late,) = story.want(1)
+    assert story.wait(1.0) == [Begin(number=late, copy=1, source="store")]
+
+
+def test_the_first_answer_counts_and_the_second_only_frees_its_place() -> None:
+    story = Story(pace_s=0.05)
+    (late,) = story.want(1)
+    story.wait(1.0)
+    before = story.flow.rates().sources["store"].latency_p99_s
+    assert story.flow.in_flight("store") == 2
+    assert story.arrive(late, copy=1) == []
+    assert (story.flow.in_flight("store"), story.flow.stage_bytes) == (1, 1000)
+    story.flow.on(Consumed(step=story.step, at_s=story.now_s))
+    story.now_s += 5.0
+    assert story.arrive(late, copy=0) == []
+    assert (story.flow.in_flight("store"), story.flow.stage_bytes) == (0, 0)
+    for _ in range(40):  # the tail is looked at now and then
+        (number,) = story.want(1)
+        story.now_s += LATENCY_S
+        story.arrive(number)
+    assert story.flow.rates().sources["store"].latency_p99_s >= before
+
+
+def test_when_one_copy_fails_the_other_is_waited_for() -> None:
+    story = Story("peer", "store", pace_s=0.05)
+    (late,) = story.want(1)
+    story.wait(1.0)
+    assert story.flow.on(Failed(number=late, copy=0, at_s=story.now_s)) == []
+    actions = story.flow.on(Failed(number=late, copy=1, at_s=story.now_s))
+    assert [type(action).__name__ for action in actions] == ["GiveUp"]
+
+
+def test_where_all_are_late_copies_do_not_come_in_crowds() -> None:
+    story = Story(pace_s=0.05)
+    story.want(8)
+    story.flow.on(Waiting(step=story.step, at_s=story.now_s))
+    assert len(story.wait(0.5)) == 0
+    assert story.flow.in_flight("store") == 8
+
+
+def test_one_that_others_overtake_is_late_even_among_other_late_ones() -> None:
+    story = Story(pace_s=0.05)
+    late = story.want(3)
+    story.flow.on(Waiting(step=story.step, at_s=story.now_s))
+    begun: list[int] = []
+    for _ in range(30):
+        (number,) = story.want(1, ahead=1)
+        story.now_s += LATENCY_S
+        begun += [a.number for a in story.arrive(number) if isinstance(a, Begin)]
+    assert begun == late
+
+
+def test_copies_are_a_small_share_of_all_requests() -> None:
+    story = Story(pace_s=0.05, num_seen=1000)
+    for _ in range(200):  # every fetch is late from now on, one at a time
+        (late,) = story.want(1)
+        story.wait(1.0)
+        story.arrive(late)
+        story.arrive(late, copy=1)
+        story.step += 1
+        story.flow.on(Consumed(step=story.step - 1, at_s=story.now_s))
+    assert 8 <= story.flow.num_hedges <= 8 + 0.05 * 200 + 1
+
+
+def test_a_source_that_asked_us_to_slow_down_gets_no_copies() -> None:
+    story = Story(pace_s=0.05)
+    story.want(1)
+    for _ in range(5):
+        story.flow.on(Throttled(source="store", at_s=story.now_s))
+        assert story.wait(0.3) == []
+    assert len(story.wait(2.0)) == 1
+
+
+def test_a_source_that_is_hardly_known_gets_no_copies() -> None:
+    story = Story(pace_s=0.05, num_seen=10)
+    story.want(1)
+    assert story.wait(5.0) == []
+    assert story.flow.wake_s is not None

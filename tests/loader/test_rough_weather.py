@@ -1,0 +1,76 @@
+"""A store that refuses, stalls, cuts off, resets and lies: every byte arrives all the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import CorruptError
+from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
+
+NUM_SAMPLES = 240
+BLOB_BYTES = 66_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with penstock.Writer(tmp_path / "set", shard_size="4MB") as writer:
+        for i in range(NUM_SAMPLES):
+            writer.write({"bin": bytes([i]) * BLOB_BYTES})
+    (tmp_path / "tier").mkdir()
+    return tmp_path / "set"
+
+
+WEATHER = {
+    "refuses": Fault(kind="unavailable", share=0.2),
+    "cuts off": Fault(kind="truncate", share=0.1),
+    "resets": Fault(kind="reset", share=0.1),
+    "lies": Fault(kind="corrupt", share=0.1),
+    "stalls": Fault(kind="stall", share=0.02, stall_s=0.7),
+}
+
+
+def deliver(dataset: penstock.Dataset, **options: Any) -> penstock.Stats:
+    ids: list[int] = []
+    with penstock.Loader(dataset, batch_size=16, epochs=2, output="numpy", **options) as loader:
+        for batch in loader:
+            for i, value in zip(batch.ids.tolist(), batch["bin"], strict=True):
+                assert len(value) == BLOB_BYTES
+                assert (value == i).all()
+            ids += batch.ids.tolist()
+    assert sorted(ids) == sorted([*range(NUM_SAMPLES)] * 2)
+    return loader.stats()
+
+
+@pytest.mark.parametrize("kind", WEATHER)
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_every_byte_arrives(folder: Path, tmp_path: Path, kind: str, share: float) -> None:
+    shape = Shape(latency=Fixed(0.002), faults=(WEATHER[kind],))
+    with Shaper.of_folder(folder, Shape(), seed=7) as shaper:
+        dataset = penstock.open(shaper.uri, store=shaper.options, check=False)
+        shaper.reshape(shape)
+        tier = penstock.Disk(tmp_path / "tier", int(share * dataset.size_bytes) or 1)
+        stats = deliver(dataset, tiers=[tier] if share else [])
+        assert sum(shaper.counts().faults.values()) + shaper.counts().unavailable > 0
+    if share == 1:
+        assert stats.tiers[0].held_bytes == dataset.size_bytes
+
+
+def test_damage_that_stays_is_named(folder: Path) -> None:
+    with Shaper.of_folder(folder, Shape(), seed=7) as shaper:
+        dataset = penstock.open(shaper.uri, store=shaper.options, check=False)
+        shaper.reshape(Shape(faults=(Fault(kind="corrupt"),)))
+        with pytest.raises(CorruptError, match=r"sample \d+ .*checksum.*read again.*verify"):
+            deliver(dataset)
+
+
+def test_one_request_that_hangs_does_not_hold_up_the_others(folder: Path, tmp_path: Path) -> None:
+    # One request in a hundred takes a minute: only a second copy can end this test in time.
+    shape = Shape(latency=Fixed(0.005), faults=(Fault(kind="stall", share=0.01, stall_s=60),))
+    with Shaper.of_folder(folder, Shape(), seed=3) as shaper:
+        dataset = penstock.open(shaper.uri, store=shaper.options, check=False)
+        shaper.reshape(shape)
+        stats = deliver(dataset, look_ahead="8MB")
+        assert shaper.counts().faults.get("stall", 0) > 0
+    assert stats.elapsed_s < 60
