@@ -19,9 +19,12 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def no_machine(environment: dict[str, str], tmp_path: Path) -> None:
+def no_machine(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing that this user has measured."""
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 def json_of(answer: subprocess.CompletedProcess[str]) -> dict[str, Any]:

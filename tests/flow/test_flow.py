@@ -161,6 +161,14 @@ def test_a_step_that_goes_by_without_its_bytes_leaves_nothing_behind() -> None:
     assert flow.stage_bytes == flow.planned_bytes == 0
 
 
+def test_what_is_wanted_for_a_step_gone_by_leaves_when_it_arrives() -> None:
+    flow = flow_of()
+    flow.on(Consumed(step=5, at_s=0.1))
+    assert begun(flow.on(wanted(fetch(0, 3), at_s=0.2))) == [0]
+    flow.on(Arrived(number=0, copy=0, at_s=0.3))
+    assert flow.stage_bytes == flow.planned_bytes == 0
+
+
 def test_what_was_found_on_the_node_teaches_nothing_about_the_source() -> None:
     flow = flow_of(requests=64)
     for number in range(500):

@@ -7,7 +7,6 @@ so they are the same on every machine.
 from __future__ import annotations
 
 import pytest
-
 from tests.flow.model import Log, ModelStore, Run
 
 MB = 1e6

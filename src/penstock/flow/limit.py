@@ -44,7 +44,7 @@ _DOWN_MAX = 0.25
 """Elasticities: what makes GROW go on, UP turn into GROW, and DOWN stay."""
 
 _PROBE_S, _PROBE_AGAIN_S = 1.0, 0.2
-"""Between two trials of more, and after one that was kept."""
+"""Between two trials of more; and after one that was kept, or while the queue is short."""
 _REFRESH_S = 10.0
 """How long a base counts before it is looked at again with a shorter queue."""
 _PATIENCE_MIN_S, _PATIENCE_MAX_S = 0.5, 4.0
@@ -200,8 +200,7 @@ class Limit:
             if self.latency_s > FULL * self.base_s:
                 level = ceil(level * FULL * self.base_s / self.latency_s)
             self._refer(rate, in_flight)
-            is_short = self.latency_s < _SHORT * self.base_s
-            self._probe_at_s = now_s + (_PROBE_AGAIN_S if is_short else _PROBE_S)
+            self._probe_at_s = now_s + _PROBE_S
             self._hold(max(level, self._safe))
             return
         self._refer(rate, in_flight)
@@ -218,14 +217,12 @@ class Limit:
             in_flight = (in_flight + self._ref_in_flight) / 2
         self._refer(rate, in_flight)
         if not _SAME < before / rate < 1 / _SAME:
-            # The source has changed, or we have: nothing to compare with yet.
-            self._probe_at_s = now_s if 0 < before < rate else self._probe_at_s
-            return
+            return  # The source has changed, or we have: nothing to compare with yet.
         ratio = self.latency_s / self.base_s
         is_stale = now_s - self._base_at_s > _REFRESH_S
         if self.level > self._min and (ratio > _LONG or is_stale):
             self._try_fewer(ratio)
-        elif self.level < self._max and now_s >= max(self._probe_at_s, self._quiet_until_s):
+        elif self._may_try_more(now_s, ratio):
             # With a short queue a large step does no harm, and shows more clearly what it brings.
             self.mode = GROW if ratio < _SHORT and self._may_double(now_s) else UP
             factor = 2.0 if self.mode == GROW else 1.25
@@ -285,6 +282,11 @@ class Limit:
         self._down_to_learn = ratio <= _LONG
         share = 0.5 if self._base_at_s == -inf else min(max(FULL / ratio, 0.5), 0.7)
         self._to(min(self.level - 1, round(self.level * share)))
+
+    def _may_try_more(self, now_s: float, ratio: float) -> bool:
+        early_s = _PROBE_S - _PROBE_AGAIN_S if ratio < _SHORT else 0.0
+        is_time = now_s >= max(self._probe_at_s - early_s, self._quiet_until_s)
+        return is_time and self.level < self._max
 
     def _may_double(self, now_s: float) -> bool:
         if now_s - self._ceiling_at_s > _CEILING_S:

@@ -98,8 +98,7 @@ class Stage:
 
     def release(self, care: Care) -> None:
         """Take a fetch's bytes off the count, once."""
-        if care.is_released:
-            return
+        assert not care.is_released, f"{care} is released twice"
         care.is_released = True
         size_bytes = care.fetch.size_bytes
         if care.fetch.staged:

@@ -89,8 +89,8 @@ def _of_status(status: int, code: str, text: str, asked: Asked) -> Exception:
         return _not_found(code, asked)
     if status == 416:
         return RangeError(f"{uri}: the range lies outside the object ({shown})", uri=uri)
-    if code in ("ConditionalRequestConflict", "OperationAborted", "SlowDown"):
-        # S3's 409 here means "two at once, nobody has won yet": asking again settles it.
+    if status == 409 and code in ("ConditionalRequestConflict", "OperationAborted", "SlowDown"):
+        # This means "two at once, nobody has won yet": asking again settles it.
         return UnavailableError(f"{uri}: two writers at once ({shown}); ask again", uri=uri)
     if status in (409, 412):
         return ExistsError(f"{uri} exists already ({shown})", uri=uri)
