@@ -52,6 +52,7 @@ class Run:
             # Looking takes from the step's own time.
             step_s = self.task["step_s"] * len(ids[-1]) / WORK.batch_size
             time.sleep(max(0.0, got + step_s - time.perf_counter()))
+            del batch  # else giving it back would count as waiting for the next one
             self.steps.append((asked, got, time.perf_counter()))
             asked = self.steps[-1][2]
         return asked

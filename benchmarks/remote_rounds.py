@@ -54,7 +54,9 @@ def rows_of(question: str, options: argparse.Namespace, shares: tuple[float, ...
 
 def fits(peer: str, variant: str, variants: tuple[str, ...]) -> bool:
     """Tell whether a variant is one of a peer's, be it one that only runs when asked for."""
-    return variant in variants or any(variant.endswith(f"-{name}") for name in REMOTE[peer].notes)
+    workers, _, how = variant.partition("-")
+    own = {known.partition("-")[0][:1] for known in variants}
+    return variant in variants or (workers[:1] in own and how in ("", *REMOTE[peer].notes))
 
 
 def without_repeats(rows: list[Row]) -> list[Row]:

@@ -6,6 +6,7 @@ from litdata import StreamingDataLoader, StreamingDataset, optimize
 from litdata.streaming import downloader
 
 from benchmarks.peers.litdata import Sample
+from benchmarks.peers.torch import pack, unpack
 from benchmarks.peers_remote import KEYS, Opened, Unsupported
 from benchmarks.remote import WORK
 from benchmarks.works import SEED, Ragged
@@ -35,13 +36,12 @@ def open_loader(task: dict) -> Opened:
         seed=SEED,
         item_shuffle_window="full",
         batch_decode=0,
-        transform=bytes,  # a copy: they are views of a mapped file
     )
     loader = StreamingDataLoader(
         samples,
         batch_size=WORK.batch_size,
         num_workers=int(task["variant"][1:]),
         persistent_workers=True,
-        collate_fn=list,
+        collate_fn=pack,
     )
-    return Opened(start=lambda _: iter(loader))
+    return Opened(start=lambda _: map(unpack, loader))

@@ -1,12 +1,12 @@
 """MosaicML Streaming: shards in MDS from S3, downloaded to a folder with a limit."""
 
 import os
-from operator import itemgetter
 from pathlib import Path
 
 from benchmarks.peers import mosaic as local
+from benchmarks.peers.torch import pack, unpack
 from benchmarks.peers_remote import KEYS, Opened, Unsupported
-from benchmarks.remote import SAMPLE_BYTES, SIZE_BYTES, WORK
+from benchmarks.remote import SAMPLE_BYTES, WORK
 from benchmarks.works import SEED, Ragged
 
 SHARD_BYTES = 5_500_000
@@ -43,17 +43,24 @@ def open_loader(task: dict) -> Opened:
     loader = local.DataLoader(
         samples,
         WORK.batch_size,
-        collate_fn=local.blobs,
+        collate_fn=packed,
         num_workers=int(workers[1:]),
         persistent_workers=True,
     )
-    return Opened(start=lambda _: map(itemgetter("data"), loader))
+    return Opened(start=lambda _: map(unpack, loader))
+
+
+def packed(samples: list[dict]) -> tuple:
+    return pack([sample["data"] for sample in samples])
 
 
 def blocks(task: dict) -> dict:
-    """Return settings with which what is shuffled together fits into the cache."""
-    if task["limit_bytes"] >= SIZE_BYTES or task["variant"].endswith("default"):
+    """Return settings with which what is shuffled together fits into the cache.
+
+    Workers run ahead of each other, so a quarter of it. Its own block is the whole of this set:
+    then a first batch waits for most shards, and a smaller cache loads them again and again.
+    """
+    if task["variant"].endswith("default"):
         return {}
-    fits = task["limit_bytes"] // SAMPLE_BYTES // 4
-    block = min(BLOCK_MAX, fits)
+    block = min(BLOCK_MAX, task["limit_bytes"] // SAMPLE_BYTES // 4)
     return {"shuffle_block_size": block, "predownload": block}

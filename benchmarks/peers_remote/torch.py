@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from torch.utils.data import DataLoader
 
 from benchmarks.formats import file_of
+from benchmarks.peers.torch import pack, unpack
 from benchmarks.peers_remote import Opened
 from benchmarks.remote import WORK
 
@@ -57,8 +58,8 @@ def open_loader(task: dict) -> Opened:
         (Threaded if how else Objects)(task["url"]),
         WORK.batch_size,
         shuffle=True,
-        collate_fn=list,
+        collate_fn=pack,
         num_workers=int(workers[1:]),
         persistent_workers=True,
     )
-    return Opened(start=lambda _: iter(loader))
+    return Opened(start=lambda _: map(unpack, loader))

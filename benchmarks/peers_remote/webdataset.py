@@ -2,6 +2,7 @@
 
 import webdataset as wds
 
+from benchmarks.peers.torch import pack, unpack
 from benchmarks.peers.webdataset import BUFFER_SAMPLES, data
 from benchmarks.peers_remote import Opened
 from benchmarks.remote import NUM_SHARDS, WORK
@@ -21,8 +22,8 @@ def open_loader(task: dict) -> Opened:
         )
         .shuffle(BUFFER_SAMPLES)
         .map(data)
-        .batched(WORK.batch_size, collation_fn=list, partial=True)
+        .batched(WORK.batch_size, collation_fn=pack, partial=True)
     )
     workers = int(task["variant"][1:])
     loader = wds.WebLoader(batches, batch_size=None, num_workers=workers, persistent_workers=True)
-    return Opened(start=lambda _: iter(loader))
+    return Opened(start=lambda _: map(unpack, loader))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.flow import (
     Action,
     Arrived,
@@ -67,6 +69,18 @@ def test_a_late_fetch_of_the_next_step_gets_one_copy_and_no_more() -> None:
     assert story.wait(LATENCY_S) == []
     assert story.wait(10.0) == [Begin(number=late, copy=1, source="store")]
     assert story.flow.num_hedges == 1
+
+
+def test_a_copy_that_is_late_itself_gets_one_where_more_are_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.flow.hedge.HEDGES_MAX", 2)
+    story = Story(pace_s=0.05)
+    (late,) = story.want(1)
+    assert story.wait(10.0) == [
+        Begin(number=late, copy=1, source="store"),
+        Begin(number=late, copy=2, source="store"),
+    ]
 
 
 def test_a_late_fetch_of_a_far_step_is_left_alone_until_it_is_near() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -160,3 +161,31 @@ def test_a_burst_that_comes_at_one_instant_is_measured_with_the_next() -> None:
             limit.done(burst * 0.1, SIZE, 0.1, min(4, left + 3))
     assert limit.rate_bytes_s > 0
     assert limit.level == 4
+
+
+def test_a_wrong_base_is_found_out_in_time() -> None:
+    link = Link(limit_of(), shared(bytes_s=100e6))
+    link.answer(400)
+    link.limit.base_s = 0.04  # As if learnt in a bad moment.
+    start_s = link.now_s
+    while link.now_s < start_s + 12.0:
+        link.answer(100)
+    assert link.limit.base_s < 0.025
+    assert link.limit.level <= 42
+
+
+def test_where_fewer_requests_bring_somewhat_less_it_looks_again_soon() -> None:
+    link = Link(limit_of(requests_max=32), lambda count: 0.02 * (count / 8) ** 0.5)
+    link.answer(20_000)
+    starts = sum(a != DOWN and b == DOWN for a, b in pairwise(link.modes))
+    assert link.now_s / starts < 7.0
+
+
+def test_a_mark_in_a_bad_moment_does_not_slow_growth_for_long() -> None:
+    link = Link(limit_of(), lambda count: 0.03)
+    for _ in range(2):
+        link.limit.throttled(link.now_s, 8)
+    assert link.limit.level == 6
+    while link.limit.level < 64:
+        link.answer(1)
+    assert link.now_s < 2.0

@@ -94,3 +94,11 @@ def test_nothing_and_no_time_are_no_trouble() -> None:
         tail.add(0, 0.0)
     assert tail.expected_s(0) > 0
     assert tail.p99_s(0) >= 0
+
+
+def test_large_answers_that_come_faster_do_not_turn_time_around() -> None:
+    """As when large objects are cached by the store, and small ones are not."""
+    tail = Tail()
+    for i in range(1000):
+        tail.add(*((1_000_000, 0.01) if i % 2 else (1000, 0.1)))
+    assert 0 < tail.expected_s(100_000_000) < 1.0

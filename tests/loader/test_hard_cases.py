@@ -136,7 +136,9 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         row=np.zeros(4, np.int64),
         block=np.arange(4),
     )
-    group: Any = type("Group", (), {"extents": (extents,), "bound": None})
+    group: Any = type(
+        "Group", (), {"extents": (extents,), "bound": None, "local_ids": np.arange(4)}
+    )
     stager = Stager(
         BufferPool(10**6),
         Counters(),

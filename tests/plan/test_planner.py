@@ -260,6 +260,8 @@ def test_small_samples_are_ruled_by_latency_and_blocks_first_pays() -> None:
     assert plan.reads_whole_runs, "a quarter of each run is used while it is staged"
     assert not plan_of(small, machine, stage_bytes=1_000_000).reads_whole_runs
     assert plan.merge_gap_bytes == pytest.approx(0.02 * 1e9 / 64)
+    nearer = {w.what: w for w in what_if(plan)}["a store of half the latency"]
+    assert nearer.gain_s == pytest.approx(plan.total_s / 2, rel=0.01)
     kept = plan_of(small, machine_of(disk=4_000_000_000))
     assert kept.first.of("store").num_requests == pytest.approx(15_260)
     assert kept.first.seconds < 10, "units are fetched whole"
@@ -273,7 +275,8 @@ def test_what_ifs_buy_what_they_touch() -> None:
     more = gains["100 GB more of tiers on each node"]
     assert more.store_bytes_saved > 90e9
     assert more.gain_s == pytest.approx(more.store_bytes_saved / 2 / 100e6)
-    assert gains["a store twice as fast"].gain_s == pytest.approx(plan.total_s / 2)
+    assert gains["a store of twice the bandwidth"].gain_s == pytest.approx(plan.total_s / 2)
+    assert gains["a store of half the latency"].gain_s == 0, "the link is full"
     assert gains["cores twice as fast"].gain_s == 0
     assert gains["nodes that read from each other"].store_bytes_saved > 0
     assert "a link twice as fast" not in gains

@@ -39,8 +39,6 @@ VERBS = {
          "what a data set holds: counts, sizes, fields, a few samples", "info"),
         ("order", "Look at data where it lies",
          "which sample comes when, and how well it is shuffled", "order"),
-        ("plan", "Look at data where it lies",
-         "what a run will read from where, and what will limit it", "plan"),
         ("index", "Prepare data",
          "find every sample once, so that opening takes no time", "index"),
         ("pack", "Prepare data",
@@ -51,6 +49,8 @@ VERBS = {
          "measure memory, disks and the store, for plans to start from", "probe"),
         ("tiers", "Look after a node",
          "what runs keep in memory and on disk here, and giving it up", "tiers"),
+        ("plan", "Look ahead",
+         "what a run will read from where, and what will limit it", "plan"),
         ("simulate", "Look ahead",
          "compare caching policies on machines that are only described", "simulate"),
     )

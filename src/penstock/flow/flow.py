@@ -9,6 +9,7 @@ A flow has no clock and does nothing itself: it is told what happened and when, 
 what to do. The same events always give the same actions, so a run can be replayed, and a simulator
 drives the very code that a loader does.
 
+>>> from penstock.flow.events import Fetch
 >>> flow = Flow(budget=Budget(stage_bytes_max=1000))
 >>> fetch = Fetch(number=0, step=0, size_bytes=100, sources=("store",))
 >>> flow.on(Wanted(fetches=(fetch,), at_s=0.0))
@@ -35,7 +36,6 @@ from penstock.flow.events import (
     Dropped,
     Event,
     Failed,
-    Fetch,  # noqa: F401  (for the example)
     Throttled,
     Tick,
     Waiting,
@@ -275,7 +275,7 @@ class Flow:
     def _begin(self, care: Care, source: Source) -> None:
         number, copy = care.fetch.number, care.num_copies
         self._requests[number, copy] = Request(
-            care, source, self._now_s, source.in_flight, source.num_done
+            care, source, copy, self._now_s, source.in_flight, source.num_done
         )
         care.num_copies += 1
         care.num_in_flight += 1
@@ -305,7 +305,7 @@ class Flow:
         self._look_at_s = found.again_s if self._requests else inf
         for request in found.due:
             care, source = request.care, request.source
-            care.is_hedged = True
+            care.num_hedges += 1
             if care.num_tried < len(care.fetch.sources):
                 source = self._source(care.fetch.sources[care.num_tried])
                 care.num_tried += 1

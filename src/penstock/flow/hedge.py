@@ -23,6 +23,8 @@ from penstock.flow.source import Source
 
 TOKEN_SHARE = 0.05
 """Copies for each request that is no copy."""
+HEDGES_MAX = 1
+"""Copies of one fetch beside the first request."""
 TOKENS_MAX = 8.0
 """Copies that may be made at once after a quiet time."""
 _LATE = 1.25
@@ -54,8 +56,10 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
     again_s = inf
     for request in requests:
         care, source = request.care, request.source
-        if care.is_hedged or care.is_dropped or care.is_there:
+        if care.num_hedges >= HEDGES_MAX or care.is_dropped or care.is_there:
             continue
+        if request.copy + 1 < care.num_copies:
+            continue  # Its later copy is what is counted on.
         if source.tail.num_seen < _SEEN_MIN:
             again_s = min(again_s, now_s + _UNKNOWN_LOOK_S)
             continue

@@ -12,9 +12,10 @@ level that shows up as a change of rate: 1 for an empty link, 0 for a full one.
 * GROW: double while that brings bytes (slow start), then settle at the knee.
 * HOLD: stay, and watch the time per request against that of an empty queue (`base_s`).
 * UP: a quarter more, tried now and then, at once when the queue is short; kept if it brings bytes.
-* DOWN: fewer, tried when requests take long, and once in a while. If the rate holds, they were only
-  queueing, and fewer it stays. If it falls with them, the source itself is slow: the time seen is
-  the new `base_s`, and the level goes back up. This is how a stale base dies, in both directions.
+* DOWN: fewer, tried when requests take long. If the rate holds, they were only queueing, and fewer
+  it stays. If it falls with them, the source itself is slow: the time seen is the new `base_s`, and
+  the level goes back up. Once in a while, and when the base is unknown, it goes down until the rate
+  falls, only to see that time. This is how a stale base dies, in both directions.
 
 Rounds in which the flow had nothing more to ask for say nothing about the link and change nothing.
 A throttle mark cuts the level at once, at most once per round trip, and makes the next trial wait.
@@ -30,9 +31,6 @@ _SHORT = 1.4
 """Below this the queue may be too short to keep a jittery link full: try more at once."""
 _LONG = 2.5
 """Above this requests queue for nothing: try fewer at once."""
-_BARELY = 1.1
-"""Below this there seems to be no queue left. If fewer requests still bring as much, the base is
-wrong, and what it really is shows only further down."""
 _AT_LEVEL = 0.85
 """Share of the level that must have been in flight for a round to count."""
 
@@ -45,8 +43,8 @@ _DOWN_MAX = 0.25
 
 _PROBE_S, _PROBE_AGAIN_S = 1.0, 0.2
 """Between two trials of more; and after one that was kept, or while the queue is short."""
-_REFRESH_S = 10.0
-"""How long a base counts before it is looked at again with a shorter queue."""
+_REFRESH_S, _LOOK_AGAIN_S = 10.0, 3.0
+"""How long a base counts before it is sought again, and one that was not clear."""
 _PATIENCE_MIN_S, _PATIENCE_MAX_S = 0.5, 4.0
 """How long to keep still after a throttle mark; doubled while trials run into further marks."""
 _MARKS_MAX, _MARKS_SHARE, _MARKS_SMALL = 2.0, 0.03, 0.25
@@ -74,8 +72,8 @@ class Limit:
         "_ceiling_at_s",
         "_count",
         "_deaf_until_s",
-        "_down_to_learn",
         "_in_flight_sum",
+        "_is_seeking",
         "_is_starting",
         "_latency_sum_s",
         "_marks",
@@ -114,7 +112,7 @@ class Limit:
         self._ref_rate = self._ref_in_flight = 0.0
         """The round to compare with; rate 0 if there is none."""
         self._base_at_s = self._probe_at_s = self._deaf_until_s = self._quiet_until_s = 0.0
-        self._down_to_learn = False
+        self._is_seeking = False
         self._is_starting = True
         self._throttled_s = -inf
         self._marks = 0.0
@@ -219,8 +217,8 @@ class Limit:
         if not _SAME < before / rate < 1 / _SAME:
             return  # The source has changed, or we have: nothing to compare with yet.
         ratio = self.latency_s / self.base_s
-        is_stale = now_s - self._base_at_s > _REFRESH_S
-        if self.level > self._min and (ratio > _LONG or is_stale):
+        self._is_seeking = now_s - self._base_at_s > _REFRESH_S
+        if self.level > self._min and (ratio > _LONG or self._is_seeking):
             self._try_fewer(ratio)
         elif self._may_try_more(now_s, ratio):
             # With a short queue a large step does no harm, and shows more clearly what it brings.
@@ -248,39 +246,34 @@ class Limit:
             self._hold(self.level)
 
     def _down(self, now_s: float, rate: float, in_flight: float) -> None:
-        is_unknown = self._base_at_s == -inf or self.latency_s < _BARELY * self.base_s
-        self._base_at_s = now_s
         elasticity = self._elasticity(rate, in_flight)
-        if elasticity > _DOWN_MAX:
-            if elasticity < _UP_STEEP:
-                self._base_at_s -= _REFRESH_S - 3.0  # Some of it was a queue: look again soon.
-            is_near = not is_unknown and self.latency_s < 2 * self.base_s
-            self.base_s = (self.base_s + self.latency_s) / 2 if is_near else self.latency_s
-            # Little: the time per request at the level before was this many times the base.
-            ratio = (self._ref_in_flight / self._ref_rate) / (in_flight / rate)
-            share = min(FULL / ratio, 1.5 if self._ceiling > self._max else 1.0)
-            self._hold(max(self.level, round(self._safe * share)))
+        if elasticity <= _DOWN_MAX:
+            self._refer(rate, in_flight)
+            self._safe = self.level
+            self.base_s = min(self.base_s, self.latency_s)
+            ratio = self.latency_s / self.base_s
+            if self.level > self._min and (self._is_seeking or ratio > FULL):
+                self._try_fewer(ratio)
+            else:
+                self._base_at_s = now_s
+                self._hold(self.level)
             return
-        self.base_s = min(self.base_s, self.latency_s)
-        if self._down_to_learn and not is_unknown:
-            self._hold(self._safe)
-            return
-        self._refer(rate, in_flight)
-        self._safe = self.level
-        ratio = self.latency_s / self.base_s
-        if self.level > self._min and (is_unknown or ratio > FULL):
-            self._base_at_s = -inf if is_unknown else now_s
-            self._try_fewer(ratio)
-        else:
-            self._hold(self.level)
+        is_known = self._base_at_s > -inf and 0.8 < self.latency_s / self.base_s < 2
+        self.base_s = (self.base_s + self.latency_s) / 2 if is_known else self.latency_s
+        self._base_at_s = now_s
+        if elasticity < _UP_STEEP:
+            self._base_at_s -= _REFRESH_S - _LOOK_AGAIN_S  # Some of it was a queue.
+        # Little: the time per request at the level before was this many times the base.
+        ratio = (self._ref_in_flight / self._ref_rate) / (in_flight / rate)
+        share = min(FULL / ratio, 1.5 if self._ceiling > self._max else 1.0)
+        self._hold(max(self.level, round(self._safe * share)))
 
     # -- small change --------------------------------------------------------------------------
 
     def _try_fewer(self, ratio: float) -> None:
-        """Begin a DOWN: towards the knee, by half when that is far or unknown."""
+        """Begin a DOWN: by half when the base is to be found, else towards the knee."""
         self.mode = DOWN
-        self._down_to_learn = ratio <= _LONG
-        share = 0.5 if self._base_at_s == -inf else min(max(FULL / ratio, 0.5), 0.7)
+        share = 0.5 if self._is_seeking else min(max(FULL / ratio, 0.5), 0.7)
         self._to(min(self.level - 1, round(self.level * share)))
 
     def _may_try_more(self, now_s: float, ratio: float) -> bool:

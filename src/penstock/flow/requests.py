@@ -31,7 +31,8 @@ class Care(msgspec.Struct):
     """Whether its step has gone by, or it was dropped: nothing is kept once it has arrived."""
     is_dropped: bool = False
     """Whether it need not arrive at all."""
-    is_hedged: bool = False
+    num_hedges: int = 0
+    """Second copies among them, made or waiting for a place."""
 
 
 class Request(msgspec.Struct):
@@ -39,6 +40,7 @@ class Request(msgspec.Struct):
 
     care: Care
     source: Source
+    copy: int
     began_s: float
     num_ahead: int
     """Requests in flight at the source when this one began."""

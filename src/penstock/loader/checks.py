@@ -40,6 +40,6 @@ def first_damaged(bound: BoundPart, ids: Ints, offset: int, data: memoryview) ->
 def damaged(what: str) -> CorruptError:
     """Return the error for bytes that stay wrong."""
     return CorruptError(
-        f"{what}, and again when it was read again; the object is damaged in its store: restore it, or look at all of it "
-        "with `penstock verify`"
+        f"{what}, and the same when it was read again; the object is damaged in its store: restore "
+        "it, or look at all of it with `penstock verify`"
     )

@@ -198,7 +198,7 @@ class Holding:
         def copy(number: int, chosen: Ints, offsets: Ints) -> int:
             tier, sizes = self.tiers.tiers[number], lengths[chosen]
             rows = list(zip(offsets.tolist(), sizes.tolist(), at[chosen].tolist(), strict=True))
-            ranges = ((tier.descriptor, offset, size) for offset, size, _ in rows)
+            ranges = ((tier, offset, size) for offset, size, _ in rows)
             with self._warmth[number].asked(lambda: ranges):
                 data = tier.data
                 for offset, size, start in rows:
@@ -213,7 +213,7 @@ class Holding:
 
         def copy(number: int, chosen: Ints, offsets: Ints) -> int:
             tier, warmth = self.tiers.tiers[number], self._warmth[number]
-            ranges = [(tier.descriptor, o, width) for o in offsets.tolist()]
+            ranges = [(tier, o, width) for o in offsets.tolist()]
             with warmth.asked(lambda: ranges):
                 copy_rows(*_rows_of(tier.data, offsets, width), target, where[chosen])
             return len(chosen) * width

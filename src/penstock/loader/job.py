@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -75,6 +76,17 @@ class Piece:
     stop: int
 
 
+class Way(IntEnum):
+    """How samples get their bytes."""
+
+    TIER = 0
+    """From a tier of this node that holds them, or is to hold them."""
+    RUN = 1
+    """From a run of samples that is read whole for several batches."""
+    ALONE = 2
+    """Each for itself, near ones together."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """A batch in the making."""
@@ -85,8 +97,8 @@ class Job:
     num_samples: int
     number: int = 0
     """Its place in the run, from 0."""
-    tiered: set[int] = field(default_factory=set)
-    """The groups whose samples lie in tiers of this node, or are to lie there."""
+    ways: list[Way] = field(default_factory=list)
+    """How each group gets its bytes."""
     state: Any = None
     """What the maker keeps between planning and finishing."""
     staged: dict[int, Any] = field(default_factory=dict)

@@ -118,7 +118,7 @@ class SampleReader:
         if not self._at_random:
             return nullcontext()  # The kernel reads ahead by itself.
         return self._warmth.asked(
-            lambda: ((self.file(bound, table, n).descriptor, o, size) for n, o, size in ranges())
+            lambda: ((self.file(bound, table, n), o, size) for n, o, size in ranges())
         )
 
     def file(self, bound: BoundPart, table: int, number: int) -> OpenFile:

@@ -25,8 +25,8 @@ from penstock.loader.buffers import BufferPool
 from penstock.loader.checks import damaged, first_damaged, has_checksums
 from penstock.loader.fetcher import Outcome, Read
 from penstock.loader.fills import Fill, FillRun, Fills
-from penstock.loader.holding import Holding
-from penstock.loader.job import Group, Job
+from penstock.loader.holding import Flags, Holding
+from penstock.loader.job import Group, Job, Way
 from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Tiered
@@ -84,6 +84,8 @@ class Stager:
         self._reads_ahead = reads_ahead
         self._blocks = BlockStage(stage_bytes)
         self._runs = runs
+        self._bare_runs: dict[int, bool] = {}
+        """Runs seen so far, and whether no tier holds anything of them."""
         self._holding = holding
         self._gap_bytes = gap_bytes
         self._recorder = recorder
@@ -92,33 +94,52 @@ class Stager:
     # -- planning ----------------------------------------------------------------------------
 
     def split(self, job: Job) -> None:
-        """Part the samples that a tier holds, or is to hold, from the others."""
-        if self._holding is None:
-            return
+        """Part the samples of a job by how they get their bytes: `job.ways` says it of each group.
+
+        From a tier that holds them or is to hold them, in a run that is read whole, or each alone.
+        """
+        runs = self._runs
+        in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
         groups: list[Group] = []
         for group in job.groups:
-            placed = self._holding.is_placed(self._holding.places(group))
-            if not placed.any():
-                groups.append(group)
-                continue
-            for chosen in (np.flatnonzero(placed), np.flatnonzero(~placed)):
-                if len(chosen):
-                    job.tiered.add(len(groups)) if placed[chosen[0]] else None
-                    groups.append(group.part(chosen))
+            ways = np.full(len(group.where), Way.RUN if in_runs else Way.ALONE)
+            if self._holding is not None:
+                placed = self._holding.is_placed(self._holding.places(group))
+                if in_runs and placed.any():
+                    ways[~self._is_run_bare(group)] = Way.ALONE
+                ways[placed] = Way.TIER
+            for way in np.unique(ways).tolist():
+                job.ways.append(Way(way))
+                groups.append(group.part(np.flatnonzero(ways == way)))
         job.groups = groups
+
+    def _is_run_bare(self, group: Group) -> Flags:
+        """Return which samples lie in a run that no tier holds anything of."""
+        assert self._runs is not None
+        assert self._holding is not None
+        numbers = self._runs.numbers(group.local_ids + group.bound.first)
+        bare = {}
+        for number in np.unique(numbers).tolist():
+            if number not in self._bare_runs:
+                first = self._runs.starts[number : number + 1] - group.bound.first
+                units = self._units_around(group.at(first), placed_only=False)
+                self._bare_runs[number] = not (self._holding.tiers.tier_of(units) >= 0).any()
+            bare[number] = self._bare_runs[number]
+        return np.array([bare[number] for number in numbers.tolist()], bool)
 
     def stage(self, job: Job) -> Staged:
         """Decide how each group of a job gets its bytes; return the reads to be done ahead."""
         staged = Staged()
-        for number, group in enumerate(job.groups):
-            if number in job.tiered:
-                self._stage_tiered(job, number, group, staged)
+        for number, way in enumerate(job.ways):
+            if way == Way.TIER:
+                self._stage_tiered(job, number, staged)
             elif self._reads_ahead:  # Else worker processes read for themselves.
                 self._stage_store(job, number, staged)
         return staged
 
-    def _stage_tiered(self, job: Job, number: int, group: Group, staged: Staged) -> None:
+    def _stage_tiered(self, job: Job, number: int, staged: Staged) -> None:
         assert self._holding is not None
+        group = job.groups[number]
         places = self._holding.places(group)
         stage = Tiered(
             self._holding, group, places, self._counters, blocks=self, read=self.read_sample
@@ -146,8 +167,8 @@ class Stager:
             new = new + [fill for fill, is_new in self._fills_of(around) if is_new]
         return self.fills.reads(new, self._gap_bytes())
 
-    def _units_around(self, group: Group) -> Ints:
-        """Return the units of all blocks that some samples of a group lie in."""
+    def _units_around(self, group: Group, *, placed_only: bool = True) -> Ints:
+        """Return the units of all runs that some samples of a group lie in."""
         assert self._holding is not None
         assert self._runs is not None
         first, last = self._runs.ends(group.local_ids + group.bound.first)
@@ -156,7 +177,7 @@ class Stager:
             low, high = ends.units.reshape(2, -1)
             units += [np.arange(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
         around = np.concatenate(units)
-        return around[self._holding.tiers.tier_of(around) >= 0]
+        return around[self._holding.tiers.tier_of(around) >= 0] if placed_only else around
 
     def fills_ahead(self, group: Group, jobs: Ints, epoch: int) -> list[tuple[int, Fill | FillRun]]:
         """Return requests for what a group needs and nobody has begun, with the job of each."""
@@ -179,8 +200,7 @@ class Stager:
     def _stage_store(self, job: Job, number: int, staged: Staged) -> None:
         group = job.groups[number]
         local = is_local(group.bound) and self._holding is None
-        in_runs = self._runs is not None and self._runs.are_read_whole(job.slots[0].epoch)
-        if group.bound.by_block or (in_runs and not local):
+        if group.bound.by_block or (job.ways[number] == Way.RUN and not local):
             blocks = self._stage_blocks(group)
             job.staged[number] = blocks
             staged.reads.extend([] if local else self._block_reads(group, blocks))

@@ -11,9 +11,19 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 _LOOK_EVERY = 16
 """While files are in memory, so many pieces are read between two looks whether they still are."""
+
+
+class Opened(Protocol):
+    """A file that is open for as long as somebody holds this."""
+
+    @property
+    def descriptor(self) -> int:
+        """The open file."""
+        ...
 
 
 class Warmth:
@@ -24,10 +34,10 @@ class Warmth:
         self._num_looks = 0
 
     @contextmanager
-    def asked(self, ranges: Callable[[], Iterable[tuple[int, int, int]]]) -> Iterator[None]:
+    def asked(self, ranges: Callable[[], Iterable[tuple[Opened, int, int]]]) -> Iterator[None]:
         """Ask for ranges, if the last time showed that it pays, and see what it takes to read them.
 
-        Ranges are descriptor, offset and length, made only if they are needed.
+        Ranges are file, offset and length, made only if they are needed.
         """
         self._num_looks += 1
         if not self._is_cold and self._num_looks % _LOOK_EVERY:
@@ -35,7 +45,7 @@ class Warmth:
             return
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
         if self._is_cold:
-            for descriptor, offset, length in ranges():
-                os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+            for file, offset, length in ranges():
+                os.posix_fadvise(file.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
         yield
         self._is_cold = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock > before

@@ -2,5 +2,11 @@
 
 Pure: a plan is made from an index, an order, a world and a machine, and from nothing else: no
 clock, no thread, no I/O. Carrying it out is `flow` and `loader`; pretending to is `simulate`.
-Start with `units`, what a tier keeps, and `planner`, what a run will read from where.
+
+* `units`, `cuts` – what a tier keeps as one, and the rule that cuts it
+* `placement`, `homes` – where a unit lies in the tiers, and on which node
+* `fetches` – what a node brings in for the steps to come, and by which step
+* `bound`, `cost` – the fewest bytes that must be read, and what a read costs
+* `summary`, `work`, `traffic`, `planner` – a run foreseen from a few numbers: bytes, times, limits
+* `what_if`, `explain` – what more of something would buy, and all of it in words
 """

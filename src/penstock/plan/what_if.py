@@ -58,7 +58,8 @@ def _other_machines(plan: Plan) -> list[tuple[str, Machine]]:
     machine = plan.machine
     out = [
         ("100 GB more of tiers on each node", _with_tier(machine, MORE_TIER_BYTES)),
-        ("a store twice as fast", replace(machine, store=_faster(machine.store))),
+        ("a store of twice the bandwidth", replace(machine, store=_wider(machine.store))),
+        ("a store of half the latency", replace(machine, store=_nearer(machine.store))),
     ]
     if plan.work.peers is not None and plan.work.num_nodes > 1:
         link = replace(machine.link, bytes_s=2 * machine.link.bytes_s)
@@ -91,10 +92,16 @@ def _doubled(curve: Curve) -> Curve:
     return replace(curve, bytes_s=tuple(2 * rate for rate in curve.bytes_s))
 
 
-def _faster(store: StoreModel) -> StoreModel:
+def _wider(store: StoreModel) -> StoreModel:
+    plain = store.without_latency()
     return replace(
-        store,
-        throughput=_doubled(store.throughput),
-        shared=_doubled(store.shared) if store.shared is not None else None,
-        requests_s_max=2 * store.requests_s_max if store.requests_s_max is not None else None,
+        plain,
+        throughput=_doubled(plain.throughput),
+        shared=_doubled(plain.shared) if plain.shared is not None else None,
+        requests_s_max=2 * plain.requests_s_max if plain.requests_s_max is not None else None,
     )
+
+
+def _nearer(store: StoreModel) -> StoreModel:
+    plain = store.without_latency()
+    return replace(plain, latency_s=plain.latency_s / 2, latency_p99_s=plain.latency_p99_s / 2)

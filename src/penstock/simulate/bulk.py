@@ -208,7 +208,10 @@ class _Run:
         readers = ((from_store + ahead.bytes[..., job.store]) > 0).sum(axis=1).astype(np.float64)
         # Ranks of a node read beside each other, one sample at a time each.
         ranks = job.ranks
-        mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / ranks
+        byte_s = np.maximum(
+            devices.store_byte_s(readers), ranks / devices.node_bytes_s(readers, ranks)
+        )
+        mine = (other_s + from_store * byte_s[:, None]) / ranks
         return np.maximum(mine, devices.limits_s(load, readers, ranks, 1.0))
 
     # -- the recurrence ------------------------------------------------------------------------

@@ -28,14 +28,16 @@ from penstock.simulate.weather import Weather
 class Costs:
     """What the processor does for a loader, in seconds. Measured on a real run, or guessed."""
 
-    request_s: float = 0.0002
+    request_s: float = 0.0003
     """Python for one request to the store."""
     sample_s: float = 0.00001
     """Python for one sample of a batch, planning included."""
     batch_s: float = 0.0002
     """Python for one batch."""
-    byte_s: float = 0.3e-9
+    byte_s: float = 1e-9
     """A core, for one byte from the store: receiving it, and whoever sends it from here."""
+    start_s: float = 0.05
+    """Until the first request: threads, connections, opening tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

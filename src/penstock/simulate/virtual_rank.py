@@ -9,6 +9,7 @@ runs in a loader.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,6 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.flow import (
-    Action,
     Arrived,
     Begin,
     Budget,
@@ -51,11 +51,27 @@ class Batch:
         self.is_done = False
 
 
+class _Read:
+    """A read that is wanted: for one batch, or into a tier."""
+
+    __slots__ = ("done", "is_over", "size_bytes", "unit")
+
+    def __init__(self, size_bytes: int, unit: int, done: Call) -> None:
+        self.size_bytes, self.unit, self.done = size_bytes, unit, done
+        self.is_over = False
+
+
 class VirtualRank:
     """One rank: its flow, its stage and its training loop."""
 
     def __init__(
-        self, node: VirtualNode, batches: Iterator[Ints], *, costs: Costs, budget: Budget, threads: int
+        self,
+        node: VirtualNode,
+        batches: Iterator[Ints],
+        *,
+        costs: Costs,
+        budget: Budget,
+        threads: int,
     ) -> None:
         self._node, self._batches, self._costs = node, batches, costs
         self._time = node.time
@@ -67,17 +83,15 @@ class VirtualRank:
         self._stage_bytes = 0
         self._num_planned = self._num_fetches = self._num_open = 0
         self._was_near = self._is_planning = self._is_filling = self._is_exhausted = False
-        self._reads: dict[int, tuple[int, Call]] = {}
-        """By fetch: the unit that it fills or -1, and what to do when it is there."""
-        self._over: set[int] = set()
-        self._wake_s = np.inf
+        self._reads: dict[int, _Read] = {}
+        self._wake_s = math.inf
         self._taker: Call | None = None
         self._ahead: Iterator[tuple[int, Ints]] = iter(())
 
     def start(self, ahead: Iterator[tuple[int, Ints]]) -> None:
         """Begin to plan; `ahead` are the samples of batches to come, for filling tiers."""
         self._ahead = ahead
-        self._look()
+        self._time.after(self._costs.start_s, self._look)
 
     def take(self, call: Call) -> None:
         """Have the next batch; be called when it is there."""
@@ -115,7 +129,7 @@ class VirtualRank:
         return not self._stage or self._stage_bytes < room
 
     def _may_fill(self) -> bool:
-        if self._is_filling or self._ahead is None:
+        if self._is_filling:
             return False
         return self._num_open < _FILLS_WAITING * self.flow.limit(STORE)
 
@@ -136,7 +150,8 @@ class VirtualRank:
         if not batch.num_waiting:
             self._make(batch)
         done = partial(self._one_there, batch)
-        fetches = [self._read(int(size), batch.number, done) for size in node.samples.lengths[alone]]
+        sizes = node.samples.lengths[alone].tolist()
+        fetches = [self._want(_Read(size, -1, done), batch.number) for size in sizes]
         for unit in absent.tolist():
             if node.claim(unit):
                 fetches.append(self._fill(unit, batch.number))
@@ -164,60 +179,108 @@ class VirtualRank:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _read(self, size_bytes: int, step: int, done: Call) -> Fetch:
-        return self._fetch(size_bytes, step, -1, done, staged=True)
-
     def _fill(self, unit: int, step: int) -> Fetch:
         size_bytes = int(self._node.samples.unit_lengths[unit])
-        return self._fetch(size_bytes, step, unit, partial(self._node.filled, unit), staged=False)
+        return self._want(_Read(size_bytes, unit, partial(self._node.filled, unit)), step)
 
-    def _fetch(self, size_bytes: int, step: int, unit: int, done: Call, *, staged: bool) -> Fetch:
+    def _want(self, read: _Read, step: int) -> Fetch:
         number = self._num_fetches
         self._num_fetches += 1
         self._num_open += 1
-        self._reads[number] = (unit, done)
+        self._reads[number] = read
         return Fetch(
-            number=number, step=step, size_bytes=size_bytes, sources=(STORE,), staged=staged
+            number=number,
+            step=step,
+            size_bytes=read.size_bytes,
+            sources=(STORE,),
+            staged=read.unit < 0,
         )
 
     def _tell(self, event: Event) -> None:
-        """Tell the flow, and do what it says."""
-        self._act(self.flow.on(event))
+        """Tell the flow, do what it says, and wake it when it wants."""
+        for action in self.flow.on(event):
+            assert isinstance(action, Begin), f"a store that never fails was given up: {action}"
+            self._begin(action)
         wake_s = self.flow.wake_s
-        if wake_s is not None and not self._time.now_s <= self._wake_s <= wake_s:
+        if wake_s is not None and wake_s < self._wake_s:
             self._wake_s = wake_s
             self._time.at(wake_s, self._wake)
 
     def _wake(self) -> None:
-        self._wake_s = np.inf
+        if self._time.now_s < self._wake_s:
+            return
+        self._wake_s = math.inf
         if self.flow.wake_s is not None:
             self._tell(Tick(at_s=self._time.now_s))
 
-    def _act(self, actions: list[Action]) -> None:
-        for action in actions:
-            assert isinstance(action, Begin), f"a store that never fails was given up: {action}"
-            self._begin(action)
-
     def _begin(self, begin: Begin) -> None:
-        unit = self._reads[begin.number][0] if begin.number in self._reads else -1
-        size_bytes = self._sizes(begin.number, unit)
-        asked = partial(self._node.store.read, size_bytes, partial(self._answered, begin, size_bytes))
-        self._python.ask(self._costs.request_s, asked)
+        read = self._reads[begin.number]
+        answered = partial(self._answered, begin, read)
+        ask = partial(self._node.store.read, read.size_bytes, answered)
+        self._python.ask(self._costs.request_s, ask)
 
-    def _answered(self, begin: Begin, size_bytes: int, num_retries: int) -> None:
-        unit = self._reads.get(begin.number, (-1, None))[0]
-        seconds = size_bytes * self._costs.byte_s
-        if unit >= 0:
-            seconds += self._node.write_s(unit)
-        self._node.cores.ask(seconds, partial(self._arrived, begin, num_retries))
+    def _answered(self, begin: Begin, read: _Read, num_retries: int) -> None:
+        seconds = read.size_bytes * self._costs.byte_s
+        if read.unit >= 0:
+            seconds += self._node.write_s(read.unit)
+        self._node.cores.ask(seconds, partial(self._arrived, begin, read, num_retries))
 
-    def _arrived(self, begin: Begin, num_retries: int) -> None:
+    def _arrived(self, begin: Begin, read: _Read, num_retries: int) -> None:
         now_s = self._time.now_s
         if num_retries:
             self._tell(Throttled(source=STORE, at_s=now_s))
         self._tell(Arrived(number=begin.number, copy=begin.copy, at_s=now_s))
-        found = self._reads.pop(begin.number, None)
-        if found is not None:
+        if not read.is_over:
+            read.is_over = True
             self._num_open -= 1
-            found[1]()
+            del self._reads[begin.number]
+            read.done()
+        self._look()
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def _one_there(self, batch: Batch) -> None:
+        batch.num_waiting -= 1
+        if not batch.num_waiting:
+            self._make(batch)
+
+    def _make(self, batch: Batch) -> None:
+        """Read what lies on disk, then copy all samples together."""
+        node = self._node
+        tiers = node.tier_of[node.samples.units[batch.ids, 0]]
+        lengths = node.samples.lengths[batch.ids]
+        left = [1 + len(node.machine.tiers)]
+
+        def read() -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._copy(batch)
+
+        for tier in range(len(node.machine.tiers)):
+            node.read_tier(tier, float(lengths[tiers == tier].sum()), read)
+        read()
+
+    def _copy(self, batch: Batch) -> None:
+        left = [self._threads]
+
+        def copied() -> None:
+            left[0] -= 1
+            if not left[0]:
+                self._python.ask(self._costs.batch_s, partial(self._made, batch))
+
+        for _ in range(self._threads):
+            self._node.cores.ask(self._node.copy_s(batch.size_bytes / self._threads), copied)
+
+    def _made(self, batch: Batch) -> None:
+        batch.is_done = True
+        self._give()
+
+    def _give(self) -> None:
+        """Hand the next batch over if it is there and wanted."""
+        if self._taker is None or not (self._stage and self._stage[0].is_done):
+            return
+        batch, taker, self._taker = self._stage.popleft(), self._taker, None
+        self._stage_bytes -= batch.size_bytes
+        self._tell(Consumed(step=batch.number, at_s=self._time.now_s))
+        taker()
         self._look()

@@ -30,6 +30,8 @@ class VirtualStore:
         self._used_until_s = -math.inf
         self.num_requests = 0
         self.num_refused = 0
+        self.arrivals: list[tuple[float, float]] = []
+        """When how many bytes had come, read by read."""
         for change_s in weather.changes_s():
             time.at(change_s, self._change)
 
@@ -66,8 +68,12 @@ class VirtualStore:
     def _answer(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
         self._time.after(
             self._draws.latency_s(self._time.now_s),
-            lambda: self._pipe.send(size_bytes, lambda: done(attempt)),
+            lambda: self._pipe.send(size_bytes, lambda: self._there(size_bytes, done, attempt)),
         )
+
+    def _there(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
+        self.arrivals.append((self._time.now_s, size_bytes))
+        done(attempt)
 
     def _change(self) -> None:
         self._pipe.slow_down(self._weather.factor_at(self._time.now_s))

@@ -71,4 +71,5 @@ class Ours(Policy):
             loader = job.scenario.loader  # As many as the other policies have in all.
             return loader.threads + loader.fill_threads * job.num_tiers
         sample_bytes = job.size_bytes / len(job.sizes)
-        return -(-requests_in_flight(job.scenario.machine.store, sample_bytes) // job.ranks)
+        useful = -(-requests_in_flight(job.scenario.machine.store, sample_bytes) // job.ranks)
+        return max(useful, job.scenario.loader.threads)

@@ -1,0 +1,193 @@
+"""Predictions: how long a real run will take, and how it behaves when the store does not.
+
+One node, its ranks and the store, event by event: the real flow decides, devices in virtual time
+carry out. A prediction needs a machine (as `penstock probe` measures it), the samples, the order,
+and how long a step computes.
+
+>>> from penstock.machine import Curve, LinkModel, Machine, StoreModel
+>>> store = StoreModel(latency_s=0.02, latency_p99_s=0.04, throughput=Curve.flat(100e6))
+>>> machine = Machine(store=store, link=LinkModel(bytes_s=1e9), cores=2)
+>>> run = LoaderRun(samples=Samples.alone(np.full(640, 100_000)), batch_size=64, compute_s=0.1)
+>>> predicted = predict(machine, run)
+>>> 0.9 < predicted.epoch_s[0] < 1.4
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.errors import OptionError
+from penstock.flow import Budget
+from penstock.machine import Machine
+from penstock.order import GlobalOrder, Order, Steps
+from penstock.simulate.job import Floats
+from penstock.simulate.virtual import VirtualTime
+from penstock.simulate.virtual_node import Costs, Samples, VirtualNode
+from penstock.simulate.virtual_rank import VirtualRank
+from penstock.simulate.weather import Weather
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRun:
+    """What a loader is asked to do."""
+
+    samples: Samples
+    batch_size: int
+    """Per rank."""
+    compute_s: float
+    """The training loop's own time per step."""
+    epochs: int = 1
+    ranks: int = 1
+    order: Order | None = None
+    """None: a fresh shuffle of all samples in each epoch, seed 0."""
+    stage_bytes: int = 512_000_000
+    """Memory for samples on their way, per rank."""
+    threads: int = 2
+    """That copy samples together, per rank."""
+    requests_max: int = 64
+    costs: Costs = field(default_factory=Costs)
+    is_warm: bool = False
+    """Whether the tiers hold all that they can from the start."""
+
+    def __post_init__(self) -> None:
+        counts = (self.batch_size, self.epochs, self.ranks, self.stage_bytes, self.threads)
+        if min(counts) < 1 or self.compute_s < 0:
+            raise OptionError(
+                "batch_size, epochs, ranks, stage_bytes and threads are at least 1 and compute_s "
+                f"at least 0, got {counts} and {self.compute_s:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What came of it."""
+
+    epoch_s: tuple[float, ...]
+    """From the end of the epoch before, or the start, to the end of its last step."""
+    first_batch_s: float
+    stall_s: float
+    """That the ranks waited for batches, the mean of all."""
+    store_bytes: float
+    num_requests: int
+    num_refused: int
+    num_hedges: int
+    taken_s: Floats
+    """When rank 0 took each batch."""
+    arrivals: tuple[tuple[float, float], ...]
+    """When how many bytes came from the store."""
+
+    @property
+    def time_s(self) -> float:
+        """All epochs together."""
+        return sum(self.epoch_s)
+
+    def bytes_s(self, start_s: float, stop_s: float) -> float:
+        """Return the rate of the store between two times."""
+        size_bytes = sum(size for at_s, size in self.arrivals if start_s <= at_s < stop_s)
+        return size_bytes / (stop_s - start_s)
+
+
+def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) -> Prediction:
+    """Return how a run goes on a machine whose tiers have the capacities it states."""
+    time = VirtualTime()
+    node = VirtualNode(time, machine, run.samples, weather or Weather())
+    if run.is_warm:
+        node.warm_up()
+    order = run.order or GlobalOrder(num_samples=len(run.samples.lengths), seed=0)
+    training = _Training(time, run, _steps(run, order))
+    budget = Budget(stage_bytes_max=run.stage_bytes, requests_max=run.requests_max)
+    for number in range(run.ranks):
+        rank = VirtualRank(
+            node,
+            _batches(run, order, number),
+            costs=run.costs,
+            budget=budget,
+            threads=run.threads,
+        )
+        training.add(rank)
+        rank.start(enumerate(_batches(run, order, number, epochs=1)))
+    time.run(lambda: training.is_over)
+    assert training.is_over, "nothing more happens, and the run is not over"
+    return training.prediction(node)
+
+
+def _steps(run: LoaderRun, order: Order) -> Steps:
+    return Steps(
+        num_samples=order.num_samples,
+        global_batch_size=run.batch_size * run.ranks,
+        num_ranks=run.ranks,
+    )
+
+
+def _batches(run: LoaderRun, order: Order, rank: int, epochs: int | None = None) -> Iterator[Ints]:
+    """Yield the samples of a rank's batches."""
+    steps = _steps(run, order)
+    for epoch in range(run.epochs if epochs is None else epochs):
+        ids = order.ids(epoch, 0, order.num_samples)
+        for step in range(steps.num_steps):
+            positions, is_real = steps.positions(step, rank)
+            yield ids[positions[is_real]]
+
+
+class _Training:
+    """The training loops of all ranks: take a batch, compute, wait for each other."""
+
+    def __init__(self, time: VirtualTime, run: LoaderRun, steps: Steps) -> None:
+        self._time, self._run = time, run
+        self._steps_per_epoch = steps.num_steps
+        self._ranks: list[VirtualRank] = []
+        self._num_computing = 0
+        self._num_steps = 0
+        self._taken: list[float] = []
+        self._ends: list[float] = [0.0]
+        self._asked_s = 0.0
+        self._stall_s = 0.0
+        self.is_over = False
+
+    def add(self, rank: VirtualRank) -> None:
+        """Give a rank its training loop, which asks for its first batch at once."""
+        self._ranks.append(rank)
+        number = len(self._ranks) - 1
+        self._time.at(0.0, partial(rank.take, partial(self._got, number)))
+
+    def _got(self, number: int) -> None:
+        now_s = self._time.now_s
+        self._stall_s += (now_s - self._asked_s) / self._run.ranks
+        if number == 0:
+            self._taken.append(now_s)
+        self._time.after(self._run.compute_s, self._computed)
+
+    def _computed(self) -> None:
+        self._num_computing += 1
+        if self._num_computing < self._run.ranks:
+            return
+        self._num_computing = 0
+        self._num_steps += 1
+        self._asked_s = self._time.now_s
+        if self._num_steps % self._steps_per_epoch == 0:
+            self._ends.append(self._time.now_s)
+        if self._num_steps == self._steps_per_epoch * self._run.epochs:
+            self.is_over = True
+            return
+        for number, rank in enumerate(self._ranks):
+            rank.take(partial(self._got, number))
+
+    def prediction(self, node: VirtualNode) -> Prediction:
+        """Return what came of it."""
+        return Prediction(
+            epoch_s=tuple(np.diff(self._ends).tolist()),
+            first_batch_s=self._taken[0],
+            stall_s=self._stall_s,
+            store_bytes=node.store.read_bytes,
+            num_requests=node.store.num_requests,
+            num_refused=node.store.num_refused,
+            num_hedges=sum(rank.flow.num_hedges for rank in self._ranks),
+            taken_s=np.array(self._taken),
+            arrivals=tuple(node.store.arrivals),
+        )
