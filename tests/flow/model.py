@@ -68,7 +68,6 @@ class Log:
     stalls: list[tuple[float, float]] = field(default_factory=list)
     """When a step was asked for and how long it was waited for, by step."""
     stage_bytes_max: int = 0
-    look_ahead: list[tuple[float, int]] = field(default_factory=list)
 
     def rate(self, from_s: float, to_s: float) -> float:
         return sum(size for at, size, _ in self.done if from_s <= at < to_s) / (to_s - from_s)

@@ -191,6 +191,16 @@ def test_a_mixture_has_tiers_too(large: penstock.Dataset, tmp_path: Path) -> Non
     assert stats.bound_bytes is None, "a mixture does not see every sample once an epoch"
 
 
+def test_what_a_mixture_uses_more_often_is_kept_first(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    rare, often = large[:64], large[64:]
+    mixture = penstock.Mixture([rare, often], [0.1, 0.9])
+    _, stats = run(mixture, [Disk(tmp_path / "tier", 32 * BLOB_BYTES)], epochs=2)
+    # Only the rare ones are read from the store again and again.
+    assert is_once(stats.store_bytes - round(0.1 * stats.samples) * BLOB_BYTES, 32 * BLOB_BYTES)
+
+
 RANK = """
 import sys
 import penstock

@@ -34,7 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     add_dataset(parser, version=True)
     group = parser.add_argument_group("Order")
-    group.add_argument("--shuffle", choices=_MODES, default="global", help="default: global")
+    group.add_argument(
+        "--shuffle", choices=(*_MODES, "blocks-first"), default="global", help="default: global"
+    )
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="as given to the loader (default: 0)"
     )

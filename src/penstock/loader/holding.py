@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
@@ -23,7 +24,7 @@ from penstock.loader.gather import copy_rows
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters, TierStats
 from penstock.loader.warmth import Warmth
-from penstock.plan.placement import layout_of
+from penstock.plan.placement import Floats, layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers
@@ -52,11 +53,12 @@ class Holding:
 
     def __init__(self, dataset: Dataset | Mixture, wishes: Sequence[Wish]) -> None:
         self.units = Units.of(dataset)
-        self.layout = layout_of(self.units)
+        uses = _uses(dataset, self.units) if isinstance(dataset, Mixture) else None
+        self.layout = layout_of(self.units, uses)
         self.bounds = dataset.bound
         self._numbers = {id(bound): n for n, bound in enumerate(self.bounds)}
         shape = TierShape(
-            name=self.units.name,
+            name=self.units.name if uses is None else _name_with(self.units.name, uses),
             offsets=self.layout.offsets,
             lengths=self.layout.lengths,
             about={"uri": " + ".join(dict.fromkeys(b.store.uri for b in self.bounds))},
@@ -239,6 +241,25 @@ class Holding:
                 seconds = time.perf_counter() - begin
                 counters.add_reads(tier.source, size_bytes, len(chosen), seconds)
         return np.flatnonzero(~held)
+
+
+def _uses(mixture: Mixture, units: Units) -> Floats:
+    """Return how often an epoch uses each unit of a mixture."""
+    total = sum(mixture.weights)
+    dataset_of = np.repeat(range(len(mixture.datasets)), [len(d.bound) for d in mixture.datasets])
+    of_dataset = [
+        weight / total * mixture.samples_per_epoch / len(dataset)
+        for weight, dataset in zip(mixture.weights, mixture.datasets, strict=True)
+    ]
+    places, _, _, _ = units.extents(np.arange(units.num_units))
+    of_place = [of_dataset[dataset_of[bound_number]] for bound_number, _ in units.tables]
+    return np.array(of_place)[places]
+
+
+def _name_with(name: str, uses: Floats) -> str:
+    """Return a name of its own for a layout that depends on how often units are used."""
+    classes = np.frexp(uses)[1].astype("<i2")
+    return xxhash.xxh3_128_hexdigest(name.encode() + classes.tobytes())
 
 
 def _rows_of(data: Bytes, offsets: Ints, width: int) -> tuple[Bytes, Ints]:
