@@ -74,7 +74,7 @@ REMOTE = {
         "litdata",
         both("w2"),
         shuffle="chunks permuted, samples permuted inside a chunk of 8 MB",
-        all="a private option of it is changed, so that it may use http",
+        all="downloads 4 chunks at once; a private option is changed, so that it may use http",
     ),
     "webdataset": remote(
         "webdataset",

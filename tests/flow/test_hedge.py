@@ -63,6 +63,12 @@ class Story:
         return actions
 
 
+@pytest.fixture(autouse=True)
+def one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy each, so that a story is short; what a second one does has a test of its own."""
+    monkeypatch.setattr("penstock.flow.hedge.HEDGES_MAX", 1)
+
+
 def test_a_late_fetch_of_the_next_step_gets_one_copy_and_no_more() -> None:
     story = Story(pace_s=0.05)
     (late,) = story.want(1)

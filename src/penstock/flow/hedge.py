@@ -23,7 +23,7 @@ from penstock.flow.source import Source
 
 TOKEN_SHARE = 0.05
 """Copies for each request that is no copy."""
-HEDGES_MAX = 1
+HEDGES_MAX = 2
 """Copies of one fetch beside the first request."""
 TOKENS_MAX = 8.0
 """Copies that may be made at once after a quiet time."""

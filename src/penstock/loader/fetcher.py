@@ -32,6 +32,8 @@ from penstock.plan.cost import merge_gap_bytes, reads_whole
 
 _JOIN_S = 5.0
 _HEDGE_THREADS = 8
+_MARKS_MAX = 8
+"""How often one read can tell the flow that its store wants fewer requests."""
 _REQUESTS = 8
 _GAP_BYTES = 16 << 10
 """Read rather than asked around in any case: a request costs work, too."""
@@ -296,7 +298,8 @@ class Fetcher:
             fetching.num_out -= 1
             self.requests_limit = self._flow.limit(begin.source)
             over = []
-            if outcome.num_retries or (error is not None and getattr(error, "retryable", False)):
+            num_marks = outcome.num_retries + int(getattr(error, "retryable", False))
+            for _ in range(min(num_marks, _MARKS_MAX)):
                 over += self._act(self._flow.on(Throttled(source=begin.source, at_s=at_s)))
             if error is None:
                 arrived = Arrived(

@@ -49,8 +49,9 @@ from penstock.units import bytes_of
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
-_REQUESTS_MAX = 64
-"""Requests in flight at most; the flow finds out how many help."""
+_REQUESTS_MIN, _REQUESTS_MAX = 8, 64
+"""Requests in flight at most, of a rank and of all ranks of a node; the flow finds out how many
+help. Ranks do not know of each other: many at once would only queue up at their common link."""
 _THREADS_MAX = 32
 _COPY_THREADS_MAX = 4
 _TINY_JOB_BYTES = 4 << 20
@@ -228,8 +229,9 @@ class Loader:
         epoch, position = self._begin_at
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         batches_a_job = self._batches_a_job(maker, stream)
-        budget = Budget(stage_bytes_max=self._look_ahead_bytes, requests_max=_REQUESTS_MAX)
-        fetcher = Fetcher(Flow(budget=budget), requests_max=_REQUESTS_MAX, live=self._live_rates())
+        requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // _ranks_a_node(stream.world))
+        budget = Budget(stage_bytes_max=self._look_ahead_bytes, requests_max=requests_max)
+        fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=self._live_rates())
         stager = self._stager(pool, holding, fetcher)
         runner = Runner(
             jobs_of(stream.slots(epoch, position, end_epoch, part), self.dataset, batches_a_job),
@@ -484,11 +486,16 @@ def _world_here() -> World:
     return world
 
 
+def _ranks_a_node(world: World) -> int:
+    """Return how many ranks a node has, where they are spread evenly."""
+    return -(-world.num_ranks // world.num_nodes)
+
+
 def _threads_for(world: World, copies_only: bool) -> int:
     """Return this rank's share of the cores, less one of many for the training loop itself.
 
     A few threads copy as fast as memory allows; more of them only wait for each other.
     """
-    cores = len(os.sched_getaffinity(0)) // -(-world.num_ranks // world.num_nodes)
+    cores = len(os.sched_getaffinity(0)) // _ranks_a_node(world)
     most = _COPY_THREADS_MAX if copies_only else _THREADS_MAX
     return max(1, min(most, cores - 1 if cores >= 4 else cores))
