@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from itertools import chain
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from benchmarks import look, tree
 from benchmarks.inside import about
 from benchmarks.peers_remote import Opened, Unsupported
 from benchmarks.remote import WORK, open_source, write_own
+from benchmarks.works import Ragged
 
 CPU_FIELDS = slice(tree.UTIME, tree.UTIME + 4)
 """Own and waited-for children's time, user and system."""
@@ -46,7 +47,7 @@ class Run:
             got = time.perf_counter()
             ids.append(look.ids_of(WORK, batch))
             if self.source is not None:
-                self.num_wrong += self.differing(ids[-1], batch)
+                self.num_wrong += differing(ids[-1], batch, self.source)
             private = tree.memory_bytes([])["private_bytes"]
             self.private_peak_bytes = max(self.private_peak_bytes, private)
             # Looking takes from the step's own time.
@@ -56,13 +57,6 @@ class Run:
             self.steps.append((asked, got, time.perf_counter()))
             asked = self.steps[-1][2]
         return asked
-
-    def differing(self, ids: np.ndarray, batch: object) -> int:
-        """Return how many samples differ from their source in any byte."""
-        got = look.samples_of(WORK, batch)
-        return sum(
-            not np.array_equal(data, self.source[i]) for i, data in zip(ids, got, strict=True)
-        )
 
     def answer(self) -> dict:
         ids = [np.concatenate(batches) for batches in self.epochs]
@@ -75,6 +69,12 @@ class Run:
             "wrong": self.num_wrong,
             "private_peak_bytes": self.private_peak_bytes,
         }
+
+
+def differing(ids: np.ndarray, batch: object, source: Ragged) -> int:
+    """Return how many samples differ from their source in any byte."""
+    got = look.samples_of(WORK, batch)
+    return sum(not np.array_equal(data, source[i]) for i, data in zip(ids, got, strict=True))
 
 
 def read(task: dict) -> dict:
@@ -114,7 +114,7 @@ def age(moment: float) -> float:
     return time.perf_counter() - moment
 
 
-def mark(caller: Client) -> None:
+def mark(caller: Connection) -> None:
     caller.send(True)
     caller.recv()
 

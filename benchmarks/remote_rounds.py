@@ -19,7 +19,7 @@ from benchmarks.remote_run import EPOCHS, Row, ensure_written
 Columns = dict[str, Callable[[Row, dict], str]]
 FLAGS = {
     "quick": "one round, few cache sizes: does it work?",
-    "check": "compare every byte of every sample with its source; times mean nothing then",
+    "check": "compare every byte of every sample with its source, which takes time and memory",
 }
 
 
@@ -44,12 +44,12 @@ def rows_of(question: str, options: argparse.Namespace, shares: tuple[float, ...
     if options.shares:
         shares = tuple(float(percent) / 100 for percent in options.shares.split(","))
     rows = []
-    for peer in options.peers.split(","):
+    for peer in filter(REMOTE.get, options.peers.split(",")):
         given = options.variants.split(",") if options.variants else []
         variants = REMOTE[peer].variants[question]
         chosen = [v for v in given if fits(peer, v, variants)] if given else variants
         rows += [Row(peer=peer, variant=v, share=share) for share in shares for v in chosen]
-    return without_repeats(rows)
+    return without_repeats(rows) or sys.exit(f"there are {', '.join(REMOTE)}; none was chosen")
 
 
 def fits(peer: str, variant: str, variants: tuple[str, ...]) -> bool:
@@ -149,20 +149,23 @@ def index_cost(root: Path) -> str:
 # -- cells -----------------------------------------------------------------------------------
 
 
-def megabytes(*names: str) -> Callable[[Row, dict], str]:
-    """Return what shows a number of bytes, or a list of them, less another one if there are two."""
+def above(name: str, base: str) -> Callable[[Row, dict], str]:
+    """Return what shows how many megabytes one number of bytes is above another."""
+    return lambda _, result: f"{(result[name] - result[base]) / 1e6:,.0f}"
+
+
+def megabytes(name: str) -> Callable[[Row, dict], str]:
+    return number(name, ",.0f", per=1e6)
+
+
+def number(name: str, form: str, *, per: float = 1) -> Callable[[Row, dict], str]:
+    """Return what shows a number, or a list of them, in some unit."""
 
     def show(_: Row, result: dict) -> str:
-        value = result[names[0]]
-        if isinstance(value, list):
-            return " ".join(f"{each / 1e6:,.0f}" for each in value)
-        return f"{(value - (result[names[1]] if names[1:] else 0)) / 1e6:,.0f}"
+        values = result[name] if isinstance(result[name], list) else [result[name]]
+        return " ".join(format(value / per, form) for value in values)
 
     return show
-
-
-def number(name: str, form: str) -> Callable[[Row, dict], str]:
-    return lambda _, result: format(result[name], form)
 
 
 def samples_cell(_: Row, result: dict) -> str:

@@ -11,18 +11,11 @@ runs on the same cores; its CPU time and its worst delay stand beside.
 """
 
 import sys
+from argparse import Namespace
 
+from benchmarks import remote_rounds
 from benchmarks.remote import SAMPLE_BYTES, WORK
-from benchmarks.remote_rounds import (
-    Columns,
-    megabytes,
-    number,
-    options_of,
-    report,
-    rows_of,
-    samples_cell,
-    take_turns,
-)
+from benchmarks.remote_rounds import Columns, number, options_of, rows_of
 from benchmarks.remote_run import EPOCHS, Row, ask, measure, scratch_in
 from penstock.testing.shaper import Fixed, Shape
 
@@ -44,15 +37,15 @@ COLUMNS: Columns = {
     "stall 2-3": number("stall_later", ".1%"),
     "of no I/O": number("of_rest", ".3f"),
     "of bound": number("bound_ratio", ".3f"),
-    "by epoch MB": megabytes("epoch_bytes"),
+    "by epoch MB": remote_rounds.megabytes("epoch_bytes"),
     "requests": number("requests", ",.0f"),
     "CPU s/GB": number("cpu_s_per_gb", ".2f"),
-    "peak RSS MB": megabytes("peak_rss_bytes"),
-    "cache peak MB": megabytes("cache_peak_bytes"),
+    "peak RSS MB": remote_rounds.megabytes("peak_rss_bytes"),
+    "cache peak MB": remote_rounds.megabytes("cache_peak_bytes"),
     "mixing": number("mixing", ".2f"),
-    "samples": samples_cell,
+    "samples": remote_rounds.samples_cell,
     "store CPU s": number("store_cpu_s", ".1f"),
-    "store late ms": lambda _, result: f"{1e3 * result['store_late_max_s']:.0f}",
+    "store late ms": number("store_late_max_s", ".0f", per=1e-3),
 }
 
 
@@ -84,7 +77,7 @@ def stalls_of(result: dict, rest_s: float) -> dict:
 class Question:
     """Measures rows; a round begins with the steps alone."""
 
-    def __init__(self, options: object, first: Row) -> None:
+    def __init__(self, options: Namespace, first: Row) -> None:
         self.options, self.first = options, first
         self.rest_s = 0.0
 
@@ -113,8 +106,8 @@ class Question:
 def main() -> None:
     options = options_of(__doc__, rounds=3, timeout_s=TIMEOUT_S)
     rows = rows_of("stalls", options, SHARES[:1] if options.quick else SHARES)
-    results = take_turns(options, rows, Question(options, rows[0]))
-    report(__doc__.splitlines()[0], options, results, COLUMNS)
+    results = remote_rounds.take_turns(options, rows, Question(options, rows[0]))
+    remote_rounds.report(__doc__.splitlines()[0], options, results, COLUMNS)
 
 
 if __name__ == "__main__":

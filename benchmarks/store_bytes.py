@@ -12,16 +12,8 @@ start` is the part that belongs to no file on disk, seen at each batch.
 
 from functools import partial
 
-from benchmarks.remote_rounds import (
-    Columns,
-    megabytes,
-    number,
-    options_of,
-    report,
-    rows_of,
-    samples_cell,
-    take_turns,
-)
+from benchmarks import remote_rounds
+from benchmarks.remote_rounds import Columns, number, options_of, rows_of
 from benchmarks.remote_run import measure
 from penstock.testing.shaper import Fixed, Shape
 
@@ -32,17 +24,17 @@ TIMEOUT_S = 40
 
 COLUMNS: Columns = {
     "of bound": number("bound_ratio", ".4f"),
-    "MB served": megabytes("body_bytes"),
-    "bound MB": megabytes("bound_bytes"),
-    "to open": megabytes("open_bytes"),
-    "by epoch": megabytes("epoch_bytes"),
-    "requests": number("requests", ",.0f"),
-    "cache peak MB": megabytes("cache_peak_bytes"),
-    "peak RSS MB": megabytes("peak_rss_bytes"),
-    "RSS above start": megabytes("peak_rss_bytes", "start_rss_bytes"),
-    "private above start": megabytes("private_peak_bytes", "start_private_bytes"),
+    "MB served": remote_rounds.megabytes("body_bytes"),
+    "bound MB": remote_rounds.megabytes("bound_bytes"),
+    "to open": remote_rounds.megabytes("open_bytes"),
+    "by epoch": remote_rounds.megabytes("epoch_bytes"),
+    "requests": number("epoch_requests", ",.0f"),
+    "cache peak MB": remote_rounds.megabytes("cache_peak_bytes"),
+    "peak RSS MB": remote_rounds.megabytes("peak_rss_bytes"),
+    "RSS above start": remote_rounds.above("peak_rss_bytes", "start_rss_bytes"),
+    "private above start": remote_rounds.above("private_peak_bytes", "start_private_bytes"),
     "mixing": number("mixing", ".2f"),
-    "samples": samples_cell,
+    "samples": remote_rounds.samples_cell,
     "seconds": lambda _, result: f"{result['steps'][-1][2] - result['steps'][0][0]:.1f}",
 }
 
@@ -52,8 +44,8 @@ def main() -> None:
     rows = rows_of("store_bytes", options, QUICK_SHARES if options.quick else SHARES)
     runs = {"timeout_s": options.timeout, "step_s": 0.0, "check": options.check}
     measured = partial(measure, options.root, shape=SHAPE, **runs)
-    results = take_turns(options, rows, measured)
-    report(__doc__.splitlines()[0], options, results, COLUMNS)
+    results = remote_rounds.take_turns(options, rows, measured)
+    remote_rounds.report(__doc__.splitlines()[0], options, results, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PPID, UTIME, CHILDREN_STIME = 1, 11, 15  # fields of /proc/PID/stat behind the command's name
+PPID, UTIME, CHILDREN_STIME = 1, 11, 14  # fields of /proc/PID/stat behind the command's name
 
 
 def stat_of(pid: int) -> list[str] | None:

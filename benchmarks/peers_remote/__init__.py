@@ -52,8 +52,16 @@ def both(*variants: str) -> dict[str, tuple[str, ...]]:
     return {"store_bytes": variants, "stalls": variants}
 
 
+LOOK_AHEAD_BYTES = 128_000_000
+"""Of ours. Below the set, else batches ahead would be a cache of their own."""
+
 REMOTE = {
-    "ours": remote("ours", "tar", both("disk", "memory"), all="look_ahead 128 MB"),
+    "ours": remote(
+        "ours",
+        "tar",
+        both("disk", "memory"),
+        all=f"look_ahead {LOOK_AHEAD_BYTES / 1e6:.0f} MB; tiers begin empty",
+    ),
     "torch": remote(
         "torch",
         "files",
@@ -74,7 +82,7 @@ REMOTE = {
         "litdata",
         both("w2"),
         shuffle="chunks permuted, samples permuted inside a chunk of 8 MB",
-        all="downloads 4 chunks at once; a private option is changed, so that it may use http",
+        all="downloads 4 chunks at once where all fit; a private option is changed to allow http",
     ),
     "webdataset": remote(
         "webdataset",

@@ -9,7 +9,7 @@ from litdata.streaming import downloader
 from benchmarks.peers.litdata import Sample
 from benchmarks.peers.torch import pack, unpack
 from benchmarks.peers_remote import KEYS, Opened, Unsupported
-from benchmarks.remote import WORK
+from benchmarks.remote import SIZE_BYTES, WORK
 from benchmarks.works import SEED, Ragged
 
 # Where obstore is installed it is given these options and no others, so http is refused.
@@ -23,8 +23,10 @@ def write(source: Ragged, folder: Path) -> None:
 
 
 def open_loader(task: dict) -> Opened:
-    # Chunks are fetched in groups, and a group is waited for: its 16 are most of this set.
-    os.environ["LITDATA_ASYNC_DOWNLOAD_CONCURRENCY"] = "4"
+    if task["limit_bytes"] >= SIZE_BYTES:
+        # Chunks come in groups, and a group is waited for: 16 of them are a quarter of this set.
+        # With a smaller cache it came to a halt with this setting, so that keeps its own.
+        os.environ["LITDATA_ASYNC_DOWNLOAD_CONCURRENCY"] = "4"
     if not task["limit_bytes"]:
         raise Unsupported("no cache of 0: max_cache_size=0 is no limit")
     keys = {"aws_access_key_id", "aws_secret_access_key"}

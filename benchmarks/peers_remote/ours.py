@@ -1,16 +1,13 @@
 """Penstock: the tar shards as they lie, one loader for all epochs, one tier."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import penstock
 from benchmarks.peers.ours import BATCH, epoch_of
-from benchmarks.peers_remote import Opened
+from benchmarks.peers_remote import LOOK_AHEAD_BYTES, Opened
 from benchmarks.remote import WORK
 from benchmarks.works import SEED
-
-LOOK_AHEAD = "128MB"
-"""Below the set, else batches ahead would be a cache of their own."""
 
 
 def open_dataset(task: dict) -> penstock.Dataset:
@@ -27,7 +24,7 @@ def open_loader(task: dict) -> Opened:
         epochs=task["epochs"],
         seed=SEED,
         tiers=tiers_of(task),
-        look_ahead=LOOK_AHEAD,
+        look_ahead=LOOK_AHEAD_BYTES,
     )
     batches = batches_of(loader)
 
@@ -49,6 +46,6 @@ def tiers_of(task: dict) -> list[penstock.Memory | penstock.Disk]:
     return [penstock.Disk(task["cache"], size)]
 
 
-def batches_of(loader: penstock.Loader) -> Iterator:
+def batches_of(loader: penstock.Loader) -> Generator:
     """Yield batches; nothing is fetched before the first one is asked for."""
     yield from map(BATCH[WORK.name], loader)

@@ -168,11 +168,15 @@ def _split(latency_s: float, measured: Curve, size_bytes: int) -> tuple[float, C
     # A latency that varies may exceed the whole; a transfer always takes some time.
     latency_s = min(latency_s, (1 - _TRANSFER_SHARE_MIN) * alone_s)
     connection_bytes_s = size_bytes / (alone_s - latency_s)
-    most = max(connection_bytes_s, *measured.bytes_s)
-    rates = [
-        most if bytes_s > _FULL_SHARE * count * size_bytes / alone_s else bytes_s
-        for count, bytes_s in zip(measured.counts, measured.bytes_s, strict=True)
-    ]
+    points = list(zip(measured.counts, measured.bytes_s, strict=True))
+    is_full = [rate <= _FULL_SHARE * count * size_bytes / alone_s for count, rate in points]
+    most = max(measured.bytes_s)
+    if any(is_full):
+        # The difference of two times of one read is a poor measure; the full pipe is a good one.
+        connection_bytes_s = min(connection_bytes_s, most)
+        latency_s = min(latency_s, max(0.0, alone_s - size_bytes / connection_bytes_s))
+    most = max(most, connection_bytes_s)
+    rates = [rate if full else most for (_, rate), full in zip(points, is_full, strict=True)]
     if measured.counts[0] == 1:
         rates[0] = connection_bytes_s
     return latency_s, Curve(counts=measured.counts, bytes_s=tuple(rates))

@@ -60,7 +60,7 @@ def test_batches_that_are_kept_are_never_overwritten(make_rows: MakeRows) -> Non
 
 @given(sizes=st.lists(st.integers(1, 300_000), min_size=1, max_size=20), data=st.data())
 def test_a_buffer_is_leased_to_one_holder_at_a_time(sizes: list[int], data: Any) -> None:
-    pool = BufferPool(kept_bytes_max=10**6)
+    pool = BufferPool(size_bytes_max=10**6)
     held: list[tuple[Any, int]] = []
     for number, size in enumerate(sizes):
         array = pool.array((size,), np.uint8)
@@ -73,7 +73,7 @@ def test_a_buffer_is_leased_to_one_holder_at_a_time(sizes: list[int], data: Any)
 
 
 def test_a_buffer_returns_when_its_last_view_is_gone() -> None:
-    pool = BufferPool(kept_bytes_max=10**7)
+    pool = BufferPool(size_bytes_max=10**7)
     first = pool.array((1 << 20,), np.uint8)
     place = first.ctypes.data
     view = first[5:10].reshape(5, 1)

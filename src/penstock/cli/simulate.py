@@ -146,7 +146,7 @@ def _show_results(screen: Screen, results: Sequence[Result]) -> None:
     for line in textwrap.wrap(LEGEND, screen.width - 4):
         screen.line(("  " + line, "dim"))
     if len(points) == 1:
-        screen.heading("Time over computing alone")
+        screen.heading("Time over computing alone (log scale)")
         _show_bars(screen, results)
     else:
         _show_course(screen, results)
@@ -159,7 +159,9 @@ def _show_table(screen: Screen, results: Sequence[Result]) -> None:
     screen.table([COLUMNS[i] for i in keep], rows, right=range(1, len(keep)))
     for r in results:
         if r.why_not:
-            screen.line((f"  {title_of(r.policy)}: {r.why_not}", "dim"))
+            text = f"{title_of(r.policy)}: {r.why_not}"
+            for line in textwrap.wrap(text, screen.width - 4, subsequent_indent="  "):
+                screen.line((f"  {line}", "dim"))
 
 
 def _show_bars(screen: Screen, results: Sequence[Result]) -> None:
@@ -167,7 +169,7 @@ def _show_bars(screen: Screen, results: Sequence[Result]) -> None:
     most = max((r.time_ratio for r in shown), default=1.0)
     room = screen.width - 34
     for r in shown:
-        drawn = bar(r.time_ratio / most, room)
+        drawn = bar(_share(r.time_ratio, most), room)
         style = "green" if r.policy == "ours" else "cyan"
         screen.line(f"  {title_of(r.policy):<20} ", (drawn, style), f" {r.time_ratio:.2f}")
 
@@ -200,5 +202,9 @@ def _show_course(screen: Screen, results: Sequence[Result]) -> None:
 
 def _height(ratio: float, most: float) -> str:
     """Return a bar of one column, as high as the ratio on a scale that all policies share."""
-    share = math.log(max(ratio, 1.0)) / max(math.log(most), 1e-9)
-    return "▁▂▃▄▅▆▇█"[round(share * 7)]
+    return "▁▂▃▄▅▆▇█"[round(_share(ratio, most) * 7)]
+
+
+def _share(ratio: float, most: float) -> float:
+    """Return where a ratio lies between 1 and the largest, on a scale of logarithms."""
+    return math.log(max(ratio, 1.0)) / max(math.log(most), 1e-9)

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import mmap
 import weakref
@@ -26,13 +27,15 @@ _HUGE_BYTES = 4 << 20
 
 
 class BufferPool:
-    """Buffers of a few sizes; keeps at most `kept_bytes_max` that nobody uses."""
+    """Buffers of a few sizes; keeps none beyond `size_bytes_max`, those in use counted."""
 
-    def __init__(self, kept_bytes_max: int) -> None:
-        self._kept_bytes_max = kept_bytes_max
+    def __init__(self, size_bytes_max: int) -> None:
+        self._size_bytes_max = size_bytes_max
         # Deques append and pop atomically. A lock would be a trap here: buffers come back while the
         # garbage collector runs, which may be inside `lease`, in the very thread that holds it.
         self._free: dict[int, deque[mmap.mmap]] = {}
+        self._leased: dict[int, int] = {}
+        self._numbers = itertools.count()
 
     def lease(self, size_bytes: int) -> Bytes:
         """Return at least `size_bytes` of writable memory, page-aligned, as an array of bytes."""
@@ -46,13 +49,17 @@ class BufferPool:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         # The small object between buffer and array is what can be watched: all views keep it alive.
         holder = _holder_type(size_bytes).from_buffer(memory)
-        weakref.finalize(holder, self._give_back, memory, room).atexit = False
+        number = next(self._numbers)
+        self._leased[number] = room
+        weakref.finalize(holder, self._give_back, memory, room, number).atexit = False
         return np.frombuffer(holder, np.uint8)
 
-    def _give_back(self, memory: mmap.mmap, room: int) -> None:
+    def _give_back(self, memory: mmap.mmap, room: int, number: int) -> None:
         kept_bytes = sum(r * len(free) for r, free in list(self._free.items()))
-        if kept_bytes + room <= self._kept_bytes_max:
+        # What comes back is among the leased ones still.
+        if kept_bytes + sum(list(self._leased.values())) <= self._size_bytes_max:
             self._free.setdefault(room, deque()).append(memory)
+        self._leased.pop(number, None)
 
     def view(self, size_bytes: int) -> memoryview:
         """Return writable memory to read bytes into."""

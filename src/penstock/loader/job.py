@@ -111,9 +111,9 @@ class Job:
     size_bytes: int = 0
     """Memory that it takes, as far as that is known."""
     stored_bytes: int = 0
-    """Bytes of its samples in the store."""
+    """Memory for its batches, as planned."""
     staged_bytes: int = 0
-    """Bytes that were read ahead for it alone, gaps between samples included."""
+    """Bytes that are read ahead for it alone, until its batches are made."""
 
 
 class Maker(Protocol):

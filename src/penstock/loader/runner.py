@@ -199,6 +199,7 @@ class Runner:
                 self._stager.split(job)
                 pieces = self._maker.plan(job)
                 staged = self._stager.stage(job)
+                job.stored_bytes = job.size_bytes
                 job.size_bytes += job.staged_bytes
         except BaseException as caught:  # Whatever it is, the consumer must see it.
             error, job = caught, Job(slots=[], groups=[], num_samples=0)
@@ -212,7 +213,6 @@ class Runner:
                 return None
             job.number = self._num_planned
             self._num_planned += 1
-            job.stored_bytes = job.size_bytes
             job.size_bytes = max(job.size_bytes, self._job_bytes)
             self._stage.append(job)
             self._stage_bytes += job.size_bytes

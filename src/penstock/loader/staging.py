@@ -207,7 +207,7 @@ class Stager:
         elif not local:
             ranges, reads = self._stage_ranges(group)
             job.staged[number] = ranges
-            job.staged_bytes += sum(len(b) for b in ranges.buffers) - group.size_bytes
+            job.staged_bytes += sum(len(b) for b in ranges.buffers)
             staged.reads.extend(reads)
 
     def _stage_blocks(self, group: Group) -> Blocks:

@@ -40,7 +40,8 @@ def load_of(job: Job, reads: Reads, chosen: Flags | None, num_steps: int) -> Loa
     if reads.fillers is not None:
         fillers = reads.fillers[which]
         real = fillers >= 0
-        filled = added((rows + fillers)[real], sizes[real], cells)
+        brought = sizes if reads.fill_bytes is None else reads.fill_bytes[which].astype(np.float64)
+        filled = added((rows + fillers)[real], brought[real], cells)
         num_filled = added((rows + fillers)[real], None, cells)
     return Load(
         bytes=added(keys, sizes, cells * kinds).reshape(*shape, kinds),

@@ -50,6 +50,8 @@ class Reads:
     """Whether bytes may be fetched before their step; else the training loop waits for them."""
     fillers: Ints | None = None
     """The node that reads each access from the store into its tier first; -1 where none does."""
+    fill_bytes: Ints | None = None
+    """How much it reads then, by access; None for the sample alone."""
     options: tuple[Option, ...] = ()
     """Faster places than `sources`, best first, that exist from some time on."""
     threads: int | None = None

@@ -36,6 +36,9 @@ class Costs:
     """Python for one batch."""
     byte_s: float = 1e-9
     """A core, for one byte from the store: receiving it, and whoever sends it from here."""
+    fresh_byte_s: float = 0.3e-9
+    """A core, for one byte of memory that was never used before: the kernel clears it. On some
+    virtual machines ten times as much."""
     start_s: float = 0.05
     """Until the first request: threads, connections, opening tiers."""
 

@@ -43,12 +43,33 @@ STORE = "store"
 class Batch:
     """A batch in the making."""
 
-    __slots__ = ("ids", "is_done", "num_waiting", "number", "size_bytes")
+    __slots__ = ("ids", "is_done", "num_waiting", "number", "size_bytes", "staged_bytes")
 
     def __init__(self, number: int, ids: Ints, size_bytes: int) -> None:
         self.number, self.ids, self.size_bytes = number, ids, size_bytes
+        self.staged_bytes = 0
+        """Of these, what is read for this batch alone."""
         self.num_waiting = 0
         self.is_done = False
+
+
+class _Memory:
+    """Buffers that are used again: only the first use of a byte is dear."""
+
+    __slots__ = ("_free_bytes",)
+
+    def __init__(self) -> None:
+        self._free_bytes = 0
+
+    def take(self, size_bytes: int) -> int:
+        """Take a buffer; return how much of it was never used before."""
+        again = min(self._free_bytes, size_bytes)
+        self._free_bytes -= again
+        return size_bytes - again
+
+    def give(self, size_bytes: int) -> None:
+        """Give a buffer back."""
+        self._free_bytes += size_bytes
 
 
 class _Read:
@@ -79,6 +100,7 @@ class VirtualRank:
         self._stage_max = budget.stage_bytes_max
         self._threads = threads
         self._python = Servers(node.time, 1)
+        self._memory = _Memory()
         self._stage: deque[Batch] = deque()
         self._stage_bytes = 0
         self._num_planned = self._num_fetches = self._num_open = 0
@@ -151,6 +173,7 @@ class VirtualRank:
             self._make(batch)
         done = partial(self._one_there, batch)
         sizes = node.samples.lengths[alone].tolist()
+        batch.staged_bytes = sum(sizes)
         fetches = [self._want(_Read(size, -1, done), batch.number) for size in sizes]
         for unit in absent.tolist():
             if node.claim(unit):
@@ -221,6 +244,7 @@ class VirtualRank:
 
     def _answered(self, begin: Begin, read: _Read, num_retries: int) -> None:
         seconds = read.size_bytes * self._costs.byte_s
+        seconds += self._memory.take(read.size_bytes) * self._costs.fresh_byte_s
         if read.unit >= 0:
             seconds += self._node.write_s(read.unit)
         self._node.cores.ask(seconds, partial(self._arrived, begin, read, num_retries))
@@ -230,6 +254,8 @@ class VirtualRank:
         if num_retries:
             self._tell(Throttled(source=STORE, at_s=now_s))
         self._tell(Arrived(number=begin.number, copy=begin.copy, at_s=now_s))
+        if read.unit >= 0 or read.is_over:
+            self._memory.give(read.size_bytes)
         if not read.is_over:
             read.is_over = True
             self._num_open -= 1
@@ -268,11 +294,14 @@ class VirtualRank:
             if not left[0]:
                 self._python.ask(self._costs.batch_s, partial(self._made, batch))
 
+        fresh_s = self._memory.take(batch.size_bytes) * self._costs.fresh_byte_s
+        seconds = (self._node.copy_s(batch.size_bytes) + fresh_s) / self._threads
         for _ in range(self._threads):
-            self._node.cores.ask(self._node.copy_s(batch.size_bytes / self._threads), copied)
+            self._node.cores.ask(seconds, copied)
 
     def _made(self, batch: Batch) -> None:
         batch.is_done = True
+        self._memory.give(batch.staged_bytes)
         self._give()
 
     def _give(self) -> None:
@@ -281,6 +310,7 @@ class VirtualRank:
             return
         batch, taker, self._taker = self._stage.popleft(), self._taker, None
         self._stage_bytes -= batch.size_bytes
+        self._memory.give(batch.size_bytes)
         self._tell(Consumed(step=batch.number, at_s=self._time.now_s))
         taker()
         self._look()

@@ -41,6 +41,13 @@ class DeepioOpportunistic(DeepioOrdered):
 
     title = "DeepIO opport."
 
+    def why_not(self) -> str:
+        """It needs something in memory."""
+        without = super().why_not()
+        if not without and int(self.job.capacities[0]) < int(self.job.sizes.max()):
+            return "its memory does not hold a single sample"
+        return without
+
     def reads(self, epoch: int) -> Reads:
         """Return draws from memory, each sample as often as the next."""
         job, uses = self.job, self.job.accesses(epoch)

@@ -150,7 +150,8 @@ class Belady(_Evicting):
 
     def tiers_of(self, ids: Ints) -> Ints:
         """Return a tier for each sample, as often as the tier is large."""
-        ends = np.cumsum(self.job.capacities) / self.job.capacities.sum()
+        ends = np.cumsum(self.job.capacities) / max(1, self.job.capacities.sum())
         # A fixed scatter of the ids: which tier a hit lies in is not MIN's concern.
         scattered = (ids * 2654435761 % 2**32) / 2**32
-        return np.searchsorted(ends, scattered, side="right")
+        tiers = np.searchsorted(ends, scattered, side="right")
+        return np.minimum(tiers, self.job.num_tiers - 1)
