@@ -26,7 +26,11 @@ from penstock.simulate.weather import Weather
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the processor does for a loader, in seconds. Measured on a real run, or guessed."""
+    """What the processor does for a loader, in seconds; the defaults are a slow machine's.
+
+    To measure `request_s`: let a loader read from a store so fast that only the processor limits
+    it; then it is the time of an epoch over its requests.
+    """
 
     request_s: float = 0.0003
     """Python for one request to the store."""

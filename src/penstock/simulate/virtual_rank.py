@@ -109,6 +109,7 @@ class VirtualRank:
         self._wake_s = math.inf
         self._taker: Call | None = None
         self._ahead: Iterator[tuple[int, Ints]] = iter(())
+        self._has_ahead = True
 
     def start(self, ahead: Iterator[tuple[int, Ints]]) -> None:
         """Begin to plan; `ahead` are the samples of batches to come, for filling tiers."""
@@ -151,7 +152,7 @@ class VirtualRank:
         return not self._stage or self._stage_bytes < room
 
     def _may_fill(self) -> bool:
-        if self._is_filling:
+        if self._is_filling or not self._has_ahead:
             return False
         return self._num_open < _FILLS_WAITING * self.flow.limit(STORE)
 
@@ -195,7 +196,7 @@ class VirtualRank:
             units = np.unique(self._node.samples.units[ids])
             units = units[(self._node.tier_of[units] >= 0) & ~self._node.present[units]]
             fetches += [self._fill(u, number) for u in units.tolist() if self._node.claim(u)]
-        self._is_filling = not seen  # Never again: all was seen once.
+        self._is_filling, self._has_ahead = False, seen > 0
         if fetches:
             self._tell(Wanted(fetches=tuple(fetches), at_s=self._time.now_s))
         self._look()
