@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from penstock.clock import Clock, SystemClock
@@ -101,7 +102,7 @@ class Fetcher:
         self._flow = flow
         self._live = live
         self._requests_max = requests_max
-        self._threads_max = requests_max + _HEDGE_THREADS
+        self._threads_max = requests_max + _HEDGE_THREADS + 1
         self.requests_limit = _REQUESTS
         """Requests that the flow wants in flight now."""
         self._clock = clock or SystemClock()
@@ -112,7 +113,9 @@ class Fetcher:
         self._fetching: dict[int, _Fetching] = {}
         self._num_wanted = 0
         self._num_idle = 0
-        self._has_timer = False
+        self._tick = threading.Condition(self._lock)
+        self._wake_s = inf
+        """When the flow is woken next."""
         self._threads: list[threading.Thread] = []
         self._is_stopped = False
 
@@ -199,6 +202,7 @@ class Fetcher:
             self._ready.clear()
             self._fetching.clear()
             self._begun.notify_all()
+            self._tick.notify_all()
             threads = list(self._threads)
         if threading.current_thread() in threads:
             return
@@ -208,27 +212,37 @@ class Fetcher:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def _act(self, actions: Sequence[Action]) -> list[_Fetching]:
-        """Take up actions, the lock held; return the reads that the flow has given up."""
+    def _act(self, actions: Sequence[Action], num_free: int = 0) -> list[_Fetching]:
+        """Take up actions, the lock held; return the reads that the flow has given up.
+
+        `num_free` threads will look for work by themselves in a moment: nobody is woken for that.
+        """
         given_up: list[_Fetching] = []
+        num_new = 0
         for action in actions:
             if not isinstance(action, Begin):
                 given_up += filter(None, [self._fetching.get(action.number)])
             elif action.number in self._fetching:
                 self._fetching[action.number].num_out += 1
                 self._ready.append(action)
-        missing = len(self._ready) - self._num_idle
-        for _ in range(min(missing, self._threads_max - len(self._threads))):
-            self._start_thread()
-        if self._ready or self._num_idle:
-            self._begun.notify(max(1, len(self._ready)))
+                num_new += 1
+        if num_new > num_free:
+            missing = len(self._ready) - num_free - self._num_idle
+            for _ in range(min(missing, self._threads_max - len(self._threads))):
+                self._start_thread(self._loop)
+            self._begun.notify(num_new - num_free)
+        wake_s = self._flow.wake_s
+        if wake_s is not None and wake_s < self._wake_s:
+            self._tick.notify()
         return given_up
 
-    def _start_thread(self) -> None:
+    def _start_thread(self, loop: Callable[[], None]) -> None:
         if self._is_stopped:
             return
+        if not self._threads and loop != self._keep_time:
+            self._start_thread(self._keep_time)
         name = f"penstock-read-{len(self._threads)}"
-        thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        thread = threading.Thread(target=loop, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -236,7 +250,9 @@ class Fetcher:
         while True:
             with self._begun:
                 while not (self._is_stopped or self._ready):
-                    self._idle()
+                    self._num_idle += 1
+                    self._begun.wait()
+                    self._num_idle -= 1
                 if self._is_stopped:
                     return
                 begin = self._ready.popleft()
@@ -244,23 +260,17 @@ class Fetcher:
             if fetching is not None:
                 self._do(begin, fetching)
 
-    def _idle(self) -> None:
-        """Wait for work; one of the idle threads also wakes the flow when it asked for that."""
-        is_timer = not self._has_timer
-        wake_s = self._flow.wake_s if is_timer else None
-        timeout_s = None if wake_s is None else max(0.0, wake_s - self._clock.now_s())
-        self._has_timer = self._has_timer or is_timer
-        self._num_idle += 1
-        try:
-            self._begun.wait(timeout_s)
-        finally:
-            self._num_idle -= 1
-            if is_timer:
-                self._has_timer = False
-                if self._num_idle:
-                    self._begun.notify()  # Somebody else keeps the time while we work.
-        if is_timer and wake_s is not None and self._clock.now_s() >= wake_s:
-            self._act(self._flow.on(Tick(at_s=self._clock.now_s())))
+    def _keep_time(self) -> None:
+        """Wake the flow when it asked for that."""
+        with self._tick:
+            while not self._is_stopped:
+                wake_s = self._flow.wake_s
+                self._wake_s = inf if wake_s is None else wake_s
+                late_s = self._clock.now_s() - self._wake_s
+                if late_s >= 0:
+                    self._act(self._flow.on(Tick(at_s=self._clock.now_s())))
+                else:
+                    self._tick.wait(None if wake_s is None else -late_s)
 
     def _do(self, begin: Begin, fetching: _Fetching) -> None:
         outcome, error = Outcome(moved=False), None
@@ -305,11 +315,11 @@ class Fetcher:
                 arrived = Arrived(
                     number=begin.number, copy=begin.copy, at_s=at_s, moved=outcome.moved
                 )
-                over += [fetching, *self._act(self._flow.on(arrived))]
+                over += [fetching, *self._act(self._flow.on(arrived), num_free=1)]
             else:
                 fetching.error = error
                 failed = Failed(number=begin.number, copy=begin.copy, at_s=at_s)
-                over += self._act(self._flow.on(failed))
+                over += self._act(self._flow.on(failed), num_free=1)
             fresh = [f for f in over if not f.is_over]
             for f in fresh:
                 f.is_over = True

@@ -15,7 +15,6 @@ import numpy as np
 
 from penstock.loader.fetcher import Done, Outcome
 from penstock.loader.holding import Holding
-from penstock.storage.tier import Tier
 
 _LOOK_S = 0.002
 """Between two looks whether somebody else has finished a unit."""
@@ -42,6 +41,7 @@ class Fill:
         self.data: memoryview | None = None
         """The bytes, where no tier had room for them."""
         self._holding = holding
+        self._tier = holding.tier(unit)
         self._fetch = fetch
         self._lock = threading.Lock()
         self._waiters: list[Done] | None = []
@@ -71,43 +71,39 @@ class Fill:
 
         A second copy does not wait: it is there because the first one takes too long.
         """
-        tier = self._holding.tier(self.unit)
-        is_ours = copy == 0 and self._claimed(tier)
+        is_ours = copy == 0 and self._claimed()
         try:
-            if self._holding.settle(self.unit):
+            if not is_ours and self._holding.settle(self.unit):
                 return Outcome(moved=False)
             near = self._holding.read_elsewhere(self.unit)
             if near is not None:
                 data, num_retries = near, 0
             else:
                 (data,), num_retries = self._fetch(self.unit, 1)
-            is_ours = is_ours or tier.claim(self.unit)
+            is_ours = is_ours or self._tier.claim(self.unit)
             self.take(data, may_write=is_ours)
             return Outcome(moved=near is None, num_retries=num_retries)
         finally:
             if is_ours:
-                tier.release(self.unit)
+                self.release()
 
     def take(self, data: memoryview, *, may_write: bool) -> None:
         """Put the bytes into the tier; what it has no room for is kept for those who wait."""
-        if not (may_write and self._holding.tier(self.unit).write(self.unit, data)):
+        if not (may_write and self._tier.write(self.unit, data)):
             self.data = data
 
     def claim(self) -> bool:
         """Return whether the unit is nowhere on this node and now ours to fetch."""
-        holding = self._holding
-        if holding.is_present(self.unit):
-            return False
-        return holding.tier(self.unit).claim(self.unit)
+        return not self._holding.is_present(self.unit) and self._tier.claim(self.unit)
 
     def release(self) -> None:
         """Give the claim back."""
-        self._holding.tier(self.unit).release(self.unit)
+        self._tier.release(self.unit)
 
-    def _claimed(self, tier: Tier) -> bool:
+    def _claimed(self) -> bool:
         """Return whether the unit is ours to fetch; else it has come, or took too long."""
         give_up_s = time.monotonic() + _PATIENCE_S
-        while not tier.claim(self.unit):
+        while not self._tier.claim(self.unit):
             if self._holding.settle(self.unit) or time.monotonic() > give_up_s:
                 return False
             time.sleep(_LOOK_S)

@@ -56,6 +56,7 @@ class Holding:
         uses = _uses(dataset, self.units) if isinstance(dataset, Mixture) else None
         self.layout = layout_of(self.units, uses)
         self.bounds = dataset.bound
+        self._sources = list({bound.store.source for bound in self.bounds})
         self._numbers = {id(bound): n for n, bound in enumerate(self.bounds)}
         shape = TierShape(
             name=self.units.name if uses is None else _name_with(self.units.name, uses),
@@ -129,6 +130,8 @@ class Holding:
 
     def source(self, unit: int) -> str:
         """Return the word for the store that a unit comes from."""
+        if len(self._sources) == 1:
+            return self._sources[0]
         return self.bounds[self.extent(unit).bound_number].store.source
 
     def length(self, unit: int) -> int:

@@ -31,6 +31,7 @@ from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Tiered
 from penstock.loader.stats import Counters
+from penstock.storage.base import Store
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
 from penstock.trace import Kind, Recorder
@@ -39,6 +40,10 @@ _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
 _DAMAGED_MAX = 5
 """Reads of a range that is found to be damaged before that is an error."""
+
+
+ReadOne = Callable[[str, Store], memoryview]
+"""Reads from an object of a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,41 +332,60 @@ class Stager:
         extents = [holding.extent(u) for u in range(unit, unit + count)]
         e, last = extents[0], extents[-1]
         at = At(holding.bounds[e.bound_number], e.table, e.object, e.offset)
-        whole = self._pool.view(last.offset + last.length - e.offset)
-        samples = [holding.units.samples_of(u) for u in range(unit, unit + count)]
-        ids = np.concatenate([np.arange(first, first + n) for first, n in samples])
-        num_retries = self.read_checked(at, ids, whole)
+        ids = np.zeros(0, np.int64)
+        if has_checksums(at.bound):
+            samples = [holding.units.samples_of(u) for u in range(unit, unit + count)]
+            ids = np.concatenate([np.arange(first, first + n) for first, n in samples])
+        length = last.offset + last.length - e.offset
+        # As the store's client hands it over: it goes to the tier from there.
+        whole, num_retries = self._checked(
+            at, ids, lambda key, store: store.read_range(key, at.offset, length)
+        )
         return [whole[x.offset - e.offset :][: x.length] for x in extents], num_retries
 
     def read_checked(self, at: At, ids: Ints, view: memoryview) -> int:
-        """Fill a view, in which samples of a part lie, and see that they are what was indexed."""
-        num_retries = self.read_into(at, view)
+        """Fill a view, in which samples of a part lie, and see that they are what was indexed.
+
+        Return how often the store had to be asked again.
+        """
+
+        def read(key: str, store: Store) -> memoryview:
+            store.read_into(key, at.offset, view)
+            return view
+
+        return self._checked(at, ids, read)[1]
+
+    def _checked(self, at: At, ids: Ints, read: ReadOne) -> tuple[memoryview, int]:
+        """Return bytes that are what was indexed, and how often the store was asked again."""
+        data, num_retries = self._timed(at, read)
         if not has_checksums(at.bound):
-            return num_retries
+            return data, num_retries
         what = ""
         for _ in range(_DAMAGED_MAX):
-            before, what = what, first_damaged(at.bound, ids, at.offset, view)
+            before, what = what, first_damaged(at.bound, ids, at.offset, data)
             if not what:
-                return num_retries
+                return data, num_retries
             if what == before:
                 break  # Damage on the way differs from time to time; this is the store's.
-            num_retries += 1 + self.read_into(at, view)
+            data, again = self._timed(at, read)
+            num_retries += 1 + again
         raise damaged(what)
 
-    def read_into(self, at: At, view: memoryview) -> int:
-        """Fill a view from the store; return how often it had to be asked again."""
+    def _timed(self, at: At, read: ReadOne) -> tuple[memoryview, int]:
+        """Read once, as far as that is up to us; return the bytes and the number of retries."""
         key, store = at.bound.part.tables[at.table].key(at.object), at.bound.store
         before = store.num_attempts_here if isinstance(store, Retrying) else 0
         begin = time.perf_counter_ns()
         try:
-            store.read_into(key, at.offset, view)
+            data = read(key, store)
         except StoreError as error:
             raise explained(error, at.bound, at.table, at.object) from error
         end = time.perf_counter_ns()
-        self._counters.add_reads(store.source, len(view), 1, (end - begin) / 1e9)
+        self._counters.add_reads(store.source, len(data), 1, (end - begin) / 1e9)
         if self._recorder is not None:
-            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=at.offset, bytes=len(view))
-        return store.num_attempts_here - before - 1 if isinstance(store, Retrying) else 0
+            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=at.offset, bytes=len(data))
+        retries = store.num_attempts_here - before - 1 if isinstance(store, Retrying) else 0
+        return data, retries
 
 
 def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
