@@ -25,6 +25,8 @@ from penstock.flow import (
     Waiting,
     Wanted,
 )
+from penstock.flow.hedge import HEDGES_MAX
+from penstock.flow.source import BEATEN_MAX
 
 SOURCES = (("store",), ("peer", "store"), ("disk", "peer", "store"))
 
@@ -64,7 +66,7 @@ class World:
             else:
                 self.give_up(action)
         for source in {name for key, name in self.in_flight.items() if key not in before}:
-            assert self.flow.in_flight(source) <= self.flow.limit(source)
+            assert self.flow.in_flight(source) <= self.flow.limit(source) + BEATEN_MAX
         assert Counter(self.in_flight.values()) == Counter(
             {s: n for s in ("store", "peer", "disk") if (n := self.flow.in_flight(s))}
         )
@@ -79,7 +81,7 @@ class World:
             assert action.source == fetch.sources[0]
             self.check_order(fetch)
         self.copies[action.number] += 1
-        assert self.copies[action.number] <= len(fetch.sources) + 1
+        assert self.copies[action.number] <= len(fetch.sources) + HEDGES_MAX
         self.in_flight[action.number, action.copy] = action.source
         if fetch.staged and fetch.step >= self.step:
             self.staged[action.number] = fetch.size_bytes

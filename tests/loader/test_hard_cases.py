@@ -12,7 +12,9 @@ import pytest
 
 import penstock
 from penstock.dataset.part import Extents
+from penstock.flow import Budget, Flow
 from penstock.loader.buffers import BufferPool
+from penstock.loader.fetcher import Fetcher
 from penstock.loader.runner import size_of
 from penstock.loader.staging import Stager
 from penstock.loader.stats import Counters
@@ -145,7 +147,7 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         stage_bytes=10**6,
         runs=None,
         holding=None,
-        gap_bytes=lambda: 0,
+        measured=Fetcher(Flow(budget=Budget(stage_bytes_max=1)), requests_max=1),
         reads_ahead=True,
         recorder=None,
     )

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import penstock
 from penstock import Disk, Memory
 from penstock.errors import CorruptError, OptionError
+from penstock.testing.shaper import Fixed, Shape, Shaper
 
 from .conftest import MakeRows, write_tar
 
@@ -117,6 +119,54 @@ def test_a_larger_memory_tier_takes_over_from_the_disk(
 def test_a_folder_that_is_not_there_is_a_mistake(large: penstock.Dataset, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"nowhere does not exist.*make the folder"):
         run(large, [Disk(tmp_path / "nowhere", "1GB")])
+
+
+@pytest.mark.parametrize("tiers", ["8GB", ["8GB"], None, 8, [Memory("1GB"), "/scratch"]])
+def test_tiers_that_are_none_are_a_mistake(large: penstock.Dataset, tiers: Any) -> None:
+    with pytest.raises(OptionError, match=r"a tier is a place and a size"):
+        penstock.Loader(large, batch_size=4, tiers=tiers)
+
+
+def test_a_loader_that_nobody_holds_keeps_its_tiers_open(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    batches = iter(
+        penstock.Loader(large, batch_size=16, tiers=[Memory(large.size_bytes)], output="numpy")
+    )
+    for batch in batches:
+        for i, value in zip(batch.ids.tolist(), batch["bin"], strict=True):
+            assert (value == i).all()
+
+
+def test_a_stopped_job_delays_another_once(large: penstock.Dataset, tmp_path: Path) -> None:
+    # It is stopped while it holds claims: the store answers it slowly.
+    with Shaper.of_folder(tmp_path / "large", Shape(latency=Fixed(0.5))) as shaper:
+        code = (
+            "import sys, penstock\n"
+            "from penstock.storage.options import StoreOptions\n"
+            f"dataset = penstock.open({shaper.uri!r}, store={shaper.options!r}, check=False)\n"
+            f"tier = penstock.Disk({str(tmp_path / 'tier')!r}, '1GB')\n"
+            "loader = penstock.Loader(dataset, batch_size=96, tiers=[tier])\n"
+            "batches = iter(loader)\n"
+            "print('x', flush=True)\n"
+            "next(batches)\n"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.read(1) == "x"
+        before = shaper.counts().requests
+        while shaper.counts().requests - before < 2:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            _, stats = run(large, [Disk(tmp_path / "tier", "1GB")], epochs=1)
+            assert stats.samples == NUM_BLOBS
+            assert time.monotonic() - begin < 20, "one wait of two seconds, not one for each unit"
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 def test_small_samples_are_kept_in_runs(blobs: penstock.Dataset, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from penstock.dataset.checks import read_checked
 from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
@@ -63,12 +65,20 @@ class BoundPart:
         except StoreError as error:
             raise explained(error, self, table, number) from error
 
+    def read_sample(self, table: int, local_id: int) -> memoryview:
+        """Return the extent of a sample, or its block, as it was indexed."""
+        one = _one(local_id)
+        e = self.part.tables[table].extents(one)
+        number, offset, length = int(e.object[0]), int(e.offset[0]), int(e.length[0])
+        read = partial(self.read, table, number, offset, length)
+        return read_checked(self, one, offset, read)[0]
+
     def unpack(self, local_id: int, raw: memoryview | None = None) -> Block:
         """Return the block that a sample lies in."""
         extents = self.part.tables[0].extents(_one(local_id))
         number, offset = int(extents.object[0]), int(extents.offset[0])
         if raw is None:
-            raw = self.read(0, number, offset, int(extents.length[0]))
+            raw = self.read_sample(0, local_id)
         return self.unpack_raw(number, offset, raw)
 
     def unpack_raw(self, number: int, offset: int, raw: memoryview) -> Block:

@@ -121,14 +121,11 @@ class Dataset(Sequence[dict[str, Any]]):
 
     def _sample(self, bound: BoundPart, local: int) -> dict[str, Any]:
         one = np.array([local], np.int64)
-        extents = [t.extents(one) for t in bound.part.tables]
         if bound.by_block:
-            block = self._block(bound, local, int(extents[0].block[0]))
-            return bound.decoded(block.sample(int(extents[0].row[0])), local)
-        raws = [
-            bound.read(t, int(e.object[0]), int(e.offset[0]), int(e.length[0]))
-            for t, e in enumerate(extents)
-        ]
+            extents = bound.part.tables[0].extents(one)
+            block = self._block(bound, local, int(extents.block[0]))
+            return bound.decoded(block.sample(int(extents.row[0])), local)
+        raws = [bound.read_sample(table, local) for table in range(len(bound.part.tables))]
         return bound.decoded_all(one, [raws])[0]
 
     def _block(self, bound: BoundPart, local: int, number: int) -> Block:

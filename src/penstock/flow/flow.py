@@ -151,7 +151,8 @@ class Flow:
 
     def in_flight(self, source: str) -> int:
         """Return the number of requests in flight at a source."""
-        return self._sources[source].in_flight if source in self._sources else 0
+        known = self._sources.get(source)
+        return known.in_flight + known.num_beaten if known is not None else 0
 
     def limit(self, source: str) -> int:
         """Return how many requests a source may have in flight now."""
@@ -188,17 +189,25 @@ class Flow:
         care.num_in_flight -= 1
         if not care.is_there:
             care.is_there = True
+            self._beat_others(care)
             if care.is_unwanted or not care.fetch.staged:
                 self._forget(care)
         self._begin_at(source)
+
+    def _beat_others(self, care: Care) -> None:
+        """Give the places of copies that were too late to others."""
+        for copy in range(care.num_copies):
+            request = self._requests.get((care.fetch.number, copy))
+            if request is not None:
+                request.source.beat(request)
+                self._begin_at(request.source)
 
     def _failed(self, event: Failed) -> None:
         request = self._requests.pop((event.number, event.copy), None)
         if request is None:
             return
         source, care = request.source, request.care
-        source.in_flight -= 1
-        source.num_done += 1
+        source.leave(request)
         care.num_in_flight -= 1
         if not (care.is_there or care.num_in_flight):
             if care.is_dropped:

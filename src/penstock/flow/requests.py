@@ -46,3 +46,5 @@ class Request(msgspec.Struct):
     """Requests in flight at the source when this one began."""
     num_done_before: int
     """Answers that the source had given by then."""
+    is_beaten: bool = False
+    """Whether another copy came first, and its place at the source was given to others."""

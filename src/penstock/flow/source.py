@@ -10,6 +10,7 @@ from penstock.flow.limit import Limit
 from penstock.flow.requests import Care, Request
 from penstock.flow.tail import Tail
 
+BEATEN_MAX = 8
 _METER_S = 0.1
 _METER_GAIN = 0.2
 
@@ -39,7 +40,7 @@ class Source:
         "in_flight",
         "limit",
         "name",
-        "num_begun",
+        "num_beaten",
         "num_done",
         "prior_bytes_s",
         "ready",
@@ -61,7 +62,8 @@ class Source:
         self.hedges: deque[Care] = deque()
         """Second copies that wait for room; they go before everything else."""
         self.in_flight = 0
-        self.num_begun = 0
+        self.num_beaten = 0
+        """Requests under way that are not counted in flight; see `beat`."""
         self.num_done = 0
         self.tokens = 0.0
         """Hedges that may still be made; see `hedge`."""
@@ -76,8 +78,26 @@ class Source:
             counted_s = self.tail.add(size_bytes, now_s - request.began_s)
             self.limit.done(now_s, size_bytes, counted_s, self.in_flight)
             self._meter(now_s, size_bytes)
-        self.in_flight -= 1
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """Take note that a request is over."""
+        if request.is_beaten:
+            self.num_beaten -= 1
+        else:
+            self.in_flight -= 1
         self.num_done += 1
+
+    def beat(self, request: Request) -> None:
+        """Give the place of a request to others: another copy of its fetch was quicker.
+
+        It is still under way, and may be for long. Only so many are left out of the count: whoever
+        carries requests has not many more threads than the limit.
+        """
+        if not request.is_beaten and self.num_beaten < BEATEN_MAX:
+            request.is_beaten = True
+            self.num_beaten += 1
+            self.in_flight -= 1
 
     def rates(self) -> SourceRates:
         """Return what the source does at the moment."""
@@ -87,7 +107,7 @@ class Source:
             full_bytes_s=self.full_bytes_s,
             latency_p50_s=self.tail.p50_s(size_bytes),
             latency_p99_s=self.tail.p99_s(size_bytes),
-            in_flight=self.in_flight,
+            in_flight=self.in_flight + self.num_beaten,
             limit=self.limit.level,
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
-from penstock.loader.fills import Fill, FillRun
+from penstock.loader.fills import FillRun
 from penstock.loader.job import Group, Slot
 from penstock.loader.staging import Stager
 
@@ -40,7 +40,7 @@ class FillAhead:
         self._num_seen = 0
         self.is_exhausted = False
 
-    def next(self) -> list[tuple[int, Fill | FillRun]]:
+    def next(self) -> list[tuple[int, FillRun]]:
         """Return requests that nobody has begun, with the job of each, for the next batches."""
         first = next(self._slots, None)
         if first is None:
@@ -52,7 +52,7 @@ class FillAhead:
         self._num_seen += len(several)
         ids = np.concatenate([s.ids for s in several])
         job_of = np.repeat(jobs, [len(s.ids) for s in several])
-        out: list[tuple[int, Fill | FillRun]] = []
+        out: list[tuple[int, FillRun]] = []
         for bound, where, local_ids in self._dataset.groups(ids):
             group = Group(bound=bound, where=where, local_ids=local_ids)
             out += self._stager.fills_ahead(group, job_of[where], first.epoch)

@@ -33,6 +33,9 @@ from penstock.plan.cost import merge_gap_bytes, reads_whole
 
 _JOIN_S = 5.0
 _HEDGE_THREADS = 8
+_PATIENCE_S, _PATIENCE = 2.0, 4.0
+"""A claim that is held longer than this, or than so many times what a slow request takes, may be
+held by a process that is stopped."""
 _MARKS_MAX = 8
 """How often one read can tell the flow that its store wants fewer requests."""
 _REQUESTS = 8
@@ -127,7 +130,8 @@ class Fetcher:
     @property
     def look_ahead_bytes(self) -> int:
         """How much of the stage should be planned ahead now."""
-        return self._flow.look_ahead_bytes
+        with self._lock:
+            return self._flow.look_ahead_bytes
 
     def rates(self) -> FlowRates:
         """Return what the flow has measured."""
@@ -144,6 +148,11 @@ class Fetcher:
         bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
         gaps = [merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound]
         return max([_GAP_BYTES, *gaps])
+
+    def patience_s(self) -> float:
+        """Return how long to wait for what another process is fetching: longer than it takes."""
+        sources = self.rates().sources.values()
+        return max([_PATIENCE_S, *(_PATIENCE * s.latency_p99_s for s in sources)])
 
     def reads_whole(self, used_share: float, num_samples: int, size_bytes: int) -> bool:
         """Return whether a block is read whole of which this rank uses a share."""
@@ -259,6 +268,7 @@ class Fetcher:
                 fetching = self._fetching.get(begin.number)
             if fetching is not None:
                 self._do(begin, fetching)
+            fetching = None  # Or what it read would stay as long as this thread has nothing to do.
 
     def _keep_time(self) -> None:
         """Wake the flow when it asked for that."""

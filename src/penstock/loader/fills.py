@@ -2,14 +2,14 @@
 
 A fill is wanted by the batches that need its unit, or by nobody yet when it is fetched ahead. Other
 ranks and other jobs fill the same tiers; whoever holds a unit's claim fetches it, the others wait
-for it, and fetch it themselves when that takes too long: the same bytes written twice do no harm.
+for it, and fetch it for themselves when that takes too long: its process may be stopped.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from penstock.loader.holding import Holding
 
 _LOOK_S = 0.002
 """Between two looks whether somebody else has finished a unit."""
-_PATIENCE_S = 2.0
-"""A claim that is held longer than this may be held by a process that is stopped."""
-
+_HURRY_S = 30.0
+"""After one that is stopped was given up, nobody is waited for, for so long."""
 _RUN_BYTES_MAX = 4 << 20
 """Units that are fetched with one request."""
 
@@ -32,24 +31,14 @@ how often it had to be asked again."""
 class Fill:
     """One unit on its way into a tier."""
 
-    staged = False
+    __slots__ = ("_lock", "_waiters", "data", "unit")
 
-    def __init__(self, holding: Holding, unit: int, fetch: FetchUnits) -> None:
+    def __init__(self, unit: int) -> None:
         self.unit = unit
-        self.source = holding.source(unit)
-        self.size_bytes = holding.length(unit)
         self.data: memoryview | None = None
-        """The bytes, where no tier had room for them."""
-        self._holding = holding
-        self._tier = holding.tier(unit)
-        self._fetch = fetch
+        """The bytes, where they could not be put into the tier."""
         self._lock = threading.Lock()
         self._waiters: list[Done] | None = []
-
-    @property
-    def fills(self) -> list[Fill]:
-        """Itself: a run of one."""
-        return [self]
 
     def when_done(self, done: Done) -> None:
         """Have something called when the unit is there, at once if it is."""
@@ -66,81 +55,47 @@ class Fill:
         for done in waiters:
             done(error)
 
-    def __call__(self, copy: int) -> Outcome:
-        """Have the unit in its tier: find it there, wait for another who fetches it, or fetch it.
-
-        A second copy does not wait: it is there because the first one takes too long.
-        """
-        is_ours = copy == 0 and self._claimed()
-        try:
-            if not is_ours and self._holding.settle(self.unit):
-                return Outcome(moved=False)
-            near = self._holding.read_elsewhere(self.unit)
-            if near is not None:
-                data, num_retries = near, 0
-            else:
-                (data,), num_retries = self._fetch(self.unit, 1)
-            is_ours = is_ours or self._tier.claim(self.unit)
-            self.take(data, may_write=is_ours)
-            return Outcome(moved=near is None, num_retries=num_retries)
-        finally:
-            if is_ours:
-                self.release()
-
-    def take(self, data: memoryview, *, may_write: bool) -> None:
-        """Put the bytes into the tier; what it has no room for is kept for those who wait."""
-        if not (may_write and self._tier.write(self.unit, data)):
-            self.data = data
-
-    def claim(self) -> bool:
-        """Return whether the unit is nowhere on this node and now ours to fetch."""
-        return not self._holding.is_present(self.unit) and self._tier.claim(self.unit)
-
-    def release(self) -> None:
-        """Give the claim back."""
-        self._tier.release(self.unit)
-
-    def _claimed(self) -> bool:
-        """Return whether the unit is ours to fetch; else it has come, or took too long."""
-        give_up_s = time.monotonic() + _PATIENCE_S
-        while not self._tier.claim(self.unit):
-            if self._holding.settle(self.unit) or time.monotonic() > give_up_s:
-                return False
-            time.sleep(_LOOK_S)
-        return True
-
 
 class FillRun:
-    """Units that lie behind each other in their store, fetched with one request."""
+    """Units that lie behind each other in their store, fetched with one request if possible."""
 
     staged = False
 
-    def __init__(self, fills: list[Fill], fetch: FetchUnits) -> None:
+    def __init__(self, fills: Sequence[Fill], work: Fills) -> None:
         self.fills = fills
-        self.source = fills[0].source
-        self.size_bytes = sum(fill.size_bytes for fill in fills)
-        self._fetch = fetch
+        self.source = work.holding.source(fills[0].unit)
+        self.size_bytes = sum(work.holding.length(fill.unit) for fill in fills)
+        self._work = work
 
     def __call__(self, copy: int) -> Outcome:
-        """Fetch what nobody else is fetching; wait for the rest."""
-        claimed = [fill for fill in self.fills if copy == 0 and fill.claim()]
-        ours = {fill.unit for fill in claimed}
-        try:
-            num_retries = sum(map(self._fetched, _neighbours(claimed)))
-        finally:
-            for fill in claimed:
-                fill.release()
-        outcomes = [fill(copy) for fill in self.fills if fill.unit not in ours]
-        return Outcome(
-            moved=bool(claimed) or any(o.moved for o in outcomes),
-            num_retries=num_retries + sum(o.num_retries for o in outcomes),
-        )
+        """Fetch what nobody else is fetching; wait for the rest, but not for ever.
 
-    def _fetched(self, run: list[Fill]) -> int:
-        parts, num_retries = self._fetch(run[0].unit, len(run))
-        for fill, data in zip(run, parts, strict=True):
-            fill.take(data, may_write=True)
-        return num_retries
+        A second copy does not wait: it is there because the first one takes too long.
+        """
+        work, left, moved, num_retries = self._work, list(self.fills), False, 0
+        give_up_s = time.monotonic() + (0.0 if copy else work.patience_s())
+        has_waited = False
+        while left:
+            claimed = [fill for fill in left if copy == 0 and work.claim(fill)]
+            try:
+                missing = [fill for fill in claimed if not work.found_elsewhere(fill)]
+                for run in _neighbours(missing):
+                    num_retries += work.fetch(run, may_write=True)
+                    moved = True
+            finally:
+                for fill in claimed:
+                    work.release(fill)
+            left = [f for f in left if f not in claimed and not work.holding.settle(f.unit)]
+            if left and time.monotonic() >= give_up_s:
+                if copy == 0:
+                    work.hurry()
+                num_retries += sum(work.fetch(run, may_write=False) for run in _neighbours(left))
+                moved, left = True, []
+            elif left:
+                has_waited = True
+                time.sleep(_LOOK_S)
+        # Who has waited for others knows nothing about the speed of the store.
+        return Outcome(moved=moved and not has_waited, num_retries=num_retries)
 
 
 def _neighbours(fills: list[Fill]) -> list[list[Fill]]:
@@ -155,13 +110,19 @@ def _neighbours(fills: list[Fill]) -> list[list[Fill]]:
 
 
 class Fills:
-    """All fills of a run that are not over, by unit."""
+    """All fills of a run of the loader that are not over, by unit."""
 
-    def __init__(self, holding: Holding, fetch: FetchUnits) -> None:
-        self._holding = holding
+    def __init__(
+        self, holding: Holding, fetch: FetchUnits, patience_s: Callable[[], float]
+    ) -> None:
+        self.holding = holding
+        self._patience_s = patience_s
+        self._hurries_until_s = 0.0
         self._fetch = fetch
         self._lock = threading.Lock()
         self._pending: dict[int, Fill] = {}
+
+    # -- which -------------------------------------------------------------------------------
 
     def of(self, unit: int) -> tuple[Fill, bool]:
         """Return the fill of a unit, and whether it is new and has to be begun."""
@@ -169,16 +130,29 @@ class Fills:
             fill = self._pending.get(unit)
             if fill is not None:
                 return fill, False
-            fill = self._pending[unit] = Fill(self._holding, unit, self._fetch)
+            fill = self._pending[unit] = Fill(unit)
             return fill, True
 
-    def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[Fill | FillRun]:
+    def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[FillRun]:
         """Return the requests for some fills: neighbours in the store together."""
-        if len(fills) < 2:
-            return list(fills)
         by_unit = sorted(fills, key=lambda fill: fill.unit)
+        runs = [[fill] for fill in by_unit[:1]]
+        if len(by_unit) > 1:
+            lengths = [self.holding.length(fill.unit) for fill in by_unit]
+            size_bytes, joined = lengths[0], self._joined(by_unit, gap_bytes_max)
+            for fill, length, is_joined in zip(by_unit[1:], lengths[1:], joined, strict=True):
+                size_bytes += length
+                if is_joined and size_bytes <= _RUN_BYTES_MAX:
+                    runs[-1].append(fill)
+                else:
+                    runs.append([fill])
+                    size_bytes = length
+        return [FillRun(run, self) for run in runs]
+
+    def _joined(self, by_unit: list[Fill], gap_bytes_max: int) -> list[bool]:
+        """Return of each fill but the first whether it lies right behind the one before."""
         units = np.array([fill.unit for fill in by_unit])
-        place, number, offset, length = self._holding.units.extents(units)
+        place, number, offset, length = self.holding.units.extents(units)
         ends = offset + length
         joined = (
             (np.diff(units) == 1)
@@ -186,21 +160,51 @@ class Fills:
             & (np.diff(number) == 0)
             & (offset[1:] >= ends[:-1])
             & (offset[1:] - ends[:-1] <= gap_bytes_max)
-        ).tolist()
-        runs, size_bytes = [[by_unit[0]]], by_unit[0].size_bytes
-        for fill, is_joined in zip(by_unit[1:], joined, strict=True):
-            size_bytes += fill.size_bytes
-            if is_joined and size_bytes <= _RUN_BYTES_MAX:
-                runs[-1].append(fill)
-            else:
-                runs.append([fill])
-                size_bytes = fill.size_bytes
-        return [run[0] if len(run) == 1 else FillRun(run, self._fetch) for run in runs]
+        )
+        return list(joined.tolist())
 
-    def finish(self, read: Fill | FillRun, error: BaseException | None) -> None:
+    def finish(self, run: FillRun, error: BaseException | None) -> None:
         """Forget fills that are over and tell all who wait for them."""
         with self._lock:
-            for fill in read.fills:
+            for fill in run.fills:
                 self._pending.pop(fill.unit, None)
-        for fill in read.fills:
+        for fill in run.fills:
             fill.finish(error)
+
+    def patience_s(self) -> float:
+        """Return how long to wait for another process: not at all when one was given up lately."""
+        is_in_a_hurry = time.monotonic() < self._hurries_until_s
+        return 0.0 if is_in_a_hurry else self._patience_s()
+
+    def hurry(self) -> None:
+        """Take note that another process holds claims and does not come to an end."""
+        self._hurries_until_s = time.monotonic() + _HURRY_S
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def claim(self, fill: Fill) -> bool:
+        """Return whether a unit is not in its tier and now ours to fetch."""
+        return self.holding.tier(fill.unit).claim(fill.unit)
+
+    def release(self, fill: Fill) -> None:
+        """Give the claim back."""
+        self.holding.tier(fill.unit).release(fill.unit)
+
+    def found_elsewhere(self, fill: Fill) -> bool:
+        """Take a claimed unit from another tier of the node, if it is there."""
+        data = self.holding.read_elsewhere(fill.unit)
+        if data is not None:
+            self._take(fill, data, may_write=True)
+        return data is not None
+
+    def fetch(self, run: list[Fill], *, may_write: bool) -> int:
+        """Fetch neighbouring units from their store; return how often it had to be asked again."""
+        parts, num_retries = self._fetch(run[0].unit, len(run))
+        for fill, data in zip(run, parts, strict=True):
+            self._take(fill, data, may_write=may_write)
+        return num_retries
+
+    def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
+        """Put bytes into the tier; what cannot go there is kept for those who wait for it."""
+        if not (may_write and self.holding.tier(fill.unit).write(fill.unit, data)):
+            fill.data = data

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.formats.base import Block
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
 from penstock.loader.buffers import Bytes
@@ -32,6 +33,8 @@ from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Wish
 
 Flags = npt.NDArray[np.bool_]
+
+_BLOCKS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,10 @@ class Holding:
         self.layout = layout_of(self.units, uses)
         self.bounds = dataset.bound
         self._sources = list({bound.store.source for bound in self.bounds})
-        self._numbers = {id(bound): n for n, bound in enumerate(self.bounds)}
+        # A data set that a mixture names twice has its units once.
+        numbers = reversed(list(enumerate(self.bounds)))
+        self._numbers = {id(bound): n for n, bound in numbers}
+        self._recent: list[tuple[int, Block]] = []
         shape = TierShape(
             name=self.units.name if uses is None else _name_with(self.units.name, uses),
             offsets=self.layout.offsets,
@@ -77,11 +83,6 @@ class Holding:
     def size_bytes(self) -> int:
         """Bytes of the whole data set."""
         return self.units.size_bytes
-
-    @property
-    def placed_bytes(self) -> int:
-        """Bytes that the tiers are to hold in the end."""
-        return self.tiers.placed_bytes
 
     def stats(self) -> tuple[TierStats, ...]:
         """Return what the tiers hold."""
@@ -108,13 +109,18 @@ class Holding:
 
     def is_placed(self, places: list[Places]) -> Flags:
         """Return which samples have all their units in tiers that hold them or have room."""
-        flags = np.ones(len(places[0].units), bool)
-        for table in places:
-            tier_of = self.tiers.tier_of(table.units)
-            flags &= tier_of >= 0
-            for number, tier in enumerate(self.tiers.tiers):
-                if tier.is_full:
-                    flags &= (tier_of != number) | self.tiers.present(table.units)
+        flags = self.has_place(places[0].units)
+        for table in places[1:]:
+            flags &= self.has_place(table.units)
+        return flags
+
+    def has_place(self, units: Ints) -> Flags:
+        """Return which units lie in a tier, or have their place in one that has room."""
+        tier_of = self.tiers.tier_of(units)
+        flags = tier_of >= 0
+        for number, tier in enumerate(self.tiers.tiers):
+            if tier.is_full:
+                flags &= (tier_of != number) | self.tiers.present(units)
         return flags
 
     def absent(self, units: Ints) -> list[int]:
@@ -146,10 +152,6 @@ class Holding:
         """Return whether a unit is in its tier and good; what an earlier run left is checked."""
         return bool(self.tiers.settle(np.array([unit]))[0])
 
-    def is_present(self, unit: int) -> bool:
-        """Return whether a unit lies in any tier, checked or not."""
-        return bool(self.tiers.present(np.array([unit]))[0])
-
     def read_elsewhere(self, unit: int) -> memoryview | None:
         """Return a unit from another tier than its own: sizes may have changed between runs."""
         if len(self.tiers.tiers) < 2:
@@ -171,20 +173,28 @@ class Holding:
             group = Group(bound=bound, where=where, local_ids=local_ids)
             places = self.places(group)
             for j, (i, local) in enumerate(zip(where.tolist(), local_ids.tolist(), strict=True)):
-                raws = [self._raw(group, table, p, j) for table, p in enumerate(places)]
                 if bound.by_block:
-                    block = bound.unpack(local, raws[0])
+                    block = self._block(group, places[0], j)
                     out[i] = bound.decoded(block.sample(int(group.extents[0].row[j])), local)
                 else:
+                    raws = [self._raw(group, table, p, j) for table, p in enumerate(places)]
                     out[i] = bound.decoded_all(local_ids[j : j + 1], [raws])[0]
         return out
 
+    def _block(self, group: Group, places: Places, j: int) -> Block:
+        unit = int(places.units[j])
+        for number, block in self._recent:
+            if number == unit:
+                return block
+        block = group.bound.unpack(int(group.local_ids[j]), self._raw(group, 0, places, j))
+        self._recent = [(unit, block), *self._recent[: _BLOCKS_KEPT - 1]]
+        return block
+
     def _raw(self, group: Group, table: int, places: Places, j: int) -> memoryview:
-        e = group.extents[table]
-        inside, length = int(places.inside[j]), int(e.length[j])
+        inside, length = int(places.inside[j]), int(group.extents[table].length[j])
         whole = self.view(int(places.units[j]))
         if whole is None:
-            return group.bound.read(table, int(e.object[j]), int(e.offset[j]), length)
+            return group.bound.read_sample(table, int(group.local_ids[j]))
         return memoryview(bytes(whole[inside : inside + length]))
 
     # -- copying -----------------------------------------------------------------------------

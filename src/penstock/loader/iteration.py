@@ -31,8 +31,11 @@ class Iteration(Iterator[Any]):
         delivered: Callable[[Slot], None],
         processes: ProcessPool | None,
         recorder: Recorder | None,
+        holds: object = None,
     ) -> None:
         self._runner = runner
+        self._holds = holds
+        """What its threads use, for as long as they live: the loader may be gone before."""
         self._counters = counters
         self._convert = convert
         self._delivered = delivered

@@ -115,6 +115,8 @@ class Loader:
                 "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
                 f"of them; got {batch_size} and {global_batch_size}"
             )
+        if bytes_of(look_ahead) < 1:
+            raise OptionError(f"look_ahead must be at least 1 byte, got {look_ahead!r}")
         counts = {"batch_size": batch_size, "global_batch_size": global_batch_size}
         for name, value in (counts | {"epochs": epochs, "threads": threads}).items():
             if value is not None and value < 1:
@@ -136,10 +138,11 @@ class Loader:
         self._pad = dict(pad or {})
         self._workers = workers
         self._threads = threads
-        self._tiers = tuple(tiers)
+        self._tiers = checked_tiers(tiers)
         self._opened: Opened | None = None
         self._last_tiers: tuple[TierStats, ...] = ()
-        self._warm_bytes = 0
+        self._warm_bytes: int | None = None
+        """What the tiers held when they were first opened."""
         self._live: LiveRates | None = None
         self._look_ahead_bytes = bytes_of(look_ahead)
         self._output = output
@@ -250,6 +253,7 @@ class Loader:
             delivered=_mover(weakref.ref(self), end_epoch),
             processes=processes,
             recorder=self._recorder,
+            holds=self._opened,
         )
 
     def _copies_only(self) -> bool:
@@ -300,8 +304,8 @@ class Loader:
             return None
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = Opened(Holding(self.dataset, self._tiers))
-            self._warm_bytes = self._opened.holding.warm_bytes
-            weakref.finalize(self, self._opened.close)
+            if self._warm_bytes is None:
+                self._warm_bytes = self._opened.holding.warm_bytes
         return self._opened.holding
 
     def _live_rates(self) -> LiveRates | None:
@@ -340,19 +344,23 @@ class Loader:
         )
 
     def _stager(self, pool: BufferPool, holding: Holding | None, fetcher: Fetcher) -> Stager:
-        in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
-        stage_bytes = max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
+        stage_bytes = self._stage_bytes()
         self._warn_of_blocks(stage_bytes)
         return Stager(
             pool,
             self._counters,
-            stage_bytes=stage_bytes,  # The window in use, and the next one on its way.
+            stage_bytes=stage_bytes,
             runs=self._runs(fetcher),
             holding=holding,
-            gap_bytes=fetcher.gap_bytes,
+            measured=fetcher,
             reads_ahead=self._workers == "thread",
             recorder=self._recorder,
         )
+
+    def _stage_bytes(self) -> int:
+        """Return the memory for blocks: the window in use, and the next one on its way."""
+        in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
+        return max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
 
     def _runs(self, fetcher: Fetcher) -> Runs | None:
         """Return the runs that the order goes by, where samples of a run are neighbours."""
@@ -420,12 +428,18 @@ class Loader:
         """Return what was counted since the loader was made."""
         iteration = self._current() if self._current is not None else None
         running_s = iteration.running_s if iteration is not None else 0.0
-        return self._counters.stats(running_s, self._tier_stats(), self._bound_bytes())
+        return self._counters.stats(
+            running_s, self._tier_stats(), self._bound_bytes(), self._progress()
+        )
 
     def _tier_stats(self) -> tuple[TierStats, ...]:
         if self._opened is not None and self._opened.pid == os.getpid():
             self._last_tiers = self._opened.holding.stats()
         return self._last_tiers
+
+    def _progress(self) -> float:
+        """Return the epochs that were delivered, in samples of the whole world."""
+        return self._counters.samples * self.world.num_ranks / self.order.num_samples
 
     def _bound_bytes(self) -> int | None:
         """Return the least that this rank's part of the job could have read from stores."""
@@ -435,9 +449,11 @@ class Loader:
             return None  # Read where it lies.
         world = self.world
         cache_bytes = sum(t.capacity_bytes for t in self._last_tiers) * world.num_nodes
-        progress = self._counters.samples * world.num_ranks / self.order.num_samples
+        if isinstance(self.order, BlocksOrder):
+            cache_bytes += self._stage_bytes() * world.num_ranks  # Blocks stay while there is room.
+        progress = self._progress()
         size_bytes = self.dataset.size_bytes
-        first = min(1.0, progress) * epoch_bound(size_bytes, self._warm_bytes)
+        first = min(1.0, progress) * epoch_bound(size_bytes, self._warm_bytes or 0)
         later = max(0.0, progress - 1) * epoch_bound(size_bytes, cache_bytes)
         return round((first + later) / world.num_ranks)
 
@@ -446,19 +462,30 @@ class Loader:
         return f"Loader({self.dataset!r}, batch_size={size}, shuffle={self.order.mode!r})"
 
 
+def checked_tiers(tiers: Any) -> tuple[Memory | Disk, ...]:
+    """Return the tiers that were asked for, or say how to ask for them."""
+    several = tiers if isinstance(tiers, list | tuple) else [tiers]
+    for tier in several:
+        if not isinstance(tier, Memory | Disk):
+            raise OptionError(
+                f"tiers={tier!r}: a tier is a place and a size, such as "
+                'tiers=[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]'
+            )
+    return tuple(several)
+
+
 class Opened:
-    """Tiers that this process has open; closed once."""
+    """Tiers that this process has open, until nobody holds this any more."""
 
     def __init__(self, holding: Holding) -> None:
         self.holding = holding
         self.pid = os.getpid()
-        self._is_open = True
+        self.close = weakref.finalize(self, _close_here, holding, self.pid)
 
-    def close(self) -> None:
-        """Let go of them, unless that was done or they are the parent's of a fork."""
-        if self._is_open and self.pid == os.getpid():
-            self._is_open = False
-            self.holding.close()
+
+def _close_here(holding: Holding, pid: int) -> None:
+    if os.getpid() == pid:  # Else they are the parent's of a fork.
+        holding.close()
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.loader.ahead import FillAhead
 from penstock.loader.fetcher import Fetcher
-from penstock.loader.fills import Fill, FillRun
+from penstock.loader.fills import FillRun
 from penstock.loader.job import Job, Maker, Piece
 from penstock.loader.staging import Staged, Stager
 from penstock.trace import Kind, Recorder
@@ -151,6 +151,7 @@ class Runner:
                 self._do(*item)
             elif not plans:
                 self._fill_next()
+            item = None  # Or its batch would stay as long as this thread has nothing to do.
 
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted or len(self._stage) >= _JOBS_MAX:
@@ -180,7 +181,7 @@ class Runner:
             self._is_filling = False
             self._work_here.notify()
 
-    def _filled(self, read: Fill | FillRun, error: BaseException | None) -> None:
+    def _filled(self, read: FillRun, error: BaseException | None) -> None:
         assert self._stager.fills is not None
         self._stager.fills.finish(read, error)
         with self._work_here:

@@ -9,20 +9,21 @@ order itself goes block by block, a block is read once for all the batches that 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from penstock.dataset.bound import BoundPart, explained
+from penstock.dataset.checks import has_checksums, read_checked
 from penstock.dataset.part import Ints
 from penstock.errors import StoreError
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
-from penstock.loader.checks import damaged, first_damaged, has_checksums
 from penstock.loader.fetcher import Outcome, Read
 from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.loader.holding import Flags, Holding
@@ -31,19 +32,12 @@ from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Tiered
 from penstock.loader.stats import Counters
-from penstock.storage.base import Store
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
 from penstock.trace import Kind, Recorder
 
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
-_DAMAGED_MAX = 5
-"""Reads of a range that is found to be damaged before that is an error."""
-
-
-ReadOne = Callable[[str, Store], memoryview]
-"""Reads from an object of a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +48,7 @@ class Staged:
     """To be done for it alone."""
     fills: list[Fill] = field(default_factory=list)
     """Units that it needs, some of which others wait for as well."""
-    fill_reads: list[Fill | FillRun] = field(default_factory=list)
+    fill_reads: list[FillRun] = field(default_factory=list)
     """The requests for those that nobody has begun."""
 
 
@@ -68,6 +62,18 @@ class At(NamedTuple):
     offset: int
 
 
+class Measured(Protocol):
+    """What is known of the stores by now."""
+
+    def gap_bytes(self) -> int:
+        """Return the largest gap between two ranges that is read rather than asked around."""
+        ...
+
+    def patience_s(self) -> float:
+        """Return how long to wait for what another process is fetching."""
+        ...
+
+
 class Stager:
     """Plans and does the reads ahead of a run."""
 
@@ -79,7 +85,7 @@ class Stager:
         stage_bytes: int,
         runs: Runs | None,
         holding: Holding | None,
-        gap_bytes: Callable[[], int],
+        measured: Measured,
         reads_ahead: bool,
         recorder: Recorder | None,
     ) -> None:
@@ -92,9 +98,11 @@ class Stager:
         self._bare_runs: dict[int, bool] = {}
         """Runs seen so far, and whether no tier holds anything of them."""
         self._holding = holding
-        self._gap_bytes = gap_bytes
+        self._measured = measured
         self._recorder = recorder
-        self.fills = Fills(holding, self.fetch_units) if holding is not None else None
+        self.fills = None
+        if holding is not None:
+            self.fills = Fills(holding, self.fetch_units, measured.patience_s)
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -164,13 +172,13 @@ class Stager:
         assert self.fills is not None
         return [self.fills.of(unit) for unit in self._holding.absent(units)]
 
-    def _fill_reads(self, group: Group, new: list[Fill], epoch: int) -> list[Fill | FillRun]:
+    def _fill_reads(self, group: Group, new: list[Fill], epoch: int) -> list[FillRun]:
         """Return requests for fills; where the order goes by blocks, for all of their blocks."""
         assert self.fills is not None
         if new and self._runs is not None and self._runs.are_used_in(epoch):
             around = self._units_around(group)
             new = new + [fill for fill, is_new in self._fills_of(around) if is_new]
-        return self.fills.reads(new, self._gap_bytes())
+        return self.fills.reads(new, self._measured.gap_bytes())
 
     def _units_around(self, group: Group, *, placed_only: bool = True) -> Ints:
         """Return the units of all runs that some samples of a group lie in."""
@@ -182,14 +190,14 @@ class Stager:
             low, high = ends.units.reshape(2, -1)
             units += [np.arange(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
         around = np.concatenate(units)
-        return around[self._holding.tiers.tier_of(around) >= 0] if placed_only else around
+        return around[self._holding.has_place(around)] if placed_only else around
 
-    def fills_ahead(self, group: Group, jobs: Ints, epoch: int) -> list[tuple[int, Fill | FillRun]]:
+    def fills_ahead(self, group: Group, jobs: Ints, epoch: int) -> list[tuple[int, FillRun]]:
         """Return requests for what a group needs and nobody has begun, with the job of each."""
         assert self._holding is not None
         places = self._holding.places(group)
         placed = np.flatnonzero(self._holding.is_placed(places))
-        out: list[tuple[int, Fill | FillRun]] = []
+        out: list[tuple[int, FillRun]] = []
         for table in places:
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
@@ -249,7 +257,7 @@ class Stager:
             merged = merge_ranges(
                 numbers * _OBJECT_SPACING + e.offset,
                 e.length,
-                gap_bytes_max=self._gap_bytes(),
+                gap_bytes_max=self._measured.gap_bytes(),
                 length_bytes_max=_RANGE_BYTES_MAX,
             )
             ends = np.cumsum(merged.lengths)
@@ -296,34 +304,30 @@ class Stager:
         """Return offset and bytes of the run of samples that a sample lies in."""
 
         def load() -> tuple[tuple[int, memoryview], int]:
-            number, start, length = self.run_extent(group, table, j)
-            data = self._pool.view(length)
-            self.read_checked(
-                At(group.bound, table, number, start), group.local_ids[j : j + 1], data
-            )
-            return (start, data), len(data)
+            at, ids, length = self.run_extent(group, table, j)
+            data, _ = self.read(at, ids, length)
+            return (at.offset, data), length
 
         found: tuple[int, memoryview] = self._blocks.get(name, load)
         return found
 
-    def run_extent(self, group: Group, table: int, j: int) -> tuple[int, int, int]:
-        """Return object, offset and length of the run that a sample lies in."""
+    def run_extent(self, group: Group, table: int, j: int) -> tuple[At, Ints, int]:
+        """Return where the run begins that a sample lies in, its samples, and its length."""
         assert self._runs is not None
         bound = group.bound
         first, stop = self._runs.ends(group.local_ids[j : j + 1] + bound.first)
         e = bound.part.tables[table].extents(np.append(first, stop - 1) - bound.first)
-        start = int(e.offset[0])
-        return int(e.object[0]), start, int(e.offset[1] + e.length[1]) - start
+        at = At(bound, table, int(e.object[0]), int(e.offset[0]))
+        ids = np.arange(int(first[0]), int(stop[0])) - bound.first
+        return at, ids, int(e.offset[1] + e.length[1]) - at.offset
 
     # -- reading -----------------------------------------------------------------------------
 
     def read_sample(self, group: Group, table: int, j: int) -> memoryview:
         """Return the extent of a sample from its store."""
         e = group.extents[table]
-        view = self._pool.view(int(e.length[j]))
         at = At(group.bound, table, int(e.object[j]), int(e.offset[j]))
-        self.read_checked(at, group.local_ids[j : j + 1], view)
-        return view
+        return self.read(at, group.local_ids[j : j + 1], int(e.length[j]))[0]
 
     def fetch_units(self, unit: int, count: int) -> tuple[list[memoryview], int]:
         """Return the bytes of neighbouring units from their store, and the number of retries."""
@@ -336,56 +340,33 @@ class Stager:
         if has_checksums(at.bound):
             samples = [holding.units.samples_of(u) for u in range(unit, unit + count)]
             ids = np.concatenate([np.arange(first, first + n) for first, n in samples])
-        length = last.offset + last.length - e.offset
-        # As the store's client hands it over: it goes to the tier from there.
-        whole, num_retries = self._checked(
-            at, ids, lambda key, store: store.read_range(key, at.offset, length)
-        )
+        whole, num_retries = self.read(at, ids, last.offset + last.length - e.offset)
         return [whole[x.offset - e.offset :][: x.length] for x in extents], num_retries
 
-    def read_checked(self, at: At, ids: Ints, view: memoryview) -> int:
-        """Fill a view, in which samples of a part lie, and see that they are what was indexed.
+    def read(self, at: At, ids: Ints, length: int) -> tuple[memoryview, int]:
+        """Return bytes, in which samples of a part lie, and how often the store was asked again.
 
-        Return how often the store had to be asked again.
+        They are as the store's client hands them over, and what was indexed.
         """
-
-        def read(key: str, store: Store) -> memoryview:
-            store.read_into(key, at.offset, view)
-            return view
-
-        return self._checked(at, ids, read)[1]
-
-    def _checked(self, at: At, ids: Ints, read: ReadOne) -> tuple[memoryview, int]:
-        """Return bytes that are what was indexed, and how often the store was asked again."""
-        data, num_retries = self._timed(at, read)
-        if not has_checksums(at.bound):
-            return data, num_retries
-        what = ""
-        for _ in range(_DAMAGED_MAX):
-            before, what = what, first_damaged(at.bound, ids, at.offset, data)
-            if not what:
-                return data, num_retries
-            if what == before:
-                break  # Damage on the way differs from time to time; this is the store's.
-            data, again = self._timed(at, read)
-            num_retries += 1 + again
-        raise damaged(what)
-
-    def _timed(self, at: At, read: ReadOne) -> tuple[memoryview, int]:
-        """Read once, as far as that is up to us; return the bytes and the number of retries."""
-        key, store = at.bound.part.tables[at.table].key(at.object), at.bound.store
+        store = at.bound.store
         before = store.num_attempts_here if isinstance(store, Retrying) else 0
+        data, num_again = read_checked(at.bound, ids, at.offset, lambda: self._timed(at, length))
+        if isinstance(store, Retrying):
+            num_again += store.num_attempts_here - before - 1 - num_again
+        return data, num_again
+
+    def _timed(self, at: At, length: int) -> memoryview:
+        key, store = at.bound.part.tables[at.table].key(at.object), at.bound.store
         begin = time.perf_counter_ns()
         try:
-            data = read(key, store)
+            data = store.read_range(key, at.offset, length)
         except StoreError as error:
             raise explained(error, at.bound, at.table, at.object) from error
         end = time.perf_counter_ns()
-        self._counters.add_reads(store.source, len(data), 1, (end - begin) / 1e9)
+        self._counters.add_reads(store.source, length, 1, (end - begin) / 1e9)
         if self._recorder is not None:
-            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=at.offset, bytes=len(data))
-        retries = store.num_attempts_here - before - 1 if isinstance(store, Retrying) else 0
-        return data, retries
+            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=at.offset, bytes=length)
+        return data
 
 
 def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
@@ -397,7 +378,7 @@ def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
 class _RangeRead:
     """A range of one object, read into the stage of a batch."""
 
-    __slots__ = ("_at", "_ids", "_stager", "_view", "size_bytes")
+    __slots__ = ("_at", "_ids", "_lock", "_stager", "_view", "size_bytes")
 
     staged = True
 
@@ -405,7 +386,8 @@ class _RangeRead:
         self._stager = stager
         self._at = at
         self._ids = ids
-        self._view = view
+        self._view: memoryview | None = view
+        self._lock = threading.Lock()
         self.size_bytes = len(view)
 
     @property
@@ -414,11 +396,11 @@ class _RangeRead:
         return self._at.bound.store.source
 
     def __call__(self, copy: int) -> Outcome:
-        # A second copy has memory of its own: the first may be half-way through writing.
-        view = self._view if copy == 0 else memoryview(bytearray(self.size_bytes))
-        num_retries = self._stager.read_checked(self._at, self._ids, view)
-        if copy:
-            self._view[:] = view
+        data, num_retries = self._stager.read(self._at, self._ids, self.size_bytes)
+        with self._lock:
+            view, self._view = self._view, None
+        if view is not None:  # Else another copy was first, and its bytes may be in use.
+            view[:] = data
         return Outcome(moved=True, num_retries=num_retries)
 
 

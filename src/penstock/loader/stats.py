@@ -52,7 +52,10 @@ class Stats:
     """The tiers of this node."""
     bound_bytes: int | None = None
     """The least that this rank's part of the job could have read from stores so far, with these
-    tiers, whatever the order and the policy; None where samples are read where they lie."""
+    tiers, whatever the order and the policy; None where samples are read where they lie. Exact at
+    the end of an epoch, for all ranks together: one rank may fetch what another uses."""
+    epochs: float = 0.0
+    """Epochs that were delivered."""
 
     @property
     def store_bytes(self) -> int:
@@ -80,9 +83,10 @@ class Stats:
                 f"  {name}: {show_bytes(source.size_bytes)} in {show_count(source.requests)} reads"
             )
         if self.bound_ratio is not None and self.bound_bytes is not None:
+            so_far = "" if self.epochs == round(self.epochs) else " so far, what is ahead included"
             lines.append(
                 f"  from stores: {self.bound_ratio:.3f} of the least possible "
-                f"({show_bytes(self.bound_bytes)})"
+                f"({show_bytes(self.bound_bytes)}){so_far}"
             )
         lines += [
             f"  {tier.source} holds {show_bytes(tier.held_bytes)} of at most "
@@ -120,6 +124,7 @@ class Counters:
         running_s: float = 0.0,
         tiers: tuple[TierStats, ...] = (),
         bound_bytes: int | None = None,
+        epochs: float = 0.0,
     ) -> Stats:
         """Return the counts so far; `running_s` is the age of an iteration that still runs."""
         with self._lock:
@@ -135,6 +140,7 @@ class Counters:
                 },
                 tiers=tiers,
                 bound_bytes=bound_bytes,
+                epochs=epochs,
             )
 
 

@@ -298,7 +298,7 @@ class TierFiles:
             if descriptor >= 0:
                 os.close(descriptor)
         self.folder.close()
-        os.close(self.locks.descriptor)
+        self.locks.close()
 
 
 def _mapped(descriptor: int, size_bytes: int, *, is_random: bool = False) -> Bytes:

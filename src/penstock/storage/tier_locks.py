@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import os
 import threading
 
 from penstock.clock import Clock, SystemClock
@@ -81,10 +82,17 @@ class RecordLocks:
             raise
         return True
 
+    def close(self) -> None:
+        """Close the file, which lets go of all locks; nothing is locked by this any more."""
+        with self._mutex:
+            descriptor, self.descriptor = self.descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
     def claim(self, unit: int) -> bool:
         """Take a unit alone, among all threads of all processes."""
         with self._mutex:
-            if unit in self._claimed or not self._claim_of_process(unit):
+            if self.descriptor < 0 or unit in self._claimed or not self._claim_of_process(unit):
                 return False
             self._claimed.add(unit)
             return True
@@ -111,5 +119,5 @@ class RecordLocks:
         """Let go of a unit."""
         with self._mutex:
             self._claimed.discard(unit)
-            if self._can_claim:
+            if self._can_claim and self.descriptor >= 0:
                 self.drop(_CLAIMS_FROM + unit)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -29,6 +29,7 @@ from penstock.loader.convert import Convert, converter
 from penstock.loader.decode import Collate, Transform
 from penstock.loader.loader import Loader
 from penstock.order import Cursor, Steps
+from penstock.storage.tier_sizes import Disk, Memory
 from penstock.torch.callers import check_batch_size, refuse_splitters
 from penstock.torch.place import Place, worker_here
 from penstock.torch.turns import Turns, tag_here
@@ -48,11 +49,12 @@ class LoaderOptions(TypedDict, total=False):
     global_batch_size: int | None
     epochs: int | None
     seed: int
-    shuffle: Literal["global", "blocks"] | None
+    shuffle: Literal["global", "blocks", "blocks-first"] | None
     drop_last: bool
     transform: Transform | None
     collate: Collate | None
     pad: Mapping[str, Any] | None
+    tiers: Sequence[Memory | Disk]
     look_ahead: int | str
     output: Literal["auto", "torch", "numpy"]
 
@@ -71,7 +73,8 @@ class IterableDataset(data.IterableDataset[Any]):
         samples: yield single samples instead of batches.
         world: who takes part; by default torch's process group, or what a launcher says.
         options: as for `penstock.Loader`: `batch_size` or `global_batch_size`, `epochs`, `seed`,
-            `shuffle`, `drop_last`, `transform`, `collate`, `pad`, `look_ahead`, `output`.
+            `shuffle`, `drop_last`, `transform`, `collate`, `pad`, `tiers`, `look_ahead`,
+            `output`.
     """
 
     def __init__(

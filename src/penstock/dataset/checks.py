@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 import xxhash
 
-from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Ints
 from penstock.errors import CorruptError
+
+if TYPE_CHECKING:
+    from penstock.dataset.bound import BoundPart
+
+_READS_MAX = 5
+"""Of a range that is found to be damaged, each time in another way, before that is an error."""
 
 
 def has_checksums(bound: BoundPart) -> bool:
     """Return whether samples can be checked: a checksum is of one extent."""
     return "checksum" in bound.part.columns and len(bound.part.tables) == 1
+
+
+def read_checked(
+    bound: BoundPart, ids: Ints, offset: int, read: Callable[[], memoryview]
+) -> tuple[memoryview, int]:
+    """Return bytes of an object from `offset` on, and how often they were read again.
+
+    The samples `ids` of the part, which lie in them, are what was indexed, as far as that is known.
+    """
+    data = read()
+    if not has_checksums(bound):
+        return data, 0
+    what = ""
+    for num_again in range(_READS_MAX):
+        before, what = what, first_damaged(bound, ids, offset, data)
+        if not what:
+            return data, num_again
+        if what == before:
+            break  # Damage on the way differs from time to time; this is the store's.
+        data = read()
+    raise CorruptError(
+        f"{what}, and wrong again when it was read again; the object is damaged in its store: "
+        "restore it, or look at all of it with `penstock verify`"
+    )
 
 
 def first_damaged(bound: BoundPart, ids: Ints, offset: int, data: memoryview) -> str:
@@ -35,11 +67,3 @@ def first_damaged(bound: BoundPart, ids: Ints, offset: int, data: memoryview) ->
                 f"{found:016x}, {expected:016x} when they were indexed"
             )
     return ""
-
-
-def damaged(what: str) -> CorruptError:
-    """Return the error for bytes that stay wrong."""
-    return CorruptError(
-        f"{what}, and the same when it was read again; the object is damaged in its store: restore "
-        "it, or look at all of it with `penstock verify`"
-    )
