@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -64,6 +65,7 @@ class SeaweedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._sockets: list[Path] = []
+        self._pid = os.getpid()
 
     def __enter__(self) -> S3Access:
         ports = free_ports(8)
@@ -110,6 +112,8 @@ class SeaweedServer:
 
     def stop(self) -> None:
         """End the process that was started here, and remove its folder."""
+        if os.getpid() != self._pid:
+            return  # A forked child that ends is not the end of the server.
         if self._process is not None:
             self._process.kill()  # a test server has nothing to save
             self._process.wait()
