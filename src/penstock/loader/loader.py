@@ -110,17 +110,14 @@ class Loader:
         output: Literal["auto", "torch", "numpy"] = "auto",
         trace: str | Path | None = None,
     ) -> None:
-        if (batch_size is None) == (global_batch_size is None):
-            raise OptionError(
-                "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
-                f"of them; got {batch_size} and {global_batch_size}"
-            )
-        if bytes_of(look_ahead) < 1:
-            raise OptionError(f"look_ahead must be at least 1 byte, got {look_ahead!r}")
-        counts = {"batch_size": batch_size, "global_batch_size": global_batch_size}
-        for name, value in (counts | {"epochs": epochs, "threads": threads}).items():
-            if value is not None and value < 1:
-                raise OptionError(f"{name} must be at least 1, got {value}")
+        check_batch(batch_size, global_batch_size)
+        check_counts(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            epochs=epochs,
+            threads=threads,
+            look_ahead=bytes_of(look_ahead),
+        )
         if workers not in ("thread", "process"):
             raise OptionError(f"workers={workers!r}: there are 'thread' and 'process'")
         if collate is not None and pad:
@@ -395,7 +392,12 @@ class Loader:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the iteration that runs, with all its threads, and let go of the tiers."""
+        """End the iteration that runs, with all its threads, and let go of the tiers.
+
+        A summary of the run goes to the log `penstock.loader` (level INFO).
+        """
+        if self._current is not None:
+            _log.info("%s", self.stats())
         self._end_iteration()
         if self._opened is not None:
             self._tier_stats()
@@ -460,6 +462,22 @@ class Loader:
     def __repr__(self) -> str:
         size = self.batch_size or self.global_batch_size
         return f"Loader({self.dataset!r}, batch_size={size}, shuffle={self.order.mode!r})"
+
+
+def check_batch(batch_size: int | None, global_batch_size: int | None) -> None:
+    """Refuse none or both of two ways to say how large a batch is."""
+    if (batch_size is None) == (global_batch_size is None):
+        raise OptionError(
+            "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
+            f"of them; got {batch_size} and {global_batch_size}"
+        )
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse what is given and is not at least 1."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise OptionError(f"{name} must be at least 1, got {value}")
 
 
 def checked_tiers(tiers: Any) -> tuple[Memory | Disk, ...]:
