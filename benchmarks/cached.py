@@ -4,7 +4,7 @@
 
 Limits, measured in turns with the loader over the same bytes in the same kind of order:
 
-* memory: copying each sample out of a mapped tmpfs file into a reused buffer, one thread or two,
+* memory: copying each sample out of a mapped tmpfs file into reused buffers, one thread or two,
   whichever is better;
 * disk: reading each sample's range of the tier's own file at random, buffered and direct, by 4 and
   16 threads, whichever is best; and, for what the device can do, the whole file in order.
@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -93,14 +94,15 @@ def shared_out(ids: list[int], num_threads: int, work: Callable[[list[int]], Non
 
 
 def copying_s(source: np.ndarray, ids: list[int], num_threads: int) -> float:
-    local = threading.local()
+    # As a loader must: one in the making for each thread, one ready, one with the training loop.
+    targets = deque(np.ones(BATCH * BLOB_BYTES, np.uint8) for _ in range(2 * num_threads + 1))
 
     def copy(batch: list[int]) -> None:
-        if not hasattr(local, "target"):
-            local.target = np.zeros(BATCH * BLOB_BYTES, np.uint8)
+        target = targets.popleft()
         for at, i in enumerate(batch):
             start = i * BLOB_BYTES
-            local.target[at * BLOB_BYTES :][:BLOB_BYTES] = source[start : start + BLOB_BYTES]
+            target[at * BLOB_BYTES :][:BLOB_BYTES] = source[start : start + BLOB_BYTES]
+        targets.append(target)
 
     return shared_out(ids, num_threads, copy)
 

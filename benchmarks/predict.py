@@ -32,7 +32,7 @@ BLOB_BYTES, NUM_BLOBS, BATCH, EPOCHS = 110_000, 2048, 128, 3
 CACHES = (0.0, 0.2, 0.5, 1.0)
 STORES = {
     "slow": Shape(latency=Fixed(0.020), bandwidth_bytes_s=100e6),
-    "fast": Shape(latency=Fixed(0.003), bandwidth_bytes_s=300e6),
+    "fast": Shape(latency=Fixed(0.005), bandwidth_bytes_s=200e6),
 }
 LOADS = {"compute-bound": 1.3, "I/O-bound": 0.5}
 """The length of a step, over what its bytes take on the store's link."""

@@ -99,7 +99,13 @@ class Holding:
     # -- by sample ---------------------------------------------------------------------------
 
     def places(self, group: Group) -> list[Places]:
-        """Return the units of a group's samples, table by table."""
+        """Return the units of a group's samples, table by table; looked up once for a group."""
+        if group.places is None:
+            object.__setattr__(group, "places", self._look_up(group))
+        found: list[Places] = group.places
+        return found
+
+    def _look_up(self, group: Group) -> list[Places]:
         number = self._numbers[id(group.bound)]
         out = []
         for table in range(len(group.bound.part.tables)):

@@ -46,6 +46,8 @@ class Group:
     """Their places in the batch."""
     local_ids: Ints
     """Their numbers in the part."""
+    places: Any = None
+    """Where in tiers they lie, once that was looked up."""
 
     @cached_property
     def extents(self) -> tuple[Extents, ...]:

@@ -121,9 +121,11 @@ class Stager:
                 if in_runs and placed.any():
                     ways[~self._is_run_bare(group)] = Way.ALONE
                 ways[placed] = Way.TIER
-            for way in np.unique(ways).tolist():
+            found = np.unique(ways).tolist()
+            for way in found:
                 job.ways.append(Way(way))
-                groups.append(group.part(np.flatnonzero(ways == way)))
+                whole = len(found) == 1
+                groups.append(group if whole else group.part(np.flatnonzero(ways == way)))
         job.groups = groups
 
     def _is_run_bare(self, group: Group) -> Flags:
