@@ -7,6 +7,14 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptError
+from penstock.machine import (
+    Curve,
+    LinkModel,
+    Machine,
+    StoreModel,
+    default_machine_path,
+    machine_toml,
+)
 from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
 
 NUM_SAMPLES = 240
@@ -74,3 +82,29 @@ def test_one_request_that_hangs_does_not_hold_up_the_others(folder: Path, tmp_pa
         stats = deliver(dataset, look_ahead="8MB")
         assert shaper.counts().faults.get("stall", 0) > 0
     assert stats.elapsed_s < 60
+
+
+def test_what_a_run_sees_refines_the_machine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    store = StoreModel(latency_s=0.001, latency_p99_s=0.001, throughput=Curve.flat(1e9))
+    measured = Machine(store=store, link=LinkModel(bytes_s=1e9))
+    default_machine_path().parent.mkdir(parents=True)
+    default_machine_path().write_text(machine_toml(measured))
+    with Shaper.of_folder(folder, Shape(latency=Fixed(0.05))) as shaper:
+        dataset = penstock.open(shaper.uri, store=shaper.options, check=False)
+        with penstock.Loader(dataset, batch_size=16, output="numpy") as loader:
+            assert loader.machine() == measured
+            for _ in loader:
+                pass
+            assert loader.machine().store.read_s(BLOB_BYTES, 1) > 5 * store.read_s(BLOB_BYTES, 1)
+
+
+def test_every_run_ends_with_a_summary(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="penstock.loader")
+    deliver(penstock.open(folder), tiers=[penstock.Disk(tmp_path / "tier", "1GB")])
+    assert "480 samples in 30 batches" in caplog.text
+    assert "of the least possible" in caplog.text

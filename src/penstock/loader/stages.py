@@ -9,6 +9,7 @@ Groups without a stage lie in local files and are read on the spot as well.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -62,11 +63,12 @@ class BlockSource(Protocol):
         ...
 
 
-class _ByOne:
+class _ByOne(ABC):
     """Copies sample by sample, from wherever `raw` finds it."""
 
+    @abstractmethod
     def raw(self, table: int, j: int) -> Raw:
-        raise NotImplementedError
+        """Return the bytes of sample j of the group."""
 
     def copy_into(self, table: int, piece: Piece, target: Bytes, starts: Sequence[int]) -> None:
         """Copy the samples of a piece into `target`, each to its start."""
