@@ -110,3 +110,20 @@ class StateError(PenstockError):
 
 class WorkerError(PenstockError):
     """A worker process died without saying why."""
+
+
+class PeerError(PenstockError):
+    """Another node did not answer as it should; what it has comes from the store instead.
+
+    `kind` is "lost" (no connection, or silent for too long), "refused" (it does not know us),
+    "stuck" (it is there but does not get on), "broken" (its bytes or its words make no sense).
+    """
+
+    def __init__(self, message: str, *, peer: str = "", kind: str = "lost") -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.kind = kind
+
+
+class RendezvousError(PenstockError):
+    """The nodes of a job could not find each other."""

@@ -1,14 +1,17 @@
 """A store and a consumer in virtual time, small enough to be trusted, to drive a flow with.
 
 A request waits for its first byte (log-normal), then its bytes pass a link that it shares with all
-others, first come first served. Above a rate of requests the store answers "slow down", and the
+others of its store, first come first served. Above a rate of requests the store answers "slow down", and the
 request tries again after a random back-off, as a client would.
+
+Peers are further stores, each with a link of its own; a fetch is asked of one of them first.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from statistics import median
@@ -62,6 +65,8 @@ class Ask:
 class Log:
     done: list[tuple[float, int, float]] = field(default_factory=list)
     """When, how many bytes, after how long."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Requests, by source."""
     throttles: list[float] = field(default_factory=list)
     begins: list[float] = field(default_factory=list)
     limits: list[tuple[float, int]] = field(default_factory=list)
@@ -90,8 +95,10 @@ class Run:
         requests_max: int = 64,
         seed: int = 7,
         num_steps: int = 10**9,
+        peers: Mapping[str, ModelStore] | None = None,
     ) -> None:
-        self.store = store
+        self.stores = {"store": store, **(peers or {})}
+        self._first = list(peers or {})
         self.flow = Flow(budget=Budget(stage_bytes_max=stage_bytes, requests_max=requests_max))
         self.log = Log()
         self.compute_s = compute_s
@@ -102,7 +109,7 @@ class Run:
         self._random = random.Random(seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._link_free_s = 0.0
+        self._link_free_s = dict.fromkeys(self.stores, 0.0)
         self._tokens, self._tokens_s = float("inf"), 0.0  # It begins rested.
         self._next_number = self._next_step = 0
         self._missing: dict[int, set[int]] = {}
@@ -130,7 +137,7 @@ class Run:
             numbers = range(self._next_number, self._next_number + self.batch)
             step = self._next_step
             fetches = tuple(
-                Fetch(number=n, step=step, size_bytes=self.size_bytes, sources=("store",))
+                Fetch(number=n, step=step, size_bytes=self.size_bytes, sources=self._sources(n))
                 for n in numbers
             )
             self._missing[step] = set(numbers)
@@ -139,10 +146,16 @@ class Run:
             self._next_step += 1
             self._act(self.flow.on(Wanted(fetches=fetches, at_s=self.now_s)))
 
+    def _sources(self, number: int) -> tuple[str, ...]:
+        """Peers and store have equal shares."""
+        place = number % (len(self._first) + 1)
+        return (*self._first[place : place + 1], "store")
+
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             assert isinstance(action, Begin)
             self.log.begins.append(self.now_s)
+            self.log.asked[action.source] += 1
             self._request(Ask(action, self.size_bytes, self.now_s))
 
     def _ask(self) -> None:
@@ -176,7 +189,7 @@ class Run:
     # -- the store's part ----------------------------------------------------------------------
 
     def _request(self, ask: Ask) -> None:
-        store = self.store
+        store = self.stores[ask.begin.source]
         refuses = store.refuse[0] <= self.now_s < store.refuse[1]
         if refuses or (store.requests_s and not self._has_token(store.requests_s)):
             ask.num_refused += 1
@@ -202,14 +215,15 @@ class Run:
         self.log.throttles.append(self.now_s)
         wait_s = self._random.uniform(0, min(0.1 * 2 ** (ask.num_refused - 1), 10.0))
         self._at(self.now_s + wait_s, lambda: self._request(ask))
-        self._act(self.flow.on(Throttled(source="store", at_s=self.now_s)))
+        self._act(self.flow.on(Throttled(source=ask.begin.source, at_s=self.now_s)))
 
     def _transfer(self, ask: Ask) -> None:
-        store = self.store
+        store = self.stores[ask.begin.source]
         bytes_s = store.bytes_s / (store.slow_bytes if store.is_slow(self.now_s) else 1.0)
-        self._link_free_s = max(self._link_free_s, self.now_s) + ask.size_bytes / bytes_s
+        link_free_s = max(self._link_free_s[ask.begin.source], self.now_s)
+        self._link_free_s[ask.begin.source] = link_free_s + ask.size_bytes / bytes_s
         alone_s = self.now_s + ask.size_bytes / store.connection_bytes_s
-        self._at(max(self._link_free_s, alone_s), lambda: self._arrive(ask))
+        self._at(max(self._link_free_s[ask.begin.source], alone_s), lambda: self._arrive(ask))
 
     def _arrive(self, ask: Ask) -> None:
         number, copy = ask.begin.number, ask.begin.copy

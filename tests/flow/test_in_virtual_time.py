@@ -143,3 +143,35 @@ def test_one_batch_at_a_time_when_the_budget_is_smaller_than_a_batch() -> None:
     log = run.until(3.0)
     assert len(log.stalls) > 10
     assert log.stage_bytes_max == run.batch * run.size_bytes
+
+
+def run_with_peers(compute_s: float, **slow: object) -> Run:
+    """Three peers on links of their own, one of which may be slow from the third second on."""
+    peers = {
+        name: ModelStore(latency_s=0.002, bytes_s=1e9, **(slow if name == "peer:b" else {}))
+        for name in ("peer:a", "peer:b", "peer:c")
+    }
+    run = Run(ModelStore(), compute_s=compute_s, peers=peers, stage_bytes=64 << 20)
+    run.until(3.0)
+    run.log.asked.clear()
+    return run
+
+
+@pytest.mark.parametrize("compute_s", [0.0, 0.05])
+def test_of_peers_that_are_well_the_store_is_asked_for_nothing(compute_s: float) -> None:
+    run = run_with_peers(compute_s)
+    log = run.until(8.0)
+    assert run.flow.num_hedges == 0
+    assert max(log.asked.values()) - min(log.asked.values()) <= run.batch + run.flow.limit("store")
+
+
+@pytest.mark.parametrize("factor", [10.0, 100.0, 10_000.0])
+def test_no_step_waits_for_a_peer_that_has_become_slow(factor: float) -> None:
+    run = run_with_peers(0.05, slow=(3.0, 99.0), slow_latency=factor, slow_bytes=factor)
+    log = run.until(13.0)
+    asked, num = log.asked, sum(at_s >= 3.0 for at_s, _ in log.stalls) * run.batch
+    waited_s = sum(wait_s for at_s, wait_s in log.stalls if at_s >= 3.0)
+    assert waited_s <= 0.01 * 10.0
+    assert asked["store"] <= 0.52 * num, "its own quarter, and the slow peer's"
+    if factor == 10.0:
+        assert asked["store"] <= 0.26 * num, "it is slow, but in time"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +14,7 @@ from penstock.flow import (
     Begin,
     Budget,
     Consumed,
+    Deferred,
     Dropped,
     Event,
     Failed,
@@ -47,7 +48,9 @@ class World:
         self.now_s = 0.0
         self.fetches: dict[int, Fetch] = {}
         self.in_flight: dict[tuple[int, int], str] = {}
+        self.deferred: dict[tuple[int, int], str] = {}
         self.copies: Counter[int] = Counter()
+        self.asked: defaultdict[int, list[str]] = defaultdict(list)
         self.staged: dict[int, int] = {}
         """Bytes of each fetch that began and whose step is still to come."""
         self.settled: set[int] = set()
@@ -70,6 +73,7 @@ class World:
         assert Counter(self.in_flight.values()) == Counter(
             {s: n for s in ("store", "peer", "disk") if (n := self.flow.in_flight(s))}
         )
+        assert self.flow.num_deferred == len(self.deferred)
         self.check_stage()
 
     def begin(self, action: Begin) -> None:
@@ -77,8 +81,12 @@ class World:
         assert action.copy == self.copies[action.number], "copies are numbered from 0"
         assert action.number not in self.settled, "nobody needs it"
         assert action.source in fetch.sources
-        if action.copy == 0:
-            assert action.source == fetch.sources[0]
+        asked = self.asked[action.number]
+        places = [fetch.sources.index(source) for source in (*asked, action.source)]
+        assert places == sorted(places), "sources are asked in their order"
+        assert action.source == fetch.sources[-1] or action.source not in asked
+        asked.append(action.source)
+        if action.source == fetch.sources[0]:
             self.check_order(fetch)
         self.copies[action.number] += 1
         assert self.copies[action.number] <= len(fetch.sources) + HEDGES_MAX
@@ -101,10 +109,13 @@ class World:
         assert sum(later) <= self.stage_bytes_max
 
     def give_up(self, action: GiveUp) -> None:
-        assert self.copies[action.number] >= len(self.fetches[action.number].sources)
-        assert not any(number == action.number for number, _ in self.in_flight)
+        assert self.asked[action.number][-1] == self.fetches[action.number].sources[-1]
+        assert not self.is_open(action.number)
         self.settle(action.number)
         self.staged.pop(action.number, None)
+
+    def is_open(self, number: int) -> bool:
+        return any(n == number for n, _ in (*self.in_flight, *self.deferred))
 
     def settle(self, number: int) -> None:
         self.settled.add(number)
@@ -130,10 +141,11 @@ class World:
         self.tell(Wanted(fetches=tuple(fetches), at_s=self.now_s))
 
     def answer(self, may_fail: bool = True) -> None:
-        if not self.in_flight:
+        if not (self.in_flight or self.deferred):
             return
-        key = self.data.draw(st.sampled_from(sorted(self.in_flight)))
-        del self.in_flight[key]
+        key = self.data.draw(st.sampled_from(sorted(self.in_flight | self.deferred)))
+        self.in_flight.pop(key, None)
+        self.deferred.pop(key, None)
         number, copy = key
         if may_fail and self.data.draw(st.integers(0, 4)) == 0:
             if number in self.settled:
@@ -152,15 +164,23 @@ class World:
         if self.fetches:
             number = self.data.draw(st.sampled_from(sorted(self.fetches)))
             copy = self.data.draw(st.integers(0, 5))
-            if (number, copy) not in self.in_flight:
+            if (number, copy) not in self.in_flight | self.deferred:
+                self.tell(Deferred(number=number, copy=copy, at_s=self.now_s))
                 self.tell(Arrived(number=number, copy=copy, at_s=self.now_s))
                 self.tell(Failed(number=number, copy=copy, at_s=self.now_s))
+
+    def defer(self) -> None:
+        """Mostly peers do; a flow does not care."""
+        if self.in_flight:
+            key = self.data.draw(st.sampled_from(sorted(self.in_flight)))
+            self.deferred[key] = self.in_flight.pop(key)
+            self.tell(Deferred(number=key[0], copy=key[1], at_s=self.now_s))
 
     def drop(self) -> None:
         number = self.data.draw(st.integers(0, len(self.fetches)))
         if number in self.fetches and number not in self.settled:
             self.settle(number)
-            if not any(n == number for n, _ in self.in_flight):
+            if not self.is_open(number):
                 self.staged.pop(number, None)
         elif number in self.fetches:
             return
@@ -187,7 +207,7 @@ class World:
     def finish(self) -> None:
         """From here on sources work and the consumer consumes: all must come to its end."""
         turns = 0
-        while self.step < self.num_steps or self.in_flight:
+        while self.step < self.num_steps or self.in_flight or self.deferred:
             turns += 1
             assert turns < 10_000, "the flow is stuck"
             self.now_s += 0.01
@@ -203,7 +223,7 @@ class World:
 def _eager_hedges() -> Iterator[None]:
     """So few requests would never earn a second copy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.flow.hedge._SEEN_MIN", 2)
+        patch.setattr("penstock.flow.hedge.SEEN_MIN", 2)
         patch.setattr("penstock.flow.flow.TOKEN_SHARE", 1.0)
         yield
 
@@ -215,6 +235,7 @@ def played(data: st.DataObject) -> World:
         world.answer,
         world.answer,
         world.answer,
+        world.defer,
         world.consume,
         world.consume,
         world.drop,

@@ -17,8 +17,9 @@ from penstock.errors import OptionError
 from penstock.order import GlobalOrder, Order, SequentialOrder
 from penstock.plan import fetches as fetches_module
 from penstock.plan.fetches import Demand, Fetches, Fetching, uses
-from penstock.plan.homes import NOBODY, Node, homes_of
+from penstock.plan.homes import NOBODY, Node, cluster_homes
 from penstock.plan.placement import layout_of
+from penstock.plan.spans import spans_of
 from penstock.plan.units import Units
 from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
@@ -97,7 +98,8 @@ def test_every_use_is_served_by_its_step(
     units = Units.of(dataset)
     capacity = int(units.size_bytes * share / num_nodes)
     nodes = [Node(name=f"n{i}", capacity_bytes=capacity) for i in range(num_nodes)]
-    homes = homes_of(layout_of(units), nodes)
+    layout = layout_of(units)
+    homes = cluster_homes(spans_of(layout), nodes).home_of(layout.offsets)
     filled: dict[int, int] = {}
     for node in range(num_nodes):
         world = World(rank=node, num_ranks=num_nodes, num_nodes=num_nodes)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.dataset.mixture import Mixture
+from penstock.plan import units as units_module
 from penstock.plan.placement import layout_of, offsets_of
 from penstock.plan.units import Units
 
@@ -39,3 +41,40 @@ def test_the_layout_of_a_data_set_holds_every_unit_once(
 def test_neighbours_of_one_size_stay_neighbours() -> None:
     lengths = np.full(100, 131_000, np.int64)
     assert offsets_of(lengths).tolist() == (np.arange(100) * 131_000).tolist()
+
+
+@pytest.mark.parametrize("name", ["mixed_tar", "two_tables", "parquet", "files", "several_parts"])
+def test_in_a_shadow_every_unit_lies_where_it_lies_in_its_object(
+    datasets: dict[str, penstock.Dataset], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units_module, "UNITS_MAX", -1)
+    units = Units.of(datasets[name])
+    layout = layout_of(units)
+    assert layout.known is not None
+    tables = [bound.part.tables for bound in datasets[name].bound]
+    sizes = {(b, t): tables[b][t].sizes for b, t in units.tables}
+    before = np.cumsum([0] + [int(each.sum()) for each in sizes.values()])
+    begins = dict(zip(sizes, before.tolist(), strict=False))
+    filled = np.zeros(layout.size_bytes, np.int8)
+    for unit in units.between(0, units.num_units - 1).tolist():
+        offset, length, e = layout.offsets[unit], layout.lengths[unit], units.extent(unit)
+        table = e.bound_number, e.table
+        assert offset == begins[table] + sizes[table][: e.object].sum() + e.offset
+        assert length == e.length
+        filled[offset : offset + length] += 1
+    assert filled.max() == 1, "no two share a byte"
+    assert layout.size_bytes == before[-1]
+    assert layout.span_bytes(65536, layout.size_bytes // 65536 + 1).sum() == layout.size_bytes
+
+
+def test_in_a_shadow_what_is_used_more_often_goes_first(
+    datasets: dict[str, penstock.Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units_module, "UNITS_MAX", -1)
+    mixed = Mixture([datasets["small_tar"], datasets["mixed_tar"]])
+    units = Units.of(mixed)
+    plain, often = layout_of(units), layout_of(units, np.array([1.0, 4.0]))
+    (first, second) = units.table_bytes
+    one = np.array([0, units.num_units - 1])
+    assert (often.offsets[one] - plain.offsets[one]).tolist() == [second, -first]
+    assert plain.known != often.known

@@ -18,9 +18,10 @@ from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.order import GlobalOrder
 from penstock.plan.fetches import Demand, Fetching
-from penstock.plan.homes import Node, homes_of
+from penstock.plan.homes import Node, cluster_homes
 from penstock.plan.placement import layout_of
 from penstock.plan.planner import Plan, make_plan
+from penstock.plan.spans import spans_of
 from penstock.plan.summary import Summary, summary_of, summary_of_sizes
 from penstock.plan.traffic import epoch_bytes, held_by, moved_share
 from penstock.plan.units import Units
@@ -103,9 +104,9 @@ def test_fills_are_those_that_are_fetched(datasets: Sets, name: str, num_nodes: 
     dataset = datasets[name]
     units, summary = Units.of(dataset), summary_of(dataset)
     room = int(summary.size_bytes * 0.6 / num_nodes)
-    homes = homes_of(
-        layout_of(units), [Node(name=str(n), capacity_bytes=room) for n in range(num_nodes)]
-    )
+    layout = layout_of(units)
+    several = [Node(name=str(n), capacity_bytes=room) for n in range(num_nodes)]
+    homes = cluster_homes(spans_of(layout), several).home_of(layout.offsets)
     filled = asked = 0
     for node in range(num_nodes):
         demand = Demand(
@@ -124,7 +125,7 @@ def test_fills_are_those_that_are_fetched(datasets: Sets, name: str, num_nodes: 
     work = Work(world=nodes(num_nodes), batch_size=1, peers="fixed")
     held = held_by(machine_of(disk=room).tiers, summary, work)
     moved = epoch_bytes(summary, work, held, 0)
-    largest = int(units.lengths.max())
+    largest = int(spans_of(layout).lengths.max())
     assert filled == pytest.approx(moved.filled_bytes, abs=(num_nodes + 1) * largest)
     expected = (np.isin(homes, range(num_nodes)).mean()) * (1 - 1 / num_nodes)
     assert asked / len(dataset) == pytest.approx(expected, abs=0.25)
@@ -201,7 +202,7 @@ def test_blocks_that_do_not_stay_are_read_again() -> None:
 
 def test_peers_move_what_the_formula_says() -> None:
     summary = summary_of_sizes(SIZES)
-    machine = machine_of(disk=summary.size_bytes)
+    machine = machine_of(disk=-(-summary.size_bytes // 4))
     fixed = plan_of(summary, machine, world=nodes(4, 2), peers="fixed")
     assert fixed.later.of("peers").size_bytes == pytest.approx(summary.size_bytes * 3 / 4)
     assert fixed.store_bytes == summary.size_bytes
@@ -212,6 +213,25 @@ def test_peers_move_what_the_formula_says() -> None:
     alone = plan_of(summary, machine, world=nodes(4, 2))
     assert alone.later.of("peers").size_bytes == 0
     assert alone.store_bytes > 2 * summary.size_bytes
+
+
+def test_room_beyond_the_set_holds_copies_of_what_was_used_once() -> None:
+    summary, rng = summary_of_sizes(np.full(6_000, 1_000)), np.random.default_rng(3)
+    room = summary.size_bytes // 2  # Of 4 nodes: a third of what the other three are the home of.
+    work = Work(world=nodes(4), num_epochs=6, peers="fixed")
+    plan = make_plan(summary, work, machine_of(disk=room))
+    home, has = rng.integers(0, 4, 6_000), np.zeros((4, 6_000), bool)
+    may = rng.random((4, 6_000)) < 1 / 3
+    for epoch in range(6):
+        user = rng.integers(0, 4, 6_000)
+        from_peer = (user != home) & ~has[user, np.arange(6_000)]
+        has[user, np.arange(6_000)] |= may[user, np.arange(6_000)]
+        expected = plan.epoch(epoch).of("peers").size_bytes
+        assert from_peer.sum() * 1_000 == pytest.approx(expected, rel=0.04)
+    assert plan.is_growing
+    assert plan.store_bytes == plan.bound_bytes == summary.size_bytes
+    all_over = make_plan(summary, replace(work, num_epochs=99), machine_of(disk=2 * room))
+    assert all_over.later.of("peers").size_bytes < 1
 
 
 @pytest.mark.parametrize("batch", [8, 64, 256])
@@ -281,7 +301,10 @@ def test_what_ifs_buy_what_they_touch() -> None:
     assert gains["nodes that read from each other"].store_bytes_saved > 0
     assert "a link twice as fast" not in gains
     shared = replace(plan, work=replace(plan.work, peers="fixed"))
-    assert "a link twice as fast" in {w.what for w in what_if(shared)}
+    others = {w.what: w for w in what_if(shared)}
+    assert others["a link twice as fast"].gain_s == 0
+    assert others["nodes that are each on their own"].store_bytes_saved < 0
+    assert others['assignment="locality"'].plan.later.of("peers").size_bytes < 20e9
     bare = plan_of(summary, machine_of(store=slow))
     assert {w.what: w for w in what_if(bare)}["100 GB more of tiers on each node"].gain_s > 0
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints, Part, Rows, make_part
-from penstock.plan import cuts
-from penstock.plan.cuts import cut_table
+from penstock.plan import cuts, cuts_computed
+from penstock.plan import units as units_module
+from penstock.plan.cuts import cut_table, cut_table_to
+from penstock.plan.cuts_computed import ObjectPlaces, SamplesCut, can_compute, computed_cut
 from penstock.plan.units import ALONE_BYTES, GAP_BYTES, RUN_BYTES, Units
 from penstock.storage.base import ObjectInfo
 
@@ -176,10 +178,17 @@ def test_even_rows_are_cut_by_the_same_rule_without_looking_at_each(
     if low == high:
         return
     cut = cut_table(table, range(low, high))
-    starts, lengths = cuts._cut_runs(table, range(low, high))
+    starts, lengths = cuts._cut_runs(table, range(low, high)) or (None, None)
     firsts = [cut.samples_of(u)[0] for u in range(cut.num_units)]
     assert firsts == starts.tolist()
     assert cut.lengths.tolist() == lengths.tolist()
+    if can_compute(table):
+        asked = computed_cut(table, range(low, high))
+        assert asked.num_units == cut.num_units
+        assert asked.lengths[np.arange(cut.num_units)].tolist() == lengths.tolist()
+        ids = np.arange(low, high)
+        for one, other in zip(asked.locate(ids), cut.locate(ids), strict=True):
+            assert one.tolist() == other.tolist()
 
 
 @given(
@@ -242,6 +251,133 @@ def test_pieces_looked_at_apart_give_the_same_units(monkeypatch: pytest.MonkeyPa
             assert a.tolist() == b.tolist()
 
 
+def computed(dataset: penstock.Dataset | Mixture, monkeypatch: pytest.MonkeyPatch) -> Units:
+    """Return the units of a small data set as if it were very large."""
+    with monkeypatch.context() as patch:
+        patch.setattr(units_module, "UNITS_MAX", -1)
+        return Units.of(dataset)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", NAMES)
+def test_units_that_are_computed_are_those_that_would_be_kept(
+    datasets: Sets, name: str, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = VIEWS[view](datasets[name])
+    kept, asked = Units.of(dataset), computed(dataset, monkeypatch)
+    assert (kept.is_computed, asked.is_computed) == (False, True)
+    assert kept.name != asked.name
+    assert kept.tables == asked.tables
+    used = []
+    for number, ids in by_part(dataset):
+        for table in range(len(dataset.bound[number].part.tables)):
+            (some, inside), (same, same_inside) = (
+                u.locate(number, table, ids) for u in (kept, asked)
+            )
+            assert inside.tolist() == same_inside.tolist()
+            for one, other in zip(some.tolist(), same.tolist(), strict=True):
+                assert kept.extent(one) == asked.extent(other)
+                assert kept.samples_of(one) == asked.samples_of(other)
+            used.append(np.unique(same))
+    units = np.concatenate(used)
+    assert asked.lengths[units].tolist() == [asked.extent(u).length for u in units.tolist()]
+    for one, many in zip(
+        asked.extents(units), kept.extents(np.arange(kept.num_units)), strict=True
+    ):
+        assert one.tolist() == many.tolist()
+    numbers = asked.between(0, asked.num_units - 1)
+    if name != "parquet":  # there also blocks outside the view have numbers
+        assert numbers.tolist() == [u for u in units.tolist() if asked.lengths[u]]
+    assert asked.size_bytes >= kept.size_bytes
+
+
+def test_a_mixture_of_computed_units(datasets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = [datasets["small_tar"][:50], datasets["several_parts"][::2], datasets["two_tables"]]
+    kept, asked = Units.of(Mixture(views)), computed(Mixture(views), monkeypatch)
+    numbers = asked.between(0, asked.num_units - 1)
+    assert asked.lengths[numbers].tolist() == kept.lengths[:].tolist()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3_000) | st.integers(1, 80_000), min_size=1, max_size=60),
+    gaps=st.lists(st.sampled_from([0, 512, GAP_BYTES, GAP_BYTES + 1]), min_size=60, max_size=60),
+    left_out=st.sets(st.integers(0, 59)),
+    window=st.sampled_from([1, 2, 8]),
+)
+def test_computed_runs_follow_the_rule(
+    sizes: list[int], gaps: list[int], left_out: set[int], window: int
+) -> None:
+    length = np.array(sizes, np.int64)
+    offset = np.cumsum(length + gaps[: len(sizes)]) - length
+    counts = [len(sizes) // 2, len(sizes) - len(sizes) // 2]
+    rows = Rows(
+        objects=[ObjectInfo(key=k, size_bytes=int(offset.max() + 100_000)) for k in "ab"],
+        counts=counts,
+        addressing="extents",
+        columns={"offset": offset, "length": length},
+    )
+    table = make_part(format="tar", fields=(), tables=[rows]).tables[0]
+    ids = np.array([i for i in range(len(sizes)) if i not in left_out], np.int64)
+    for chosen in (range(len(sizes)), ids) if len(ids) else (range(len(sizes)),):
+        found = cuts._cut_runs(table, chosen)
+        assert found is not None
+        cut = SamplesCut(table, chosen)
+        cut._window = window
+        every = np.arange(len(chosen))
+        begins = np.flatnonzero(cut.lengths[every])
+        assert cut._ids(begins).tolist() == found[0].tolist()
+        assert cut.lengths[begins].tolist() == found[1].tolist()
+        units, _ = cut.locate(cut._ids(every))
+        place = np.searchsorted(begins, every, side="right") - 1
+        assert units.tolist() == begins[place].tolist()
+
+
+def test_objects_have_their_places_however_many_sums_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = np.random.default_rng(1).integers(0, 1000, 50)
+    rows = Rows(
+        objects=[ObjectInfo(key=str(i), size_bytes=int(s)) for i, s in enumerate(sizes)],
+        counts=[1] * 50,
+        addressing="extents",
+        columns={"offset": np.zeros(50, np.int64), "length": sizes},
+    )
+    table = make_part(format="files", fields=(), tables=[rows]).tables[0]
+    monkeypatch.setattr(cuts_computed, "_OBJECTS_A_SUM", 3)
+    for objects_max in (100, 12):
+        monkeypatch.setattr(cuts_computed, "_OBJECTS_MAX", objects_max)
+        places = ObjectPlaces(table, range(7, 45))
+        expected = np.cumsum(sizes[7:45]) - sizes[7:45]
+        assert places.begins(np.arange(7, 45)).tolist() == expected.tolist()
+        assert places.size_bytes == sizes[7:45].sum()
+
+
+def test_rows_that_overlap_are_kept_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_compute(even_part([100], 0, 512, 512).tables[0])
+    assert not can_compute(even_part([100], 0, 2, 512).tables[0])
+
+
+def test_the_names_of_ordinary_units_stay_what_they_were() -> None:
+    assert Units([], "a fingerprint").name == "58274b4fbdde9cf91d330786ad0136a0"
+
+
+def test_many_samples_are_not_looked_at_to_find_out_that_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuts, "SAMPLES_MAX", 10)
+    length = np.full(100, 110_000, np.int64)
+    rows = Rows(
+        objects=[ObjectInfo(key="a.tar", size_bytes=11_000_000)],
+        counts=[100],
+        addressing="extents",
+        columns={"offset": np.arange(100) * 110_000, "length": length},
+    )
+    table = make_part(format="tar", fields=(), tables=[rows]).tables[0]
+    assert cut_table_to(table, range(11), 10**6) is None
+    assert cut_table_to(table, range(10), 10**6) is not None
+    assert cut_table_to(table, range(10), 9) is None
+
+
 def test_a_million_large_samples_cost_their_lengths_and_no_more() -> None:
     count = 1_000_000
     length = np.full(count, 110_000, np.int64)
@@ -264,10 +400,12 @@ def test_a_billion_rows_are_cut_without_an_array_as_long() -> None:
     table = even_part([500_000_000] * 2, 128, 512, 512).tables[0]
     tracemalloc.start()
     cut = cut_table(table, range(1_000_000_000))
+    asked = computed_cut(table, range(1_000_000_000))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert cut.num_units == pytest.approx(1e9 / 256, rel=0.01)
+    assert cut.num_units == asked.num_units == pytest.approx(1e9 / 256, rel=0.01)
     assert peak_bytes < 1 << 30
-    units, inside = cut.locate(np.array([0, 255, 256, 999_999_999]))
-    assert units.tolist() == [0, 0, 1, cut.num_units - 1]
+    ids = np.array([0, 255, 256, 999_999_999])
+    units, inside = asked.locate(ids)
+    assert units.tolist() == [0, 0, 1, cut.num_units - 1] == cut.locate(ids)[0].tolist()
     assert inside.tolist()[:3] == [0, 255 * 512, 0]

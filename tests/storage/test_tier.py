@@ -56,7 +56,8 @@ def test_cuts_are_disjoint_within_capacity_and_split_no_unit(
     first, seen = 0, 0
     for capacity in capacities:
         last = shape.cut(first, capacity)
-        owned = np.flatnonzero((shape.offsets >= first) & (shape.ends <= last))
+        ends = shape.offsets + shape.lengths
+        owned = np.flatnonzero((shape.offsets >= first) & (ends <= last))
         assert last - first <= capacity
         assert shape.lengths[owned].sum() == last - first
         following = shape.lengths[shape.offsets >= last]

@@ -47,6 +47,28 @@ def test_ranks_that_split_a_model_are_one_rank_of_the_data(join: Join, rank: int
     assert world_of(mesh["dp"].get_group()) == world_of(mesh["dp"])
 
 
+def test_worlds_of_ranks_that_split_a_model_are_told_apart(join: Join) -> None:
+    join(5, 8)
+    mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+    mine = world_of(mesh["dp"])
+    assert (mine.node, mine.local_rank, mine.num_local_ranks) == (1, 0, 2)
+    assert mine.name != world_of(mesh["tp"]).name
+    assert mine.name == world_of(mesh["dp"].get_group()).name
+    assert world_of().name == ""
+
+
+def test_nodes_may_have_different_numbers_of_ranks(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"LOCAL_RANK": "0", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    join(1, 5)  # One rank on node 0, four on this one.
+    assert world_of() == penstock.World(1, 5, 2, node=1, local_rank=0, num_local_ranks=4)
+    others = world_of(distributed.new_group([0, 1, 2]))
+    assert (others.local_rank, others.num_local_ranks) == (0, 2)
+
+
 def test_several_dimensions_of_a_mesh_count_together(join: Join) -> None:
     join(6, 8)
     names = ("dp_replicate", "dp_shard", "tp")

@@ -8,6 +8,7 @@ virtual time. Start with `flow.Flow`.
 * `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
 * `live` – a machine as a run observes it
 * `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
+* `choice`, `elsewhere` – which sources a fetch has; when the next of them is asked
 """
 
 from penstock.flow.actions import Action, Begin, GiveUp
@@ -15,6 +16,7 @@ from penstock.flow.budget import Budget, SourcePrior
 from penstock.flow.events import (
     Arrived,
     Consumed,
+    Deferred,
     Dropped,
     Event,
     Failed,
@@ -33,6 +35,7 @@ __all__ = [
     "Begin",
     "Budget",
     "Consumed",
+    "Deferred",
     "Dropped",
     "Event",
     "Failed",

@@ -2,6 +2,9 @@
 
 A *fetch* is one range of bytes that some step waits for. It may be asked for twice at once (a
 hedge), so answers name the fetch and the copy.
+
+A source may answer "not yet" (`Deferred`): a peer that is to have the bytes and is still fetching
+them itself. Such a request stays open, and takes no place from those that can be answered now.
 """
 
 from __future__ import annotations
@@ -39,6 +42,15 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     moved: bool = True
     """Whether they came over the wire; else they were found on the node, which says nothing about
     the source's speed."""
+
+
+class Deferred(msgspec.Struct, frozen=True, kw_only=True):
+    """The source has put the request aside until it has the bytes itself; `Arrived` or `Failed`
+    follows sooner or later."""
+
+    number: int
+    copy: int
+    at_s: float
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,4 +95,4 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-Event = Wanted | Arrived | Failed | Throttled | Dropped | Consumed | Waiting | Tick
+Event = Wanted | Arrived | Deferred | Failed | Throttled | Dropped | Consumed | Waiting | Tick

@@ -1,9 +1,10 @@
 """The flow: which fetch begins when and from where, one event at a time.
 
-Three questions, each asked in its own module. May its bytes use memory yet (`stage`: earliest step
+Four questions, each asked in its own module. May its bytes use memory yet (`stage`: earliest step
 first, inside the budget)? May its source have one more request in flight (`limit`)? Is a request so
-late that a second copy is due (`hedge`)? Beside them `pace` watches the consumer and `tail` the
-sources, and together they say how far ahead to plan.
+late that its next source should be asked (`elsewhere`), or the last one again (`hedge`)? Beside
+them `pace` watches the consumer and `tail` the sources, and together they say how far ahead to
+plan.
 
 A flow has no clock and does nothing itself: it is told what happened and when, and answers with
 what to do. The same events always give the same actions, so a run can be replayed, and a simulator
@@ -30,9 +31,11 @@ from typing import Any
 
 from penstock.flow.actions import Action, Begin, GiveUp
 from penstock.flow.budget import Budget, SourcePrior
+from penstock.flow.elsewhere import is_near, look_deferred, look_elsewhere
 from penstock.flow.events import (
     Arrived,
     Consumed,
+    Deferred,
     Dropped,
     Event,
     Failed,
@@ -78,6 +81,8 @@ class Flow:
         self._cares: dict[int, Care] = {}
         self._requests: dict[tuple[int, int], Request] = {}
         """In flight, in the order in which they began."""
+        self._deferred: dict[tuple[int, int], Request] = {}
+        """Open, but put aside by their source, in that order."""
         self._now_s = 0.0
         self._look_at_s = inf
         """When to look for late requests next."""
@@ -86,6 +91,7 @@ class Flow:
         self._handlers: dict[type[Event], Any] = {
             Wanted: self._wanted,
             Arrived: self._arrived,
+            Deferred: self._put_aside,
             Failed: self._failed,
             Throttled: self._throttled,
             Dropped: self._dropped,
@@ -149,8 +155,13 @@ class Flow:
         """Second copies so far."""
         return self._num_hedges
 
+    @property
+    def num_deferred(self) -> int:
+        """Requests that their sources have put aside."""
+        return len(self._deferred)
+
     def in_flight(self, source: str) -> int:
-        """Return the number of requests in flight at a source."""
+        """Return the number of requests in flight at a source, deferred ones left out."""
         known = self._sources.get(source)
         return known.in_flight + known.num_beaten if known is not None else 0
 
@@ -181,12 +192,12 @@ class Flow:
         self._admit()
 
     def _arrived(self, event: Arrived) -> None:
-        request = self._requests.pop((event.number, event.copy), None)
+        request = self._take_out(event.number, event.copy)
         if request is None:
             return
         source, care = request.source, request.care
         source.answered(request, self._now_s, moved=event.moved)
-        care.num_in_flight -= 1
+        care.num_open -= 1
         if not care.is_there:
             care.is_there = True
             self._beat_others(care)
@@ -195,21 +206,42 @@ class Flow:
         self._begin_at(source)
 
     def _beat_others(self, care: Care) -> None:
-        """Give the places of copies that were too late to others."""
+        """Give the places of copies that were too late to others.
+
+        Not at an earlier source: whoever is slower than the next source is slow for others, too,
+        and should not get more to do for that.
+        """
+        last = len(care.fetch.sources) - 1
         for copy in range(care.num_copies):
             request = self._requests.get((care.fetch.number, copy))
-            if request is not None:
+            if request is not None and request.place == last:
                 request.source.beat(request)
                 self._begin_at(request.source)
 
-    def _failed(self, event: Failed) -> None:
+    def _put_aside(self, event: Deferred) -> None:
         request = self._requests.pop((event.number, event.copy), None)
+        if request is None:
+            return
+        self._deferred[event.number, event.copy] = request
+        request.source.defer(request)
+        self._stage.put_aside(request.care)
+        self._admit()
+        self._begin_at(request.source)
+        if self._pace.waiting_step is not None:
+            self._look_at_s = min(self._look_at_s, self._now_s + LOOK_S_MIN)
+
+    def _take_out(self, number: int, copy: int) -> Request | None:
+        key = number, copy
+        return self._requests.pop(key, None) or self._deferred.pop(key, None)
+
+    def _failed(self, event: Failed) -> None:
+        request = self._take_out(event.number, event.copy)
         if request is None:
             return
         source, care = request.source, request.care
         source.leave(request)
-        care.num_in_flight -= 1
-        if not (care.is_there or care.num_in_flight):
+        care.num_open -= 1
+        if not (care.is_there or care.is_queued or care.num_open):
             if care.is_dropped:
                 self._forget(care)
             elif care.num_tried < len(care.fetch.sources):
@@ -228,7 +260,7 @@ class Flow:
         if care is None:
             return
         care.is_dropped = care.is_unwanted = True
-        if care.is_there or not care.num_in_flight:
+        if care.is_there or not care.num_open:
             self._forget(care)
 
     def _consumed(self, event: Consumed) -> None:
@@ -264,6 +296,7 @@ class Flow:
         fetch = care.fetch
         source = self._source(fetch.sources[care.num_tried])
         care.num_tried += 1
+        care.is_queued = True
         heappush(source.ready, (fetch.step, fetch.number, care))
         return source
 
@@ -272,22 +305,24 @@ class Flow:
         level = source.limit.level
         while source.in_flight < level and source.hedges:
             care = source.hedges.popleft()
-            if care.num_in_flight and not (care.is_there or care.is_dropped):
+            if care.num_open and not (care.is_there or care.is_dropped):
                 self._num_hedges += 1
                 self._begin(care, source)
         while source.in_flight < level and source.ready:
             care = heappop(source.ready)[2]
-            if not care.is_dropped:
+            care.is_queued = False
+            if not (care.is_there or care.is_dropped):
+                self._num_hedges += care.num_open > 0
                 source.tokens = min(source.tokens + TOKEN_SHARE, TOKENS_MAX)
                 self._begin(care, source)
 
     def _begin(self, care: Care, source: Source) -> None:
         number, copy = care.fetch.number, care.num_copies
         self._requests[number, copy] = Request(
-            care, source, copy, self._now_s, source.in_flight, source.num_done
+            care, source, copy, care.num_tried - 1, self._now_s, source.in_flight, source.num_done
         )
         care.num_copies += 1
-        care.num_in_flight += 1
+        care.num_open += 1
         source.in_flight += 1
         if self._look_at_s == inf:
             self._look_at_s = self._now_s + LOOK_S_MIN
@@ -309,14 +344,37 @@ class Flow:
     # -- late requests -------------------------------------------------------------------------
 
     def _look_for_late(self) -> None:
-        """Ask for second copies where they are due."""
-        found = look(self._requests.values(), self._pace, self._now_s)
-        self._look_at_s = found.again_s if self._requests else inf
-        for request in found.due:
-            care, source = request.care, request.source
-            care.num_hedges += 1
-            if care.num_tried < len(care.fetch.sources):
-                source = self._source(care.fetch.sources[care.num_tried])
-                care.num_tried += 1
-            source.hedges.append(care)
-            self._begin_at(source)
+        """Ask again for what is late: the next source, or the last one for a second copy."""
+        requests, pace, now_s = self._requests.values(), self._pace, self._now_s
+        again = look(requests, pace, now_s)
+        found = look_elsewhere(requests, self._source, pace, now_s)
+        overdue = look_deferred(self._deferred.values(), requests, self._source, pace, now_s)
+        self._look_at_s = overdue.again_s if self._deferred else inf
+        if self._requests:
+            self._look_at_s = min(self._look_at_s, again.again_s, found.again_s)
+        for request in again.due:
+            request.care.num_hedges += 1
+            request.source.hedges.append(request.care)
+            self._begin_at(request.source)
+        for request in (*found.due, *overdue.due):
+            self._begin_at(self._make_ready(request.care))
+        for source in found.slow:
+            self._take_over(source)
+
+    def _take_over(self, slow: Source) -> None:
+        """Give what waits for a slow source and is near to the next, while that has room for it."""
+        while slow.ready:
+            step, _, care = slow.ready[0]
+            if not (care.is_there or care.is_dropped):
+                if care.num_tried == len(care.fetch.sources):
+                    return
+                following = self._source(care.fetch.sources[care.num_tried])
+                is_far = not is_near(care, following, self._pace, self._now_s)
+                if is_far or following.limit.is_throttled(self._now_s):
+                    return
+                if not following.has_room(step):
+                    return
+                heappop(slow.ready)
+                self._begin_at(self._make_ready(care))
+            else:
+                heappop(slow.ready)

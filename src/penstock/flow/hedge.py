@@ -1,5 +1,8 @@
 """Second copies: asking again for what is late while its step is near.
 
+This is about the last of a fetch's sources, the one that must deliver; what is late at an earlier
+one is asked of the next (`elsewhere`).
+
 One request in a hundred may take a hundred times as long as the others, and a batch waits for its
 slowest. A second copy, made when a request has been in flight for longer than nearly all others
 take, cuts that tail. But a copy is load. So it is made only
@@ -24,14 +27,14 @@ from penstock.flow.source import Source
 TOKEN_SHARE = 0.05
 """Copies for each request that is no copy."""
 HEDGES_MAX = 2
-"""Copies of one fetch beside the first request."""
+"""Copies of one fetch beside the first request, at its last source."""
 TOKENS_MAX = 8.0
 """Copies that may be made at once after a quiet time."""
-_LATE = 1.25
+LATE = 1.25
 """Late is this many times what 19 in 20 requests of the size do not exceed."""
-_LATE_S_MIN = 0.05
+LATE_S_MIN = 0.05
 """Sooner than this nothing is late: threads of a busy machine wait as long for their turn."""
-_SEEN_MIN = 32
+SEEN_MIN = 32
 """Answers before a source's tail is believed."""
 LOOK_S_MIN = 0.005
 """Between two looks."""
@@ -56,14 +59,16 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
     again_s = inf
     for request in requests:
         care, source = request.care, request.source
+        if request.place + 1 < len(care.fetch.sources):
+            continue
         if care.num_hedges >= HEDGES_MAX or care.is_dropped or care.is_there:
             continue
         if request.copy + 1 < care.num_copies:
             continue  # Its later copy is what is counted on.
-        if source.tail.num_seen < _SEEN_MIN:
+        if source.tail.num_seen < SEEN_MIN:
             again_s = min(again_s, now_s + _UNKNOWN_LOOK_S)
             continue
-        late_s = max(_LATE_S_MIN, _LATE * source.tail.p95_s(care.fetch.size_bytes))
+        late_s = max(LATE_S_MIN, LATE * source.tail.p95_s(care.fetch.size_bytes))
         if now_s - request.began_s < late_s:
             again_s = min(again_s, request.began_s + late_s)
         else:

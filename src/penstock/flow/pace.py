@@ -79,6 +79,10 @@ class Pace:
             return now_s
         return max(self._last_at_s + (step - self.last_step) * step_s, now_s)
 
+    def waited_s(self, now_s: float) -> float:
+        """Return for how long the consumer has been waiting; 0 if it is not."""
+        return now_s - self._waiting_since_s if self.waiting_step is not None else 0.0
+
     @property
     def steps_s(self) -> float:
         """Steps a second that the consumer would take if it never waited; 0 if not known."""

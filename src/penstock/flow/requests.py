@@ -20,7 +20,10 @@ class Care(msgspec.Struct):
     """Sources asked so far, from the front of `fetch.sources`."""
     num_copies: int = 0
     """Requests made so far."""
-    num_in_flight: int = 0
+    num_open: int = 0
+    """Of these, those not answered yet, deferred ones included."""
+    is_queued: bool = False
+    """Whether it waits for its turn at the last source tried."""
     is_admitted: bool = False
     """Whether its bytes count, against the stage or against the fills under way."""
     is_released: bool = False
@@ -32,7 +35,7 @@ class Care(msgspec.Struct):
     is_dropped: bool = False
     """Whether it need not arrive at all."""
     num_hedges: int = 0
-    """Second copies among them, made or waiting for a place."""
+    """Copies asked of the last source beside the first one there, made or waiting for a place."""
 
 
 class Request(msgspec.Struct):
@@ -41,6 +44,8 @@ class Request(msgspec.Struct):
     care: Care
     source: Source
     copy: int
+    place: int
+    """The source's place among the fetch's sources."""
     began_s: float
     num_ahead: int
     """Requests in flight at the source when this one began."""
@@ -48,3 +53,5 @@ class Request(msgspec.Struct):
     """Answers that the source had given by then."""
     is_beaten: bool = False
     """Whether another copy came first, and its place at the source was given to others."""
+    is_deferred: bool = False
+    """Whether the source has put it aside, and its place was given to others."""

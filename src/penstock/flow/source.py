@@ -36,6 +36,7 @@ class Source:
         "_meter_at_s",
         "_meter_bytes",
         "bytes_s",
+        "has_prior",
         "hedges",
         "in_flight",
         "limit",
@@ -56,6 +57,7 @@ class Source:
             start=prior.requests if prior else 8,
         )
         self.tail = Tail(prior)
+        self.has_prior = prior is not None
         self.prior_bytes_s = prior.bytes_s if prior else 0.0
         self.ready: list[tuple[int, int, Care]] = []
         """Heap of (step, number, fetch) that may begin as soon as there is room."""
@@ -72,9 +74,15 @@ class Source:
         self._meter_bytes = 0
 
     def answered(self, request: Request, now_s: float, *, moved: bool) -> None:
-        """Release a request's place, and learn from it if bytes came over the wire."""
-        if moved:
-            size_bytes = request.care.fetch.size_bytes
+        """Release a request's place, and learn from it if bytes came over the wire.
+
+        How long a deferred one took is the story of another node's fetch, not of this source; its
+        bytes count in what the source delivers, and nowhere else.
+        """
+        size_bytes = request.care.fetch.size_bytes
+        if moved and request.is_deferred:
+            self._meter(now_s, size_bytes)
+        elif moved:
             counted_s = self.tail.add(size_bytes, now_s - request.began_s)
             self.limit.done(now_s, size_bytes, counted_s, self.in_flight)
             self._meter(now_s, size_bytes)
@@ -84,9 +92,21 @@ class Source:
         """Take note that a request is over."""
         if request.is_beaten:
             self.num_beaten -= 1
-        else:
+        elif not request.is_deferred:
             self.in_flight -= 1
         self.num_done += 1
+
+    def defer(self, request: Request) -> None:
+        """Give the place of a request to others: it waits at the source for bytes to come there.
+
+        Nobody's thread waits with it, so any number may: the stage bounds them.
+        """
+        if request.is_beaten:
+            request.is_beaten = False
+            self.num_beaten -= 1
+        else:
+            self.in_flight -= 1
+        request.is_deferred = True
 
     def beat(self, request: Request) -> None:
         """Give the place of a request to others: another copy of its fetch was quicker.
@@ -94,10 +114,17 @@ class Source:
         It is still under way, and may be for long. Only so many are left out of the count: whoever
         carries requests has not many more threads than the limit.
         """
-        if not request.is_beaten and self.num_beaten < BEATEN_MAX:
+        is_counted = not (request.is_beaten or request.is_deferred)
+        if is_counted and self.num_beaten < BEATEN_MAX:
             request.is_beaten = True
             self.num_beaten += 1
             self.in_flight -= 1
+
+    def has_room(self, step: int) -> bool:
+        """Return whether one more fetch of a step would begin at once, or as the next of all."""
+        if self.in_flight < self.limit.level:
+            return True
+        return not self.ready or self.ready[0][0] > step
 
     def rates(self) -> SourceRates:
         """Return what the source does at the moment."""

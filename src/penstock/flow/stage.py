@@ -108,6 +108,17 @@ class Stage:
             self.planned_fill_bytes -= size_bytes
             self.fill_bytes -= size_bytes if care.is_admitted else 0
 
+    def put_aside(self, care: Care) -> None:
+        """Let others have the room of a fill whose source has none of its bytes yet.
+
+        Else two nodes could wait for each other for ever: all the room of each taken by fills that
+        wait for the other's, and none left for those that would end it. What is staged keeps its
+        room: it is needed here first, and the batch that is next never waits for room.
+        """
+        if not (care.fetch.staged or care.is_released) and care.is_admitted:
+            care.is_admitted = False
+            self.fill_bytes -= care.fetch.size_bytes
+
     def _hold(self, step: int, care: Care) -> None:
         self.staged_bytes += care.fetch.size_bytes
         care.is_admitted = True

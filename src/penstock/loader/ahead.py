@@ -3,11 +3,16 @@
 A batch in the making takes memory; a unit in its tier takes none. So the tiers are filled in the
 order of first use as far ahead as the store allows, across the end of an epoch, up to the point
 where everything that has a place was seen once.
+
+Alone, a node goes by its own batches. Among several, what is at home here is used by all of them:
+then it goes by the batches of the whole world, and its *cursor*, the position before which
+everything is there, tells the others what they can count on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -20,31 +25,45 @@ from penstock.loader.staging import Stager
 
 _SAMPLES_AT_ONCE = 4096
 
+SlotsFrom = Callable[[int, int], Iterator[Slot]]
+"""Returns the batches from an epoch and a position on, until each sample was seen once."""
+
 
 class FillAhead:
     """The units that later batches need, in their order."""
 
     def __init__(
         self,
-        slots: Iterator[Slot],
+        slots_from: SlotsFrom,
+        start: tuple[int, int],
         dataset: Dataset | Mixture,
         stager: Stager,
         *,
-        num_slots: int,
         slots_a_job: int,
     ) -> None:
-        self._slots = islice(slots, num_slots)
+        self._slots_from = slots_from
+        self._slots = slots_from(*start)
         self._dataset = dataset
         self._stager = stager
         self._slots_a_job = slots_a_job
         self._num_seen = 0
-        self.is_exhausted = False
+        self._version = stager.homes_version
+        self._is_exhausted = False
+        self.progress = Progress()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether everything was seen, with the homes as they are now."""
+        return self._is_exhausted and self._version == self._stager.homes_version
 
     def next(self) -> list[tuple[int, FillRun]]:
         """Return requests that nobody has begun, with the job of each, for the next batches."""
+        if self._version != self._stager.homes_version:
+            self._begin_again()
         first = next(self._slots, None)
         if first is None:
-            self.is_exhausted = True
+            self._is_exhausted = True
+            self.progress.end()
             return []
         several = [first]
         several += islice(self._slots, _SAMPLES_AT_ONCE // max(1, len(first.ids)))
@@ -56,4 +75,71 @@ class FillAhead:
         for bound, where, local_ids in self._dataset.groups(ids):
             group = Group(bound=bound, where=where, local_ids=local_ids)
             out += self._stager.fills_ahead(group, job_of[where], first.epoch)
-        return sorted(out, key=lambda item: item[0])
+        out.sort(key=lambda item: item[0])
+        last = several[-1]
+        self.progress.began([read for _, read in out], last.epoch, int(last.positions[-1]) + 1)
+        return out
+
+    def _begin_again(self) -> None:
+        """Go over everything once more from where the batches are: other units are ours now."""
+        self._version = self._stager.homes_version
+        slot, number = self._stager.latest
+        if slot is not None:
+            self._slots = self._slots_from(slot.epoch, int(slot.positions[0]))
+            self._num_seen = number * self._slots_a_job
+        self._is_exhausted = False
+        self.progress = Progress()
+
+
+class Progress:
+    """How far a node has filled what is at home there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: list[tuple[tuple[int, int], set[int]]] = []
+        """Requests under way, by the place in the order that is reached once they are done."""
+        self._reached = (0, 0)
+        self._has_ended = False
+        self._num_done = 0
+
+    def began(self, reads: list[FillRun], epoch: int, position: int) -> None:
+        """Take note of the requests for everything up to a place in the order."""
+        with self._lock:
+            self._begun.append(((epoch, position), {id(read) for read in reads}))
+            self._advance()
+
+    def done(self, read: FillRun) -> None:
+        """Take note that a request is over."""
+        with self._lock:
+            self._num_done += 1
+            for _, reads in self._begun:
+                if id(read) in reads:
+                    reads.discard(id(read))
+                    break
+            self._advance()
+
+    def end(self) -> None:
+        """Take note that no more will begin."""
+        with self._lock:
+            self._has_ended = True
+
+    def _advance(self) -> None:
+        while self._begun and not self._begun[0][1]:
+            self._reached = self._begun.pop(0)[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what is not there by now will not come."""
+        with self._lock:
+            return self._has_ended and not self._begun
+
+    @property
+    def num_done(self) -> int:
+        """Requests that are over: something moves as long as this grows."""
+        return self._num_done
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """Epoch and position before which everything is there."""
+        with self._lock:
+            return self._reached

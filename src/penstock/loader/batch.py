@@ -21,16 +21,36 @@ class Batch(dict[str, Any]):
     """The epoch that these samples belong to, from 0."""
     step: int = 0
     """Number of this batch in its epoch, from 0; the same on all ranks."""
+    positions: Any = None
+    """Place of each sample in the epoch's order, a NumPy array; where `mask` is False, beyond its
+    end."""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], *, ids: Any, mask: Any, epoch: int, step: int) -> Batch:
+    def of(
+        cls,
+        fields: Mapping[str, Any],
+        *,
+        ids: Any,
+        mask: Any,
+        epoch: int,
+        step: int,
+        positions: Any = None,
+    ) -> Batch:
         """Return a batch with all that belongs to it."""
         batch = cls(fields)
         batch.ids, batch.mask, batch.epoch, batch.step = ids, mask, epoch, step
+        batch.positions = positions
         return batch
 
     def __copy__(self) -> Batch:
-        return Batch.of(self, ids=self.ids, mask=self.mask, epoch=self.epoch, step=self.step)
+        return Batch.of(
+            self,
+            ids=self.ids,
+            mask=self.mask,
+            epoch=self.epoch,
+            step=self.step,
+            positions=self.positions,
+        )
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> Batch:
         """Return the batch with everything that can move moved, as `tensor.to` does."""

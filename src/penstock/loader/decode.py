@@ -22,6 +22,7 @@ from penstock.loader.job import Group, Job, Piece, Slot, cut
 from penstock.loader.processes import ProcessPool
 from penstock.loader.reads import SampleReader
 from penstock.loader.sinks import Sinks
+from penstock.loader.stages import Spread, Tiered, raws_of
 from penstock.loader.stats import Counters
 
 _SAMPLES_A_PIECE_MIN = 4
@@ -76,8 +77,11 @@ class DecodeMaker:
         counters: Counters,
         num_threads: int,
         processes: ProcessPool | None,
+        sends_bytes: bool = False,
     ) -> None:
         self._wishes = wishes
+        self._sends_bytes = sends_bytes
+        """Whether worker processes cannot read from the tiers themselves."""
         self._with_generator = wants_generator(wishes.transform)
         self._pool = pool
         self._reader = reader
@@ -115,8 +119,13 @@ class DecodeMaker:
         self, processes: ProcessPool, job: Job, group: Group, piece: Piece
     ) -> Iterator[Any]:
         slot, where = job.slots[0], group.where[piece.start : piece.stop]
-        samples = processes.samples(slot.epoch, slot.ids[where], self._uses(slot, where))
         stage = job.staged.get(piece.group)
+        raws = None
+        if isinstance(stage, Spread) or (self._sends_bytes and isinstance(stage, Tiered)):
+            raws = raws_of(stage, len(group.extents), piece)
+        samples = processes.samples(slot.epoch, slot.ids[where], self._uses(slot, where), raws)
+        if raws is not None:
+            return iter(samples)
         if stage is not None:
             stage.count(piece)
         else:

@@ -1,8 +1,9 @@
 """The flow carried out: threads that ask stores, and tell the flow what came of it.
 
-Reads are wanted with the step that needs them. The flow decides which begins when, how many are
-under way and which is asked for twice; a thread does each and reports. Threads are started as they
-are needed and live as long as the fetcher.
+Reads are wanted with the step that needs them. The flow decides which begins when, from where, how
+many are under way and which is asked for twice; a thread does each and reports. Threads are started
+as they are needed and live as long as the fetcher. What a peer is asked for takes no thread: its
+answer may be long in coming while the peer fetches it itself, and is reported by whoever hears it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from penstock.flow import (
     Arrived,
     Begin,
     Consumed,
+    Deferred,
     Failed,
     Fetch,
     Flow,
     FlowRates,
+    SourceRates,
     Throttled,
     Tick,
     Waiting,
     Wanted,
 )
+from penstock.flow.choice import peer_of
 from penstock.flow.live import STORE, LiveRates
 from penstock.plan.cost import merge_gap_bytes, reads_whole
 
@@ -56,8 +60,8 @@ class Read(Protocol):
     """Bytes to be fetched. Called by any thread; twice at once where the first call is slow."""
 
     @property
-    def source(self) -> str:
-        """The store that has them."""
+    def sources(self) -> tuple[str, ...]:
+        """Who has them: peers, and last the store."""
         ...
 
     @property
@@ -71,11 +75,23 @@ class Read(Protocol):
         ...
 
     def __call__(self, copy: int) -> Outcome:
-        """Do it; `copy` is not 0 if another thread is at it as well, with buffers of its own."""
+        """Read them from the store; if `copy` is not 0 another is at it as well."""
         ...
 
 
 Done = Callable[[BaseException | None], None]
+Answered = Callable[[BaseException | None], None]
+
+
+class PeerRead(Read, Protocol):
+    """Bytes that other nodes may have."""
+
+    def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
+        """Ask a peer for them, without waiting.
+
+        `deferred` is called if the peer will answer later, `answered` in any case, once.
+        """
+        ...
 
 
 class _Fetching:
@@ -115,6 +131,8 @@ class Fetcher:
         self._ready: deque[Begin] = deque()
         self._fetching: dict[int, _Fetching] = {}
         self._num_wanted = 0
+        self._num_asked = 0
+        """Reads that some peer is about to answer."""
         self._num_idle = 0
         self._tick = threading.Condition(self._lock)
         self._wake_s = inf
@@ -124,8 +142,8 @@ class Fetcher:
 
     @property
     def num_waiting(self) -> int:
-        """Reads that are wanted and not done."""
-        return len(self._fetching)
+        """Reads that are wanted from stores and not done."""
+        return len(self._fetching) - self._num_asked
 
     @property
     def look_ahead_bytes(self) -> int:
@@ -144,21 +162,20 @@ class Fetcher:
         While the flow could have more requests in flight, another one costs no time and a gap does.
         Where there are as many as there may be, a request costs its share of their time.
         """
-        sources = self.rates().sources.values()
+        sources = self._stores()
         bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
         gaps = [merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound]
         return max([_GAP_BYTES, *gaps])
 
     def patience_s(self) -> float:
         """Return how long to wait for what another process is fetching: longer than it takes."""
-        sources = self.rates().sources.values()
-        return max([_PATIENCE_S, *(_PATIENCE * s.latency_p99_s for s in sources)])
+        return max([_PATIENCE_S, *(_PATIENCE * s.latency_p99_s for s in self._stores())])
 
     def reads_whole(self, used_share: float, num_samples: int, size_bytes: int) -> bool:
         """Return whether a block is read whole of which this rank uses a share."""
         if used_share == 1:
             return True
-        sources = [s for s in self.rates().sources.values() if s.full_bytes_s]
+        sources = [s for s in self._stores() if s.full_bytes_s]
         if not sources:
             return False
         s = max(sources, key=lambda s: s.full_bytes_s)
@@ -170,6 +187,10 @@ class Fetcher:
             connection_bytes_s=s.full_bytes_s / s.limit,
             is_link_bound=s.limit < self._requests_max,
         )
+
+    def _stores(self) -> list[SourceRates]:
+        """Return what was measured of stores; peers are another matter."""
+        return [s for name, s in self.rates().sources.items() if peer_of(name) is None]
 
     # -- what the runner says ----------------------------------------------------------------
 
@@ -188,7 +209,7 @@ class Fetcher:
                         number=number,
                         step=step,
                         size_bytes=read.size_bytes,
-                        sources=(read.source,),
+                        sources=read.sources,
                         staged=read.staged,
                     )
                 )
@@ -283,6 +304,9 @@ class Fetcher:
                     self._tick.wait(None if wake_s is None else -late_s)
 
     def _do(self, begin: Begin, fetching: _Fetching) -> None:
+        if peer_of(begin.source) is not None:
+            self._ask(begin, fetching)
+            return
         outcome, error = Outcome(moved=False), None
         begin_s, in_flight = self._clock.now_s(), self._flow.in_flight(begin.source)
         if not fetching.is_over:
@@ -292,8 +316,36 @@ class Fetcher:
                 error = caught
         if self._live is not None and outcome.moved and not outcome.num_retries:
             self._observe(fetching.read.size_bytes, begin_s, in_flight)
-        for finished in self._report(begin, fetching, outcome, error):
+        for finished in self._report(begin, fetching, outcome, error, num_free=1):
             finished.done(finished.error)
+
+    def _ask(self, begin: Begin, fetching: _Fetching) -> None:
+        """Ask a peer; whoever hears the answer reports it."""
+        with self._lock:
+            self._num_asked += 1
+
+        def deferred() -> None:
+            with self._lock:
+                if not self._is_stopped:
+                    event = Deferred(number=begin.number, copy=begin.copy, at_s=self._clock.now_s())
+                    self._act(self._flow.on(event))
+
+        def answered(error: BaseException | None) -> None:
+            with self._lock:
+                self._num_asked -= 1
+            outcome = Outcome(moved=error is None)
+            # Whoever calls this is no thread of ours that would look for work next.
+            for finished in self._report(begin, fetching, outcome, error, num_free=0):
+                finished.done(finished.error)
+
+        if fetching.is_over:
+            answered(None)
+            return
+        read: PeerRead = fetching.read  # type: ignore[assignment]  # Its sources say so.
+        try:
+            read.ask(begin.source, deferred, answered)
+        except BaseException as caught:  # It is raised where the batch is asked for.
+            answered(caught)
 
     def _observe(self, size_bytes: int, begin_s: float, in_flight: int) -> None:
         assert self._live is not None
@@ -308,7 +360,13 @@ class Fetcher:
             )
 
     def _report(
-        self, begin: Begin, fetching: _Fetching, outcome: Outcome, error: BaseException | None
+        self,
+        begin: Begin,
+        fetching: _Fetching,
+        outcome: Outcome,
+        error: BaseException | None,
+        *,
+        num_free: int,
     ) -> list[_Fetching]:
         """Tell the flow how a read went; return those that are over now."""
         with self._lock:
@@ -316,7 +374,8 @@ class Fetcher:
                 return []
             at_s = self._clock.now_s()
             fetching.num_out -= 1
-            self.requests_limit = self._flow.limit(begin.source)
+            if peer_of(begin.source) is None:
+                self.requests_limit = self._flow.limit(begin.source)
             over = []
             num_marks = outcome.num_retries + int(getattr(error, "retryable", False))
             for _ in range(min(num_marks, _MARKS_MAX)):
@@ -325,11 +384,11 @@ class Fetcher:
                 arrived = Arrived(
                     number=begin.number, copy=begin.copy, at_s=at_s, moved=outcome.moved
                 )
-                over += [fetching, *self._act(self._flow.on(arrived), num_free=1)]
+                over += [fetching, *self._act(self._flow.on(arrived), num_free=num_free)]
             else:
                 fetching.error = error
                 failed = Failed(number=begin.number, copy=begin.copy, at_s=at_s)
-                over += self._act(self._flow.on(failed), num_free=1)
+                over += self._act(self._flow.on(failed), num_free=num_free)
             fresh = [f for f in over if not f.is_over]
             for f in fresh:
                 f.is_over = True

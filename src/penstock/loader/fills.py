@@ -28,6 +28,10 @@ FetchUnits = Callable[[int, int], tuple[list[memoryview], int]]
 how often it had to be asked again."""
 
 
+FromPeers = Callable[[list["Fill"], "Fills"], tuple[list["FillRun"], list["Fill"]]]
+"""Returns the requests for those of some fills that other nodes have, and the other fills."""
+
+
 class Fill:
     """One unit on its way into a tier."""
 
@@ -63,7 +67,7 @@ class FillRun:
 
     def __init__(self, fills: Sequence[Fill], work: Fills) -> None:
         self.fills = fills
-        self.source = work.holding.source(fills[0].unit)
+        self.sources: tuple[str, ...] = (work.holding.source(fills[0].unit),)
         self.size_bytes = sum(work.holding.length(fill.unit) for fill in fills)
         self._work = work
 
@@ -113,9 +117,18 @@ class Fills:
     """All fills of a run of the loader that are not over, by unit."""
 
     def __init__(
-        self, holding: Holding, fetch: FetchUnits, patience_s: Callable[[], float]
+        self,
+        holding: Holding,
+        fetch: FetchUnits,
+        patience_s: Callable[[], float],
+        *,
+        from_peers: FromPeers | None = None,
+        is_damaged: Callable[[int, memoryview], bool] | None = None,
     ) -> None:
         self.holding = holding
+        self._from_peers = from_peers
+        self.is_damaged = is_damaged or (lambda unit, data: False)
+        """Whether bytes are not those of a unit, as far as the index knows."""
         self._patience_s = patience_s
         self._hurries_until_s = 0.0
         self._fetch = fetch
@@ -136,6 +149,12 @@ class Fills:
     def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[FillRun]:
         """Return the requests for some fills: neighbours in the store together."""
         by_unit = sorted(fills, key=lambda fill: fill.unit)
+        if self._from_peers is None:
+            return self._runs(by_unit, gap_bytes_max)
+        asked, own = self._from_peers(by_unit, self)
+        return [*asked, *self._runs(own, gap_bytes_max)]
+
+    def _runs(self, by_unit: list[Fill], gap_bytes_max: int) -> list[FillRun]:
         runs = [[fill] for fill in by_unit[:1]]
         if len(by_unit) > 1:
             lengths = [self.holding.length(fill.unit) for fill in by_unit]
@@ -203,6 +222,16 @@ class Fills:
         for fill, data in zip(run, parts, strict=True):
             self._take(fill, data, may_write=may_write)
         return num_retries
+
+    def take_copy(self, fill: Fill, data: memoryview) -> None:
+        """Put what a peer has sent into the tier, unless somebody else just does."""
+        if not self.claim(fill):
+            fill.data = data
+            return
+        try:
+            self._take(fill, data, may_write=True)
+        finally:
+            self.release(fill)
 
     def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
         """Put bytes into the tier; what cannot go there is kept for those who wait for it."""

@@ -54,7 +54,17 @@ class Places:
 class Holding:
     """A data set's units in the tiers of this node."""
 
-    def __init__(self, dataset: Dataset | Mixture, wishes: Sequence[Wish]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        wishes: Sequence[Wish] | Callable[[TierShape], Sequence[Wish]],
+        *,
+        placed: bool = True,
+    ) -> None:
+        """Open the tiers; `placed` says that what they hold does not depend on other nodes.
+
+        Wishes may depend on the shape of what is kept.
+        """
         self.units = Units.of(dataset)
         uses = _uses(dataset, self.units) if isinstance(dataset, Mixture) else None
         self.layout = layout_of(self.units, uses)
@@ -68,12 +78,20 @@ class Holding:
             name=self.units.name if uses is None else _name_with(self.units.name, uses),
             offsets=self.layout.offsets,
             lengths=self.layout.lengths,
+            known=self.layout.known,
             about={"uri": " + ".join(dict.fromkeys(b.store.uri for b in self.bounds))},
         )
-        self.tiers: Tiers = open_tiers(wishes, shape)
+        self.name, self.uri = shape.name, shape.about["uri"]
+        chosen = wishes(shape) if callable(wishes) else wishes
+        self.tiers: Tiers = open_tiers(chosen, shape, placed=placed)
         self.warm_bytes = self.tiers.present_bytes
         """What was there already."""
         self._warmth = [Warmth() for _ in self.tiers.tiers]
+
+    def place(self, span_bytes: int, spans: Flags) -> None:
+        """Keep the units of some spans of the layout here."""
+        self.tiers.place(span_bytes, spans)
+        self.warm_bytes = max(self.warm_bytes, self.tiers.present_bytes)
 
     def close(self) -> None:
         """Let go of the tiers."""
@@ -164,6 +182,13 @@ class Holding:
             return None
         found = self.tiers.holder(unit)
         return found.read(unit) if found is not None else None
+
+    def ranges(self, units: Ints, inside: Ints | int, lengths: Ints) -> Ints:
+        """Return parts of units as other nodes are asked for them; see `peers.base.Ask`."""
+        out = np.empty((len(units), 5), np.int64)
+        out[:, 0], out[:, 3], out[:, 4] = units, inside, lengths
+        out[:, 1], out[:, 2] = self.layout.offsets[units], self.layout.lengths[units]
+        return out
 
     def view(self, unit: int) -> Bytes | None:
         """Return a unit as it lies in its mapped tier, if it is there."""
@@ -263,15 +288,17 @@ class Holding:
 
 
 def _uses(mixture: Mixture, units: Units) -> Floats:
-    """Return how often an epoch uses each unit of a mixture."""
+    """Return how often an epoch uses each unit of a mixture; of very many, those of each table."""
     total = sum(mixture.weights)
     dataset_of = np.repeat(range(len(mixture.datasets)), [len(d.bound) for d in mixture.datasets])
     of_dataset = [
         weight / total * mixture.samples_per_epoch / len(dataset)
         for weight, dataset in zip(mixture.weights, mixture.datasets, strict=True)
     ]
-    places, _, _, _ = units.extents(np.arange(units.num_units))
     of_place = [of_dataset[dataset_of[bound_number]] for bound_number, _ in units.tables]
+    if units.is_computed:
+        return np.array(of_place)
+    places, _, _, _ = units.extents(np.arange(units.num_units))
     return np.array(of_place)[places]
 
 

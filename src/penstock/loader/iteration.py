@@ -104,6 +104,7 @@ class Iteration(Iterator[Any]):
             mask=convert(slot.mask),
             epoch=slot.epoch,
             step=slot.step,
+            positions=slot.positions,
         )
 
     def close(self) -> None:

@@ -87,6 +87,8 @@ class Way(IntEnum):
     """From a run of samples that is read whole for several batches."""
     ALONE = 2
     """Each for itself, near ones together."""
+    PEER = 3
+    """From other nodes, which hold them or are to hold them."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,27 +21,18 @@ from typing import Any, Literal, Self
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
-from penstock.flow import Budget, Flow
 from penstock.flow.live import LiveRates
-from penstock.loader.ahead import FillAhead
-from penstock.loader.buffers import BufferPool
+from penstock.loader.build import Around, Span, Wanted, make_run
 from penstock.loader.convert import converter
-from penstock.loader.decode import Collate, DecodeMaker, Transform, Wishes
-from penstock.loader.fetcher import Fetcher
-from penstock.loader.gather import GatherMaker, can_gather
-from penstock.loader.holding import Holding
+from penstock.loader.decode import Collate, Transform
 from penstock.loader.iteration import Iteration
-from penstock.loader.job import Maker, Slot
-from penstock.loader.processes import ProcessPool
-from penstock.loader.raw import RawMaker, can_stay_raw
-from penstock.loader.reads import SampleReader, is_local
-from penstock.loader.runner import Runner
-from penstock.loader.runs import Runs
-from penstock.loader.staging import Stager
-from penstock.loader.stats import Counters, Stats, TierStats
-from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of, make_order
+from penstock.loader.job import Slot
+from penstock.loader.opening import Meeting, Opened, by_home, open_here
+from penstock.loader.reads import is_local
+from penstock.loader.stats import Counters, PeerStats, Stats, TierStats
+from penstock.loader.stream import Assign, Stream, make_order
 from penstock.machine import Machine, default_machine_path, load_machine
-from penstock.order import BlocksOrder, ColdOrder, Cursor
+from penstock.order import BlocksOrder, Cursor
 from penstock.plan.bound import epoch_bound
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
@@ -49,13 +40,6 @@ from penstock.units import bytes_of
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
-_REQUESTS_MIN, _REQUESTS_MAX = 8, 64
-"""Requests in flight at most, of a rank and of all ranks of a node; the flow finds out how many
-help. Ranks do not know of each other: many at once would only queue up at their common link."""
-_THREADS_MAX = 32
-_COPY_THREADS_MAX = 4
-_TINY_JOB_BYTES = 4 << 20
-_BATCHES_A_JOB_MAX = 16
 
 
 class Loader:
@@ -84,6 +68,11 @@ class Loader:
         tiers: memory and disk of this node that keep what was read, fastest first:
             `[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]`. All ranks and all jobs
             on the node share them.
+        peers: let the nodes of the job use each other's tiers as one cache; each byte then comes
+            from the store once. A text names where they meet, if not in torch's own store: a folder
+            or a store that all can write to.
+        assignment: "fixed" (each rank a run of the global batch, as DistributedSampler) or
+            "locality" (samples go to the node that holds them; the global batch stays the same).
         look_ahead: bytes of batches made ahead of the training loop.
         output: "torch", "numpy", or "auto" for torch where it is installed.
         trace: a file to write a trace to when the loader is closed; Perfetto opens it.
@@ -106,6 +95,8 @@ class Loader:
         workers: Literal["thread", "process"] = "thread",
         threads: int | None = None,
         tiers: Sequence[Memory | Disk] = (),
+        peers: bool | str = False,
+        assignment: Literal["fixed", "locality"] = "fixed",
         look_ahead: int | str = "512MB",
         output: Literal["auto", "torch", "numpy"] = "auto",
         trace: str | Path | None = None,
@@ -120,6 +111,8 @@ class Loader:
         )
         if workers not in ("thread", "process"):
             raise OptionError(f"workers={workers!r}: there are 'thread' and 'process'")
+        if assignment not in ("fixed", "locality"):
+            raise OptionError(f"assignment={assignment!r}: there are 'fixed' and 'locality'")
         if collate is not None and pad:
             raise OptionError("pad= fills up what Penstock joins; with collate= you join yourself")
         self.dataset = dataset
@@ -130,18 +123,27 @@ class Loader:
         self.drop_last = drop_last
         self.order = make_order(dataset, shuffle, seed, global_batch_size)
         self._world = world
-        self._transform = transform
-        self._collate = collate
-        self._pad = dict(pad or {})
-        self._workers = workers
-        self._threads = threads
-        self._tiers = checked_tiers(tiers)
+        self._wanted = Wanted(
+            dataset=dataset,
+            order=self.order,
+            seed=seed,
+            transform=transform,
+            collate=collate,
+            pad=dict(pad or {}),
+            workers=workers,
+            threads=threads,
+            tiers=checked_tiers(tiers),
+            look_ahead_bytes=bytes_of(look_ahead),
+        )
+        self._peers = peers
+        self._assignment = assignment
         self._opened: Opened | None = None
         self._last_tiers: tuple[TierStats, ...] = ()
+        self._last_peers: tuple[PeerStats, ...] = ()
+        self._last_events: tuple[str, ...] = ()
         self._warm_bytes: int | None = None
         """What the tiers held when they were first opened."""
         self._live: LiveRates | None = None
-        self._look_ahead_bytes = bytes_of(look_ahead)
         self._output = output
         self._trace_path = trace
         self._recorder = Recorder() if trace is not None else None
@@ -171,7 +173,14 @@ class Loader:
             world=world,
             global_batch_size=total,
             drop_last=self.drop_last,
+            assign=self._assign(),
         )
+
+    def _assign(self) -> Assign | None:
+        """Return who computes which sample, where that is not for the position to say."""
+        if self._assignment == "fixed" or self._opened is None or self._opened.cluster is None:
+            return None
+        return by_home(self._opened.holding, self._opened.cluster, self.dataset)
 
     def __len__(self) -> int:
         if self.epochs is None:
@@ -205,6 +214,7 @@ class Loader:
     def part(self, first: int, every: int) -> Iterator[Any]:
         """Iterate over every n-th batch from the first on; others are other processes' work."""
         self._end_iteration()
+        self._open()
         stream = self._stream()
         epoch, position = self._begin_at
         if stream.steps(position).num_steps == 0:
@@ -216,32 +226,19 @@ class Loader:
         return iteration
 
     def _start(self, stream: Stream, part: tuple[int, int]) -> Iteration:
-        num_threads = self._threads or _threads_for(stream.world, self._copies_only())
-        holding = self._holding()
-        pool = BufferPool(self._look_ahead_bytes)
-        reader = SampleReader(pool, self._counters, at_random=self.order.mode != "sequential")
-        processes = None
-        if self._workers == "process":
-            processes = ProcessPool(
-                num_threads, self.dataset, self._transform, self.seed, self._tiers
-            )
-        maker = self._maker(pool, reader, num_threads, processes)
-        epoch, position = self._begin_at
+        epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
-        batches_a_job = self._batches_a_job(maker, stream)
-        requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // _ranks_a_node(stream.world))
-        budget = Budget(stage_bytes_max=self._look_ahead_bytes, requests_max=requests_max)
-        fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=self._live_rates())
-        stager = self._stager(pool, holding, fetcher)
-        runner = Runner(
-            jobs_of(stream.slots(epoch, position, end_epoch, part), self.dataset, batches_a_job),
-            maker,
-            stager,
-            fetcher=fetcher,
-            ahead=self._fill_ahead(stream, stager, end_epoch, part, batches_a_job),
-            num_threads=num_threads,
-            stage_bytes_max=self._look_ahead_bytes,
-            recorder=self._recorder,
+        runner, processes = make_run(
+            self._wanted,
+            stream,
+            Span(start=self._begin_at, end_epoch=end_epoch, part=part),
+            Around(
+                counters=self._counters,
+                recorder=self._recorder,
+                live=self._live_rates(),
+                holding=None if self._opened is None else self._opened.holding,
+                cluster=None if self._opened is None else self._opened.cluster,
+            ),
         )
         return Iteration(
             runner,
@@ -253,57 +250,23 @@ class Loader:
             holds=self._opened,
         )
 
-    def _copies_only(self) -> bool:
-        """Return whether bytes go into the batch as they are."""
-        is_plain = self._transform is None and self._collate is None and not self._pad
-        bounds = self.dataset.bound
-        return (
-            is_plain and self._workers == "thread" and (can_gather(bounds) or can_stay_raw(bounds))
-        )
-
-    def _maker(
-        self,
-        pool: BufferPool,
-        reader: SampleReader,
-        num_threads: int,
-        processes: ProcessPool | None,
-    ) -> Maker:
-        bounds = self.dataset.bound
-        if self._copies_only():
-            if can_gather(bounds):
-                return GatherMaker(bounds, pool, reader, self._counters)
-            return RawMaker(pool, reader)
-        wishes = Wishes(
-            transform=self._transform,
-            collate=self._collate,
-            padding=self._pad,
-            seed=self.seed,
-            repeats=isinstance(self.dataset, Mixture),
-        )
-        return DecodeMaker(
-            wishes,
-            pool=pool,
-            reader=reader,
-            counters=self._counters,
-            num_threads=num_threads,
-            processes=processes,
-        )
-
-    def _batches_a_job(self, maker: Maker, stream: Stream) -> int:
-        if not isinstance(maker, GatherMaker):
-            return 1
-        batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
-        return max(1, min(_BATCHES_A_JOB_MAX, _TINY_JOB_BYTES // max(1, batch_bytes)))
-
-    def _holding(self) -> Holding | None:
-        """Return what the tiers hold, which are opened by the first iteration of this process."""
-        if not self._tiers:
-            return None
+    def _open(self) -> None:
+        """Open the tiers and meet the other nodes, in the first iteration of this process."""
+        if not (self._wanted.tiers or self._peers):
+            return
         if self._opened is None or self._opened.pid != os.getpid():
-            self._opened = Opened(Holding(self.dataset, self._tiers))
+            self._opened = open_here(
+                self.dataset,
+                self._wanted.tiers,
+                Meeting(
+                    where=self._peers,
+                    world=self.world,
+                    num_samples=self.order.num_samples,
+                ),
+                self._counters,
+            )
             if self._warm_bytes is None:
                 self._warm_bytes = self._opened.holding.warm_bytes
-        return self._opened.holding
 
     def _live_rates(self) -> LiveRates | None:
         """Return what refines this machine's file, if there is one."""
@@ -319,75 +282,6 @@ class Loader:
         """Return the machine that `penstock probe` measured, refined by what this loader saw."""
         live = self._live_rates()
         return load_machine(default_machine_path()) if live is None else live.machine()
-
-    def _fill_ahead(
-        self,
-        stream: Stream,
-        stager: Stager,
-        end_epoch: int | None,
-        part: tuple[int, int],
-        batches_a_job: int,
-    ) -> FillAhead | None:
-        if stager.fills is None:
-            return None
-        epoch, position = self._begin_at
-        return FillAhead(
-            stream.slots(epoch, position, end_epoch, part),
-            self.dataset,
-            stager,
-            # Whoever has seen a whole epoch has seen every sample.
-            num_slots=-(-stream.steps().steps_per_epoch // part[1]) + 1,
-            slots_a_job=batches_a_job,
-        )
-
-    def _stager(self, pool: BufferPool, holding: Holding | None, fetcher: Fetcher) -> Stager:
-        stage_bytes = self._stage_bytes()
-        self._warn_of_blocks(stage_bytes)
-        return Stager(
-            pool,
-            self._counters,
-            stage_bytes=stage_bytes,
-            runs=self._runs(fetcher),
-            holding=holding,
-            measured=fetcher,
-            reads_ahead=self._workers == "thread",
-            recorder=self._recorder,
-        )
-
-    def _stage_bytes(self) -> int:
-        """Return the memory for blocks: the window in use, and the next one on its way."""
-        in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
-        return max(self._look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
-
-    def _runs(self, fetcher: Fetcher) -> Runs | None:
-        """Return the runs that the order goes by, where samples of a run are neighbours."""
-        order = self.order.first if isinstance(self.order, ColdOrder) else self.order
-        if not isinstance(order, BlocksOrder) or not isinstance(self.dataset, Dataset):
-            return None
-        if self.dataset.selection is not None:
-            return None
-        world = self.world
-        share = world.num_nodes / world.num_ranks
-        num_samples = max(1, len(self.dataset) // order.num_blocks)
-        run_bytes = self.dataset.size_bytes // order.num_blocks
-        return Runs(
-            starts=order.block_starts,
-            first_epoch_only=order is not self.order,
-            read_whole=lambda: fetcher.reads_whole(share, num_samples, run_bytes),
-        )
-
-    def _warn_of_blocks(self, stage_bytes: int) -> None:
-        if self.order.mode != "global" or not isinstance(self.dataset, Dataset):
-            return
-        if self.dataset.bound[0].by_block and self.dataset.size_bytes > stage_bytes:
-            num_blocks = sum(b.part.tables[0].num_blocks for b in self.dataset.bound)
-            _log.warning(
-                "%s can only be read in blocks of about %d samples: with shuffle='global' most "
-                "samples cost a whole block. Use shuffle='blocks', or write it anew with "
-                "`penstock pack`",
-                self.dataset.uri,
-                len(self.dataset) // num_blocks,
-            )
 
     # -- closing -----------------------------------------------------------------------------
 
@@ -430,13 +324,22 @@ class Loader:
         """Return what was counted since the loader was made."""
         iteration = self._current() if self._current is not None else None
         running_s = iteration.running_s if iteration is not None else 0.0
+        tiers = self._tier_stats()
         return self._counters.stats(
-            running_s, self._tier_stats(), self._bound_bytes(), self._progress()
+            running_s,
+            tiers,
+            self._bound_bytes(),
+            self._progress(),
+            peers=self._last_peers,
+            events=self._last_events,
         )
 
     def _tier_stats(self) -> tuple[TierStats, ...]:
         if self._opened is not None and self._opened.pid == os.getpid():
             self._last_tiers = self._opened.holding.stats()
+            if self._opened.cluster is not None:
+                self._last_peers = self._opened.cluster.stats()
+                self._last_events = tuple(self._opened.cluster.log)
         return self._last_tiers
 
     def _progress(self) -> float:
@@ -447,12 +350,14 @@ class Loader:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
             return None  # Not every sample once an epoch.
-        if not self._tiers and all(is_local(b) for b in self.dataset.bound):
+        if not self._wanted.tiers and all(is_local(b) for b in self.dataset.bound):
             return None  # Read where it lies.
         world = self.world
         cache_bytes = sum(t.capacity_bytes for t in self._last_tiers) * world.num_nodes
         if isinstance(self.order, BlocksOrder):
-            cache_bytes += self._stage_bytes() * world.num_ranks  # Blocks stay while there is room.
+            cache_bytes += (
+                self._wanted.stage_bytes * world.num_ranks
+            )  # Blocks stay while there is room.
         progress = self._progress()
         size_bytes = self.dataset.size_bytes
         first = min(1.0, progress) * epoch_bound(size_bytes, self._warm_bytes or 0)
@@ -492,20 +397,6 @@ def checked_tiers(tiers: Any) -> tuple[Memory | Disk, ...]:
     return tuple(several)
 
 
-class Opened:
-    """Tiers that this process has open, until nobody holds this any more."""
-
-    def __init__(self, holding: Holding) -> None:
-        self.holding = holding
-        self.pid = os.getpid()
-        self.close = weakref.finalize(self, _close_here, holding, self.pid)
-
-
-def _close_here(holding: Holding, pid: int) -> None:
-    if os.getpid() == pid:  # Else they are the parent's of a fork.
-        holding.close()
-
-
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:
     """Return what moves the loader's cursor when a batch is delivered."""
 
@@ -529,18 +420,3 @@ def _world_here() -> World:
         return World.from_env()
     world: World = importlib.import_module("penstock.torch.world").world_here()
     return world
-
-
-def _ranks_a_node(world: World) -> int:
-    """Return how many ranks a node has, where they are spread evenly."""
-    return -(-world.num_ranks // world.num_nodes)
-
-
-def _threads_for(world: World, copies_only: bool) -> int:
-    """Return this rank's share of the cores, less one of many for the training loop itself.
-
-    A few threads copy as fast as memory allows; more of them only wait for each other.
-    """
-    cores = len(os.sched_getaffinity(0)) // _ranks_a_node(world)
-    most = _COPY_THREADS_MAX if copies_only else _THREADS_MAX
-    return max(1, min(most, cores - 1 if cores >= 4 else cores))

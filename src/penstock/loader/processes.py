@@ -2,8 +2,9 @@
 
 Processes are spawned, never forked: they start clean, whatever threads and connections this one
 has. Each reads, decodes and transforms on its own, so only ids go out and finished samples come
-back. What lies in a tier it reads from there: this process has seen to it that it does. An error
-there reaches the caller with the traceback of the process it happened in.
+back. What lies in a tier it reads from there: this process has seen to it that it does. Among
+several nodes what belongs where may change, so there the bytes go out with the ids. An error there
+reaches the caller with the traceback of the process it happened in.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ class ProcessPool:
             initargs=(payload,),
         )
 
-    def samples(self, epoch: int, ids: Ints, uses: Ints) -> list[Any]:
-        """Return transformed samples, made by a process."""
+    def samples(
+        self, epoch: int, ids: Ints, uses: Ints, raws: list[list[bytes]] | None = None
+    ) -> list[Any]:
+        """Return transformed samples, made by a process; of `raws`, if these are given."""
         try:
-            return self._executor.submit(_make, epoch, ids.tolist(), uses.tolist()).result()
+            return self._executor.submit(_make, epoch, ids.tolist(), uses.tolist(), raws).result()
         except BrokenProcessPool as error:
             raise WorkerError(
                 "a worker process died without an error of its own: it ran out of memory, was "
@@ -71,7 +74,7 @@ def _start(payload: bytes) -> None:
     _payload = payload  # Unpacked with the first batch: an error there has a way back.
 
 
-def _make(epoch: int, ids: list[int], uses: list[int]) -> list[Any]:
+def _make(epoch: int, ids: list[int], uses: list[int], raws: list[list[bytes]] | None) -> list[Any]:
     from penstock.loader.decode import generator_for, wants_generator
     from penstock.loader.holding import Holding
 
@@ -80,7 +83,9 @@ def _make(epoch: int, ids: list[int], uses: list[int]) -> list[Any]:
         dataset, transform, seed, tiers = pickle.loads(_payload)
         _unpacked = dataset, transform, seed, Holding(dataset, tiers) if tiers else None
     dataset, transform, seed, holding = _unpacked
-    if holding is None:
+    if raws is not None:
+        samples = _decoded(dataset, np.array(ids, np.int64), raws)
+    elif holding is None:
         samples = dataset.__getitems__(ids)
     else:
         samples = holding.samples(dataset, np.array(ids, np.int64))
@@ -92,3 +97,21 @@ def _make(epoch: int, ids: list[int], uses: list[int]) -> list[Any]:
             for i, use, s in zip(ids, uses, samples, strict=True)
         ]
     return [transform(s) for s in samples]
+
+
+def _decoded(dataset: Any, ids: Ints, raws: list[list[bytes]]) -> list[Any]:
+    """Return decoded samples whose bytes are here already; of blocks, each is unpacked once."""
+    out: list[Any] = [None] * len(ids)
+    blocks: dict[int, Any] = {}
+    for bound, where, local_ids in dataset.groups(ids):
+        rows = bound.part.tables[0].extents(local_ids).row if bound.by_block else None
+        for j, i in enumerate(where.tolist()):
+            if rows is None:
+                views = [memoryview(raw) for raw in raws[i]]
+                out[i] = bound.decoded_all(local_ids[j : j + 1], [views])[0]
+                continue
+            name, local = id(raws[i][0]), int(local_ids[j])
+            if name not in blocks:
+                blocks[name] = bound.unpack(local, memoryview(raws[i][0]))
+            out[i] = bound.decoded(blocks[name].sample(int(rows[j])), local)
+    return out

@@ -27,6 +27,8 @@ _JOIN_S = 5.0
 _SMALL_BYTES = 32
 _JOBS_MAX = 4096
 _NEAR_SPARE = 2
+_FILL_LOOK_S = 0.2
+"""Between two looks whether homes have moved, which nobody tells the filling thread."""
 _FILLS_WAITING = 2
 """The tiers are filled ahead while no more reads wait than so many times those under way."""
 
@@ -59,6 +61,7 @@ class Runner:
         lock = threading.RLock()
         self._work_here = threading.Condition(lock)
         self._ready = threading.Condition(lock)
+        self._fill_here = threading.Condition(lock)
         self._stage: deque[Job] = deque()
         self._stage_bytes = 0
         self._pieces: deque[tuple[Job, Piece]] = deque()
@@ -75,9 +78,23 @@ class Runner:
         self._job_bytes = 0
         """What the latest finished job took: decoded samples are larger than stored ones."""
         self._threads = [
-            threading.Thread(target=self._guarded, name=f"penstock-work-{i}", daemon=True)
+            threading.Thread(
+                target=self._guarded,
+                args=(self._work_loop,),
+                name=f"penstock-work-{i}",
+                daemon=True,
+            )
             for i in range(num_threads)
         ]
+        self._fills_apart = ahead is not None and stager.cluster is not None
+        """Whether a thread of its own fills the tiers: other nodes wait for what is at home here,
+        however busy the workers are with batches."""
+        if self._fills_apart:
+            self._threads.append(
+                threading.Thread(
+                    target=self._guarded, args=(self._fill_loop,), name="penstock-fill", daemon=True
+                )
+            )
 
     def start(self) -> None:
         """Start all threads."""
@@ -90,6 +107,7 @@ class Runner:
             self._is_stopped = True
             self._pieces.clear()
             self._work_here.notify_all()
+            self._fill_here.notify_all()
             self._ready.notify_all()
         self._fetcher.stop()
         if threading.current_thread() in self._threads:
@@ -124,19 +142,32 @@ class Runner:
 
     # -- threads -----------------------------------------------------------------------------
 
-    def _guarded(self) -> None:
+    def _guarded(self, loop: Callable[[], None]) -> None:
         """Run a thread's loop; should it break, the consumer learns of it instead of waiting."""
-        error = _error_of(self._work_loop)
+        error = _error_of(loop)
         if error is not None:
             with self._ready:
                 self._broken = error
                 self._ready.notify_all()
 
+    def _fill_loop(self) -> None:
+        while True:
+            with self._fill_here:
+                while not (self._is_stopped or self._may_fill()):
+                    self._fill_here.wait(_FILL_LOOK_S)
+                if self._is_stopped:
+                    return
+                self._is_filling = True
+            self._fill_next()
+
     def _work_loop(self) -> None:
         while True:
             with self._work_here:
                 while not (
-                    self._is_stopped or self._pieces or self._may_plan() or self._may_fill()
+                    self._is_stopped
+                    or self._pieces
+                    or self._may_plan()
+                    or (not self._fills_apart and self._may_fill())
                 ):
                     self._work_here.wait()
                 if self._is_stopped:
@@ -179,14 +210,19 @@ class Runner:
             self._fetcher.want([(read, partial(self._filled, read))], number)
         with self._work_here:
             self._is_filling = False
-            self._work_here.notify()
+            self._wake_filler()
+
+    def _wake_filler(self) -> None:
+        (self._fill_here if self._fills_apart else self._work_here).notify()
 
     def _filled(self, read: FillRun, error: BaseException | None) -> None:
         assert self._stager.fills is not None
         self._stager.fills.finish(read, error)
+        if self._ahead is not None:
+            self._ahead.progress.done(read)
         with self._work_here:
             if self._may_fill():
-                self._work_here.notify()
+                self._wake_filler()
 
     def _plan_next(self) -> tuple[Job, Piece] | None:
         """Plan the next job; return a piece of it that the caller does itself."""

@@ -1,8 +1,9 @@
-"""Where the bytes of a group's samples are when a worker needs them: three kinds of stage.
+"""Where the bytes of a group's samples are when a worker needs them: four kinds of stage.
 
 * `Ranges`: in one buffer, which merged ranges of the store were read into for this batch alone.
 * `Blocks`: in blocks or runs that several batches share.
 * `Tiered`: in the tiers of this node, read on the spot out of their mapped files.
+* `Spread`: in what other nodes have sent for this batch alone, and partly in the tiers here.
 
 Groups without a stage lie in local files and are read on the spot as well.
 """
@@ -184,6 +185,58 @@ class Tiered:
         """Yield the samples of a piece, where they lie in blocks."""
         names = self._places[0].units.tolist()
         return block_samples(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
+
+
+class Sent(Protocol):
+    """What another node is to send."""
+
+    parts: list[memoryview | None]
+    """The bytes of each range, once they are there."""
+
+
+class Spread(_ByOne):
+    """Samples that other nodes have; of several tables, some units may lie here."""
+
+    def __init__(
+        self, near: Tiered, group: Group, places: list[Places], *, blocks: BlockSource
+    ) -> None:
+        self._near = near
+        self._group = group
+        self._places = places
+        self._blocks = blocks
+        self._sent: list[dict[int, tuple[Sent, int]]] = [{} for _ in places]
+        """By table and sample: what brings its bytes, and which of its ranges they are."""
+
+    def expect(self, table: int, samples: list[Ints], read: Sent) -> None:
+        """Take note that the ranges of a read are some samples of the group."""
+        for number, several in enumerate(samples):
+            for j in several.tolist():
+                self._sent[table][j] = read, number
+
+    def raw(self, table: int, j: int) -> Raw:
+        """Return the bytes of sample j of the group."""
+        found = self._sent[table].get(j)
+        if found is None:
+            return self._near.raw(table, j)
+        part = found[0].parts[found[1]]
+        assert part is not None
+        return part
+
+    def samples(self, piece: Piece) -> Iterator[Sample]:
+        """Yield the samples of a piece, where they lie in blocks."""
+        names = self._places[0].units.tolist()
+        return block_samples(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
+
+
+def raws_of(stage: Tiered | Spread, num_tables: int, piece: Piece) -> list[list[bytes]]:
+    """Return the samples of a piece to be sent away; bytes that several share are one object."""
+    same: dict[int, tuple[Raw, bytes]] = {}
+    out = []
+    for j in range(piece.start, piece.stop):
+        parts = [stage.raw(table, j) for table in range(num_tables)]
+        # What is looked up by its id is held, or another could get the same.
+        out.append([same.setdefault(id(part), (part, bytes(part)))[1] for part in parts])
+    return out
 
 
 def block_samples(

@@ -2,8 +2,9 @@
 
 Samples of local files are read on the spot, while their bytes are warm. Everything that takes a
 round trip is wanted as soon as its batch is planned. Samples that a tier is to hold are fetched
-into it, once; of the others near ranges are read together. Where samples come in blocks, or the
-order itself goes block by block, a block is read once for all the batches that use it.
+into it, once; those at home on another node are asked of it; of the others near ranges are read
+together. Where samples come in blocks, or the order itself goes block by block, a block is read
+once for all the batches that use it.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.dataset.bound import BoundPart, explained
-from penstock.dataset.checks import has_checksums, read_checked
+from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
 from penstock.errors import StoreError
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
+from penstock.loader.cluster import Cluster
 from penstock.loader.fetcher import Outcome, Read
 from penstock.loader.fills import Fill, FillRun, Fills
-from penstock.loader.holding import Flags, Holding
-from penstock.loader.job import Group, Job, Way
+from penstock.loader.holding import Flags, Holding, Places
+from penstock.loader.job import Group, Job, Slot, Way
+from penstock.loader.peer_reads import PeerRanges, RangesRead, UnitsRead, peer_cuts
 from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
-from penstock.loader.stages import Blocks, Ranges, Raw, Tiered
+from penstock.loader.stages import Blocks, Ranges, Raw, Spread, Tiered
 from penstock.loader.stats import Counters
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
@@ -87,7 +90,8 @@ class Stager:
         holding: Holding | None,
         measured: Measured,
         reads_ahead: bool,
-        recorder: Recorder | None,
+        recorder: Recorder | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._pool = pool
         self._counters = counters
@@ -100,17 +104,32 @@ class Stager:
         self._holding = holding
         self._measured = measured
         self._recorder = recorder
+        self.cluster = cluster
+        self.latest: tuple[Slot | None, int] = (None, 0)
+        """The batch that was planned last, and the number of its job."""
+        self._num_jobs = 0
         self.fills = None
         if holding is not None:
-            self.fills = Fills(holding, self.fetch_units, measured.patience_s)
+            self.fills = Fills(
+                holding,
+                self.fetch_units,
+                measured.patience_s,
+                from_peers=None if cluster is None else self._units_of_peers,
+                is_damaged=self._is_damaged,
+            )
 
     # -- planning ----------------------------------------------------------------------------
 
     def split(self, job: Job) -> None:
         """Part the samples of a job by how they get their bytes: `job.ways` says it of each group.
 
-        From a tier that holds them or is to hold them, in a run that is read whole, or each alone.
+        From a tier that holds them or is to hold them, from other nodes, in a run that is read
+        whole, or each alone.
         """
+        if self.cluster is not None:
+            self.cluster.follow()
+        self.latest = job.slots[0], self._num_jobs
+        self._num_jobs += 1
         runs = self._runs
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
         groups: list[Group] = []
@@ -121,12 +140,29 @@ class Stager:
                 if in_runs and placed.any():
                     ways[~self._is_run_bare(group)] = Way.ALONE
                 ways[placed] = Way.TIER
+                if self.cluster is not None:
+                    ways[~placed & self._is_spread(group)] = Way.PEER
             found = np.unique(ways).tolist()
             for way in found:
                 job.ways.append(Way(way))
                 whole = len(found) == 1
                 groups.append(group if whole else group.part(np.flatnonzero(ways == way)))
         job.groups = groups
+
+    @property
+    def homes_version(self) -> int:
+        """What grows when other units have become this node's to keep."""
+        return self.cluster.homes_version if self.cluster is not None else 0
+
+    def _is_spread(self, group: Group) -> Flags:
+        """Return which samples have all their units on nodes that can be asked, or here."""
+        assert self._holding is not None
+        assert self.cluster is not None
+        flags = np.ones(len(group.where), bool)
+        for table in self._holding.places(group):
+            here = self._holding.has_place(table.units)
+            flags &= here | (self.cluster.peers_of(table.units)[0] >= 0)
+        return flags
 
     def _is_run_bare(self, group: Group) -> Flags:
         """Return which samples lie in a run that no tier holds anything of."""
@@ -148,6 +184,8 @@ class Stager:
         for number, way in enumerate(job.ways):
             if way == Way.TIER:
                 self._stage_tiered(job, number, staged)
+            elif way == Way.PEER:
+                self._stage_spread(job, number, staged)
             elif self._reads_ahead:  # Else worker processes read for themselves.
                 self._stage_store(job, number, staged)
         return staged
@@ -167,6 +205,93 @@ class Stager:
         if staged.fills:
             new = [fill for fill, is_new in itertools.chain(*fills) if is_new]
             staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
+
+    def _stage_spread(self, job: Job, number: int, staged: Staged) -> None:
+        """Ask other nodes for samples; what of them belongs here comes into the tiers as ever."""
+        holding, group = self._holding, job.groups[number]
+        assert holding is not None
+        places = holding.places(group)
+        near = Tiered(holding, group, places, self._counters, blocks=self, read=self.read_sample)
+        stage = Spread(near, group, places, blocks=self)
+        job.staged[number] = stage
+        new: list[Fill] = []
+        for number_of_table, table in enumerate(places):
+            here = np.flatnonzero(holding.has_place(table.units))
+            for fill, is_new in self._fills_of(table.units[here]):
+                near.fills[fill.unit] = fill
+                staged.fills.append(fill)
+                new += [fill] if is_new else []
+            far = np.setdiff1d(np.arange(len(table.units)), here, assume_unique=True)
+            for read, chosen in self._ranges_of_peers(group, number_of_table, table, far):
+                stage.expect(number_of_table, chosen, read)
+                job.staged_bytes += read.size_bytes
+                staged.reads.append(read)
+        staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
+
+    def _ranges_of_peers(
+        self, group: Group, number: int, table: Places, far: Ints
+    ) -> Iterator[tuple[RangesRead, list[Ints]]]:
+        """Yield what each peer is asked for, and the samples of the group that each range is."""
+        cluster, holding = self.cluster, self._holding
+        assert cluster is not None
+        assert holding is not None
+        units, inside = table.units[far], table.inside[far]
+        lengths = group.extents[number].length[far]
+        # Samples of one block want the same bytes.
+        same = np.stack([units, inside, lengths], axis=1)
+        _, first, back = np.unique(same, axis=0, return_index=True, return_inverse=True)
+        back = back.reshape(-1)
+        samples = np.split(far[np.argsort(back, kind="stable")], np.cumsum(np.bincount(back))[:-1])
+        chosen = PeerRanges(
+            ranges=holding.ranges(units[first], inside[first], lengths[first]),
+            bound=group.bound,
+            table=number,
+            ids=group.local_ids[far[first]],
+        )
+        for sources, numbers in cluster.by_sources(units[first], group.bound.store.source):
+            start = 0
+            for part in chosen.at(numbers).cut():
+                read = RangesRead(part, sources, cluster, self._read_range)
+                stop = start + len(part.ids)
+                yield read, [samples[n] for n in numbers[start:stop].tolist()]
+                start = stop
+
+    def _read_range(self, wanted: PeerRanges, number: int) -> tuple[memoryview, int]:
+        """Return from its store what a peer did not send, and the number of retries."""
+        ids = wanted.ids[number : number + 1]
+        e = wanted.bound.part.tables[wanted.table].extents(ids)
+        at = At(wanted.bound, wanted.table, int(e.object[0]), int(e.offset[0]))
+        return self.read(at, ids, int(e.length[0]))
+
+    def _units_of_peers(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
+        """Return requests for units that other nodes keep as well, and the rest of the fills."""
+        cluster, holding = self.cluster, self._holding
+        assert cluster is not None
+        assert holding is not None
+        units = np.array([fill.unit for fill in fills], np.int64)
+        asked: list[FillRun] = []
+        own: list[Fill] = []
+        for sources, numbers in cluster.by_sources(units, "", copies_only=True):
+            several = [fills[n] for n in numbers.tolist()]
+            if len(sources) == 1:
+                own += several
+                continue
+            ranges = holding.ranges(units[numbers], 0, holding.layout.lengths[units[numbers]])
+            for start, stop in peer_cuts(ranges):
+                part = several[start:stop]
+                all_sources = (*sources[:-1], holding.source(part[0].unit))
+                asked.append(UnitsRead(part, work, all_sources, ranges[start:stop], cluster))
+        return asked, sorted(own, key=lambda fill: fill.unit)
+
+    def _is_damaged(self, unit: int, data: memoryview) -> bool:
+        """Return whether bytes are not what was indexed as a unit, as far as that is known."""
+        assert self._holding is not None
+        e = self._holding.extent(unit)
+        bound = self._holding.bounds[e.bound_number]
+        if not has_checksums(bound):
+            return False
+        first, count = self._holding.units.samples_of(unit)
+        return bool(first_damaged(bound, np.arange(first, first + count), e.offset, data))
 
     def _fills_of(self, units: Ints) -> list[tuple[Fill, bool]]:
         """Return the fills of those units that are not there, and which of them are new."""
@@ -190,7 +315,8 @@ class Stager:
         units = []
         for ends in self._holding.places(group.at(np.stack([first, last - 1]) - group.bound.first)):
             low, high = ends.units.reshape(2, -1)
-            units += [np.arange(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+            ranges = zip(low.tolist(), high.tolist(), strict=True)
+            units += [self._holding.units.between(a, b) for a, b in ranges]
         around = np.concatenate(units)
         return around[self._holding.has_place(around)] if placed_only else around
 
@@ -198,9 +324,14 @@ class Stager:
         """Return requests for what a group needs and nobody has begun, with the job of each."""
         assert self._holding is not None
         places = self._holding.places(group)
-        placed = np.flatnonzero(self._holding.is_placed(places))
         out: list[tuple[int, FillRun]] = []
         for table in places:
+            if self.cluster is None:
+                placed = np.flatnonzero(self._holding.is_placed(places))
+            else:
+                placed = np.flatnonzero(
+                    self._holding.has_place(table.units) & self.cluster.is_mine(table.units)
+                )
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
             new = [fill for fill, is_new in self._fills_of(table.units[placed]) if is_new]
@@ -393,9 +524,9 @@ class _RangeRead:
         self.size_bytes = len(view)
 
     @property
-    def source(self) -> str:
+    def sources(self) -> tuple[str, ...]:
         """The store that has it."""
-        return self._at.bound.store.source
+        return (self._at.bound.store.source,)
 
     def __call__(self, copy: int) -> Outcome:
         data, num_retries = self._stager.read(self._at, self._ids, self.size_bytes)
@@ -425,9 +556,9 @@ class _BlockRead:
             self.size_bytes = stager.run_extent(group, table, j)[2]
 
     @property
-    def source(self) -> str:
+    def sources(self) -> tuple[str, ...]:
         """The store that has it."""
-        return self._group.bound.store.source
+        return (self._group.bound.store.source,)
 
     def __call__(self, copy: int) -> Outcome:
         # A second copy waits for the first one's result: a block is unpacked once.

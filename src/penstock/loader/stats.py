@@ -33,6 +33,20 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStats:
+    """Another node of the job."""
+
+    host: str
+    node: int
+    """Its number in the world."""
+    size_bytes: int
+    """What this rank got from it."""
+    requests: int
+    state: str
+    """"there", "suspect" (this rank cannot ask it now) or "lost" (to the whole job)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """Counts since the loader was made."""
 
@@ -56,11 +70,25 @@ class Stats:
     the end of an epoch, for all ranks together: one rank may fetch what another uses."""
     epochs: float = 0.0
     """Epochs that were delivered."""
+    peers: tuple[PeerStats, ...] = ()
+    """The other nodes, where they lend each other what they hold."""
+    events: tuple[str, ...] = ()
+    """What happened to other nodes, in sentences."""
 
     @property
     def store_bytes(self) -> int:
-        """Bytes that came from stores, not from tiers."""
-        return sum(s.size_bytes for name, s in self.sources.items() if not _is_tier(name))
+        """Bytes that came from stores, not from tiers or other nodes."""
+        return sum(s.size_bytes for name, s in self.sources.items() if not _is_near(name))
+
+    @property
+    def tier_bytes(self) -> int:
+        """Bytes that came from the tiers of this node."""
+        return sum(s.size_bytes for name, s in self.sources.items() if name.startswith("tier:"))
+
+    @property
+    def peer_bytes(self) -> int:
+        """Bytes that came from other nodes."""
+        return self.sources["peers"].size_bytes if "peers" in self.sources else 0
 
     @property
     def bound_ratio(self) -> float | None:
@@ -93,6 +121,13 @@ class Stats:
             f"{show_bytes(tier.capacity_bytes)} in {tier.folder}"
             for tier in self.tiers
         ]
+        for peer in self.peers:
+            state = "" if peer.state == "there" else f", {peer.state}"
+            lines.append(
+                f"  node {peer.node} ({peer.host}) sent {show_bytes(peer.size_bytes)} in "
+                f"{show_count(peer.requests)} answers{state}"
+            )
+        lines += [f"  {sentence}" for sentence in self.events]
         return "\n".join(lines)
 
 
@@ -125,6 +160,9 @@ class Counters:
         tiers: tuple[TierStats, ...] = (),
         bound_bytes: int | None = None,
         epochs: float = 0.0,
+        *,
+        peers: tuple[PeerStats, ...] = (),
+        events: tuple[str, ...] = (),
     ) -> Stats:
         """Return the counts so far; `running_s` is the age of an iteration that still runs."""
         with self._lock:
@@ -141,8 +179,10 @@ class Counters:
                 tiers=tiers,
                 bound_bytes=bound_bytes,
                 epochs=epochs,
+                peers=peers,
+                events=events,
             )
 
 
-def _is_tier(source: str) -> bool:
-    return source.startswith("tier:")
+def _is_near(source: str) -> bool:
+    return source == "peers" or source.startswith("tier:")

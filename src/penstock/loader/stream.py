@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count, islice
 
 import numpy as np
@@ -36,6 +36,11 @@ _SHARES_TOGETHER_MAX = 16
 """Up to so many, computing everybody's ids at once is quicker than one's own step by step."""
 
 
+Assign = Callable[[Ints, Ints], Ints]
+"""Returns for the samples of a global batch and the sizes of all ranks' shares the places in the
+batch of rank 0's samples, then those of rank 1, and so on; the same on all ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """All that decides which batch comes when, on one rank."""
@@ -45,6 +50,12 @@ class Stream:
     world: World
     global_batch_size: int
     drop_last: bool
+    assign: Assign | None = None
+    """Who computes which sample of a global batch, if not each rank its run of positions."""
+
+    def everybody(self) -> Stream:
+        """Return the same stream as one rank alone would have it: whole global batches."""
+        return replace(self, world=World(), assign=None)
 
     def steps(self, start: int = 0) -> Steps:
         """Return the steps of an epoch from a position on."""
@@ -75,6 +86,9 @@ class Stream:
 
     def _epoch_slots(self, epoch: int, start: int, chosen: range) -> Iterator[Slot]:
         steps = self.steps(start)
+        if self.assign is not None:
+            yield from self._assigned_slots(self.assign, epoch, start, chosen)
+            return
         done_before = start // self.global_batch_size
         share = steps.share(self.world.rank)
         ahead = max(1, _POSITIONS_AHEAD // (self.global_batch_size * chosen.step))
@@ -96,6 +110,24 @@ class Stream:
                     num_counted=int(mask.sum()) if is_last else len(mask),
                     cursor_after=(epoch + 1, 0) if is_last else (epoch, position),
                 )
+
+    def _assigned_slots(
+        self, assign: Assign, epoch: int, start: int, chosen: range
+    ) -> Iterator[Slot]:
+        """Yield this rank's batches where samples go to ranks for a reason."""
+        shares = [self.steps(start).share(rank) for rank in range(self.world.num_ranks)]
+        sizes = np.array([stop - first for first, stop in shares])
+        mine = slice(*shares[self.world.rank])
+        for whole in self.everybody()._epoch_slots(epoch, start, chosen):
+            here = assign(whole.ids, sizes)[mine]
+            mask = whole.mask[here]
+            yield replace(
+                whole,
+                ids=whole.ids[here],
+                positions=whole.positions[here],
+                mask=mask,
+                num_counted=int(mask.sum()),
+            )
 
     def _ids(self, epoch: int, steps: Steps, several: range, share: tuple[int, int]) -> list[Ints]:
         """Return this rank's ids for some steps; computing a few thousand at once costs least."""

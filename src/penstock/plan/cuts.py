@@ -7,7 +7,7 @@
   one before it, or lies more than `GAP_BYTES` behind its end, the next unit begins.
 
 Nothing is kept per sample but what a unit of its own costs, its length; and nothing as long as the
-table is made on the way.
+table is made on the way. Of more than `UNITS_MAX` units nothing is kept at all: `cuts_computed`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Extents, Ints, Table
+from penstock.storage.tier_shape import Column
 
 ALONE_BYTES = 64 << 10
 """Samples from this size on are units of their own."""
@@ -27,6 +28,10 @@ RUN_BYTES = 128 << 10
 """Smaller ones share a unit with those that begin in the same so many bytes of their object."""
 GAP_BYTES = 4 << 10
 """The most that a unit holds between two samples."""
+UNITS_MAX = 1 << 24
+"""More units than this are computed when they are asked for."""
+SAMPLES_MAX = 1 << 27
+"""More samples than this are not looked at one by one to find that out."""
 _CHUNK_SAMPLES = 1 << 20
 """Samples looked at together while units are cut: bounds the memory that this takes."""
 
@@ -39,7 +44,10 @@ class Cut(Protocol):
     """The units of one table, numbered from 0."""
 
     num_units: int
-    lengths: Ints
+
+    @property
+    def lengths(self) -> Ints | Column:
+        """Bytes of each unit."""
 
     def locate(self, ids: Ints) -> tuple[Ints, Ints]:
         """Return the unit of each sample, and where in the unit its extent begins."""
@@ -123,16 +131,34 @@ class BlocksCut:
         return first, stop - first
 
 
-def cut_table(table: Table, chosen: Chosen) -> Cut:
+KeptCut = AloneCut | RunsCut | BlocksCut
+
+
+def cut_table(table: Table, chosen: Chosen) -> KeptCut:
     """Return the units of the chosen samples of one table."""
+    cut = cut_table_to(table, chosen, None)
+    assert cut is not None
+    return cut
+
+
+def cut_table_to(table: Table, chosen: Chosen, units_max: int | None) -> KeptCut | None:
+    """Return the same; None where there are more units, or too many samples to find out."""
     if table.addressing == "blocks":
+        if units_max is not None and _num_blocks(table, chosen, units_max) > units_max:
+            return None
         return BlocksCut(table, _kept_blocks(table, chosen))
     if table.addressing == "even" and isinstance(chosen, range):
-        starts = EvenRuns.of(table, chosen).starts(table)
+        runs = EvenRuns.of(table, chosen)
+        if _is_over(int(runs.counts.sum()), units_max):
+            return None
+        starts = runs.starts(table)
         last = np.append(starts[1:], chosen.stop) - 1
         lengths = _ends(table.extents(last)) - table.extents(starts).offset
     else:
-        starts, lengths = _cut_runs(table, chosen)
+        found = _cut_runs(table, chosen, units_max)
+        if found is None:
+            return None
+        starts, lengths = found
     if isinstance(chosen, range):
         if len(starts) == len(chosen):
             return AloneCut(table, chosen, lengths)
@@ -142,10 +168,42 @@ def cut_table(table: Table, chosen: Chosen) -> Cut:
     return RunsCut(table, starts, stops, lengths)
 
 
-def _cut_runs(table: Table, chosen: Chosen) -> tuple[Ints, Ints]:
-    """Return the first sample and the length of each unit."""
-    starts, lengths = zip(*runs_of(table, chosen), strict=True)
+def _is_over(count: int, units_max: int | None) -> bool:
+    return units_max is not None and count > units_max
+
+
+def _cut_runs(
+    table: Table, chosen: Chosen, units_max: int | None = None
+) -> tuple[Ints, Ints] | None:
+    """Return the first sample and the length of each unit; None where there are more."""
+    if units_max is not None and (
+        len(chosen) > SAMPLES_MAX or _is_over(_units_min(table, chosen, units_max), units_max)
+    ):
+        return None
+    pieces, count = [], 0
+    for piece in runs_of(table, chosen):
+        pieces.append(piece)
+        count += len(piece[0])
+        if _is_over(count, units_max):
+            return None
+    starts, lengths = zip(*pieces, strict=True)
     return np.concatenate(starts), np.concatenate(lengths)
+
+
+def _units_min(table: Table, chosen: Chosen, enough: int) -> int:
+    """Return how many units there are at least, by the lengths of the samples alone."""
+    if table.addressing != "extents" or len(chosen) <= enough:
+        return 0
+    lengths, alone, shared_bytes = table.sample_bytes(), 0, 0
+    for at in range(0, len(chosen), _CHUNK_SAMPLES):
+        piece = chosen[at : at + _CHUNK_SAMPLES]
+        some = lengths[piece.start : piece.stop] if isinstance(piece, range) else lengths[piece]
+        is_alone = some >= ALONE_BYTES
+        alone += int(np.count_nonzero(is_alone))
+        shared_bytes += int(some[~is_alone].sum(dtype=np.int64))
+        if alone > enough:
+            break
+    return alone + shared_bytes // (RUN_BYTES + ALONE_BYTES)
 
 
 def runs_of(table: Table, chosen: Chosen) -> Iterator[tuple[Ints, Ints]]:
@@ -184,19 +242,25 @@ def _head(extents: Extents, count: int) -> Extents:
 
 def _begins(ids: Ints, extents: Extents) -> Flags:
     """Return which samples begin a unit, the first one among them."""
-    offset, ends = extents.offset, _ends(extents)
-    small = extents.length < ALONE_BYTES
-    bucket = offset // RUN_BYTES
-    joined = (
-        (np.diff(ids) == 1)
-        & (np.diff(extents.object) == 0)
-        & (np.diff(bucket) == 0)
-        & (np.diff(offset) > 0)
-        & (offset[1:] - ends[:-1] <= GAP_BYTES)
-        & small[1:]
-        & small[:-1]
-    )
+    joined = are_joined(ids, extents.object, extents.offset, extents.length)
     return np.concatenate([[True], ~joined])
+
+
+def are_joined(ids: Ints, objects: Ints, offsets: Ints, lengths: Ints) -> Flags:
+    """Return which samples are in the unit of the one before; along the last axis, the first not
+    asked about.
+    """
+    small = lengths < ALONE_BYTES
+    joined: Flags = (
+        (np.diff(ids) == 1)
+        & (np.diff(objects) == 0)
+        & (np.diff(offsets // RUN_BYTES) == 0)
+        & (np.diff(offsets) > 0)
+        & (offsets[..., 1:] - (offsets + lengths)[..., :-1] <= GAP_BYTES)
+        & small[..., 1:]
+        & small[..., :-1]
+    )
+    return joined
 
 
 def _ends(extents: Extents) -> Ints:
@@ -217,6 +281,8 @@ class EvenRuns:
     bucket_bytes: Ints
     start: Ints
     """The first chosen row of each object."""
+    stop: Ints
+    """The row behind the last."""
     low: Ints
     """Its bucket."""
     counts: Ints
@@ -239,6 +305,7 @@ class EvenRuns:
             stride=stride,
             bucket_bytes=bucket_bytes,
             start=start,
+            stop=stop,
             low=low,
             counts=np.where(stop > start, high - low + 1, 0),
         )
@@ -248,10 +315,31 @@ class EvenRuns:
         numbers = np.repeat(np.arange(len(self.counts)), self.counts)
         before = np.cumsum(self.counts) - self.counts
         buckets = self.low[numbers] + np.arange(len(numbers)) - before[numbers]
+        out: Ints = self.first_rows(numbers, buckets) + table.first_sample[numbers]
+        return out
+
+    def first_rows(self, numbers: Ints, buckets: Ints) -> Ints:
+        """Return the first chosen row of buckets of objects, or behind the last one's end."""
         edge = buckets * self.bucket_bytes[numbers] - self.base[numbers]
         rows = np.maximum(-(-edge // self.stride[numbers]), self.start[numbers])
-        out: Ints = rows + table.first_sample[numbers]
+        out: Ints = np.minimum(rows, self.stop[numbers])
         return out
+
+
+def _num_blocks(table: Table, chosen: Chosen, enough: int) -> int:
+    """Return how many blocks hold chosen samples, or more if there can be no more than enough."""
+    if table.num_blocks <= enough:
+        return table.num_blocks
+    if not isinstance(chosen, range):
+        return len(np.unique(table.extents(chosen).block))
+    starts = table.block_starts()
+    low = int(np.searchsorted(starts, chosen.start, side="right")) - 1
+    high = int(np.searchsorted(starts, chosen.stop, side="left"))
+    pieces = range(low, high, _CHUNK_SAMPLES)
+    return sum(
+        int(np.count_nonzero(np.diff(starts[at : min(at + _CHUNK_SAMPLES, high) + 1])))
+        for at in pieces
+    )
 
 
 def _kept_blocks(table: Table, chosen: Chosen) -> Ints | None:

@@ -87,7 +87,10 @@ def _run(plan: Plan) -> list[str]:
     if work.num_nodes == 1:
         lines.append(f"which hold {share:.0%} of the data set")
     elif work.peers:
-        lines.append(f"which hold {share:.0%} of the data set, all nodes' together")
+        lines.append(f"which hold {share:.0%} of the data set, all nodes' together (peers=True)")
+        if held.copies_share:
+            copies = held.copies_share
+            lines.append(f"and copies: a node has room for {copies:.0%} of what others hold")
     else:
         lines.append(f"which hold {share:.0%} of the data set, each node's for itself")
     return lines
@@ -101,8 +104,7 @@ def _epochs(plan: Plan) -> list[tuple[str, EpochPlan]]:
     """Return the epochs that are shown, with what they are called."""
     if plan.work.num_epochs == 1:
         return [("the epoch", plan.first)]
-    on_their_own = plan.work.num_nodes > 1 and plan.work.peers is None
-    last = "last epoch" if on_their_own else "each later one"
+    last = "last epoch" if plan.is_growing else "each later one"
     return [("first epoch", plan.first), (last, plan.later)]
 
 

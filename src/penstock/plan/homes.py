@@ -1,40 +1,47 @@
-"""Homes: which node keeps a unit. Computed by everybody, looked up nowhere.
+"""Homes: which nodes keep a span of the layout. Computed by everybody, looked up nowhere.
 
-Capacity-weighted rendezvous hashing: every node draws a number for every unit, and the unit's home
-is the node with the best one. A draw is -w / ln(h) with h a hash of unit and node in (0, 1) and w
-the node's capacity, so a node wins in proportion to its capacity. A draw depends on one node
-alone: if a node is lost, the others' draws stay, and only its own units move.
+The home of a span is the node with the best draw (`draws`), weighted by capacity. Chance gives some
+nodes more than they hold, or clearly more than their part, which would make all others wait for
+them. What is too much goes to its next best node that has room, the last of the layout first. Nodes
+that together hold C bytes have homes for the first C bytes of the layout.
 
-All ranks must agree to the last unit, on any platform. So h comes from integers alone, and its
-logarithm is made of sums, products and quotients, which IEEE 754 fixes to the last bit; those of
-mathematical libraries differ in theirs.
+Where that is all of it, the rest of the room holds *copies*: every span gets a second holder, the
+best node that has room and does not hold it yet, in the order of the layout; then a third, and so
+on. So a lost node's spans are there once more before any is there three times. The table of holders
+has `HOLDERS_MAX` rows. What a node has room for beyond them it keeps for itself, its best draws
+first; nobody else needs to know.
 
-A cluster of C bytes has homes for the first C bytes of the layout. Chance gives some nodes more
-than they hold: what is too much goes to its next best node that has room, the last of the layout
-first.
+A node that is lost costs what it held and moves nothing else. A span whose home it was goes to its
+next holder; if there is none, to the best node left that has room. Such a span is worth more than a
+second copy of another, so copies make room for it. What comes out depends on who is lost, not on
+the order in which they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
-from penstock.plan.placement import Layout
+from penstock.plan.draws import NOBODY, best_draws, costs_of
+from penstock.plan.spans import Spans
 
-NOBODY = -1
-"""The home of a unit that is not placed."""
+__all__ = ["HOLDERS_MAX", "NOBODY", "Homes", "Node", "cluster_homes"]
 
-_CHUNK_UNITS = 1 << 16
-"""Units drawn for together: their numbers stay in the processor's cache."""
+HOLDERS_MAX = 4
+"""Holders of a span that everybody knows: its home and three copies."""
+_RANKED = HOLDERS_MAX + 2
+"""Draws remembered of each span; where they are all full it is drawn for again."""
 
-Words = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float64]
+_SLACK = 16
+"""A node is home to at most its part and a sixteenth of it."""
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,7 @@ class Node:
     """A node as a home."""
 
     name: str
-    """What its draws are made from; it keeps its units as long as it keeps its name."""
+    """What its draws are made from; it keeps its spans as long as it keeps its name."""
     capacity_bytes: int
     """All its tiers together."""
 
@@ -53,104 +60,194 @@ class Node:
             )
 
 
-def homes_of(layout: Layout, nodes: Sequence[Node]) -> Ints:
-    """Return the home of each unit, as a place in `nodes`; `NOBODY` where it has none."""
-    homes = np.full(len(layout.offsets), NOBODY, np.int64)
-    left = _placed(layout, sum(node.capacity_bytes for node in nodes))
+def cluster_homes(spans: Spans, nodes: Sequence[Node]) -> Homes:
+    """Return the homes of spans on some nodes. They are computed when first asked for."""
+    names = [node.name for node in nodes]
+    if len(set(names)) < len(names):
+        raise OptionError(f"homes need nodes with different names, got {sorted(names)}")
+    return Homes(spans=spans, nodes=tuple(nodes))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Homes:
+    """Who keeps what; nodes are named by their places in `nodes`."""
+
+    spans: Spans
+    nodes: tuple[Node, ...]
+    lost: frozenset[int] = frozenset()
+    """Nodes that are no more."""
+    whole: Homes | None = None
+    """The same before anybody was lost."""
+
+    @cached_property
+    def holders(self) -> Ints:
+        """Who holds each span: a row of homes, then rows of copies; `NOBODY` where none does."""
+        if self.whole is None:
+            return _placed(self.spans, self.nodes)
+        return _moved(self.whole, self.lost)
+
+    def home_of(self, offsets: Ints) -> Ints:
+        """Return the home of each unit, by where it begins in the layout."""
+        out: Ints = self.holders[0][self.spans.number_of(offsets)]
+        return out
+
+    def holds(self, node: int) -> Bools:
+        """Return by span whether a node keeps it: as its home, as a copy, or for itself."""
+        held: Bools = (self.holders == node).any(axis=0)
+        lengths, one = self.spans.lengths, self.nodes[node]
+        room = one.capacity_bytes - int(lengths[held].sum())
+        others = np.flatnonzero(~held & (self.holders[0] != NOBODY))
+        least = min(lengths[others][lengths[others] > 0].tolist(), default=0)
+        if node in self.lost or room < max(1, least):
+            return held
+        if int(lengths[others].sum()) > room:
+            costs = costs_of(others, one.name, one.capacity_bytes)
+            others = others[np.argsort(costs, kind="stable")]
+            others = others[np.cumsum(lengths[others]) <= room]
+        held[others] = True
+        return held
+
+    def without(self, lost: Collection[int]) -> Homes:
+        """Return the homes when some nodes are lost, beside those that are lost already."""
+        gone = self.lost | frozenset(lost)
+        if gone == self.lost:
+            return self
+        whole = self if self.whole is None else self.whole
+        return Homes(spans=self.spans, nodes=self.nodes, lost=gone, whole=whole)
+
+
+def _placed(spans: Spans, nodes: Sequence[Node]) -> Ints:
+    """Return the holders on nodes that are all there."""
     free = np.array([node.capacity_bytes for node in nodes], np.int64)
-    is_open = [node.capacity_bytes > 0 for node in nodes]
-    while len(left) and any(is_open):
-        choice = best_nodes(left, nodes, is_open)
-        spilled = np.zeros(len(left), bool)
-        by_node = np.argsort(choice, kind="stable")
-        edges = np.searchsorted(choice[by_node], np.arange(len(nodes) + 1))
-        for number in np.flatnonzero(np.diff(edges)).tolist():
-            mine = by_node[edges[number] : edges[number + 1]]
-            filled = np.cumsum(layout.lengths[left[mine]])
-            fits = filled <= free[number]
-            homes[left[mine[fits]]] = number
-            if not fits.all():
-                # A node that had to refuse one is full for good, so this ends after `nodes` rounds.
-                spilled[mine[~fits]] = True
-                is_open[number] = False
-            free[number] -= int(filled[fits][-1]) if fits.any() else 0
-        left = left[spilled]
-    return homes
+    placed = np.flatnonzero(np.cumsum(spans.lengths) <= int(free.sum()))
+    limits = np.array(_home_limits(spans.lengths[placed], _weights(spans, nodes)), np.int64)
+    giving = _Giving(spans, nodes, np.minimum(free, limits), placed)
+    rows = [giving.row(placed, [])]
+    held = np.flatnonzero(rows[0] != NOBODY)
+    # Who was closed because its part was full, and not its room, has room for copies.
+    has_room = giving.is_open[:-1] | (free > limits)
+    free -= _bytes_by_node(rows[0][held], spans.lengths[held], len(nodes))
+    giving.reopen(np.where(has_room, free, 0))
+    while len(rows) < min(HOLDERS_MAX, len(nodes)):
+        row = giving.row(held, rows)
+        held = np.flatnonzero(row != NOBODY)
+        if not len(held):
+            break
+        rows.append(row)
+    return np.stack(rows)
 
 
-def _placed(layout: Layout, capacity_bytes: int) -> Ints:
-    """Return the units of the first bytes of the layout, in its order."""
-    ends = layout.offsets + layout.lengths
-    placed = np.flatnonzero(ends <= capacity_bytes)
-    out: Ints = placed[np.argsort(layout.offsets[placed], kind="stable")]
-    return out
+def _weights(spans: Spans, nodes: Sequence[Node]) -> list[int]:
+    # Beyond the whole set, room is worth nothing: nodes that hold all of it share evenly.
+    size_bytes = spans.size_bytes
+    return [min(node.capacity_bytes, size_bytes) for node in nodes]
 
 
-def best_nodes(units: Ints, nodes: Sequence[Node], is_open: Sequence[bool] | None = None) -> Ints:
-    """Return the node with the best draw for each unit, among those that are open.
+def _home_limits(lengths: Ints, weights: Sequence[int]) -> list[int]:
+    """Return how many bytes each node may be home to."""
+    total, longest = int(lengths.sum()), int(lengths.max(initial=0))
+    all_weights = max(1, sum(weights))
+    # The longest span on top: a node that is closed has less than that left of its part.
+    return [total * w * (_SLACK + 1) // (_SLACK * all_weights) + longest for w in weights]
 
-    Equal draws go to the name that sorts first, whatever the order of `nodes`.
+
+def _moved(whole: Homes, lost: Collection[int]) -> Ints:
+    """Return the holders when some nodes are lost."""
+    spans, nodes, before = whole.spans, whole.nodes, whole.holders
+    is_lost = np.zeros(len(nodes) + 1, np.bool_)  # One more for NOBODY.
+    is_lost[list(lost)] = True
+    holders = _closed_up(np.where(is_lost[before], NOBODY, before))
+    free = np.array([node.capacity_bytes for node in nodes], np.int64)
+    free[is_lost[:-1]] = 0
+    homes = np.flatnonzero(holders[0] != NOBODY)
+    free -= _bytes_by_node(holders[0, homes], spans.lengths[homes], len(nodes))
+    orphans = np.flatnonzero((before[0] != NOBODY) & (holders[0] == NOBODY))
+    adopted = _Giving(spans, nodes, free, orphans).row(orphans, [])
+    holders[0, orphans] = adopted[orphans]
+    for row in holders[1:]:
+        copies = np.flatnonzero(row != NOBODY)
+        row[copies[~_taken(row[copies], spans.lengths[copies], free)]] = NOBODY
+    return _closed_up(holders)
+
+
+class _Giving:
+    """Spans being given to nodes; `free` is what these have left, and is counted down."""
+
+    def __init__(self, spans: Spans, nodes: Sequence[Node], free: Ints, wanted: Ints) -> None:
+        self._spans = spans
+        self._names = [node.name for node in nodes]
+        self._weights = _weights(spans, nodes)
+        self._best = np.full((_RANKED, spans.num_spans), NOBODY, np.int64)
+        self.reopen(free)
+        self._rank(wanted)
+
+    def reopen(self, free: Ints) -> None:
+        """Go on with other room."""
+        self._free = free
+        self.is_open = np.append(free > 0, False)  # One more for NOBODY.
+
+    def row(self, wanted: Ints, rows: Sequence[Ints]) -> Ints:
+        """Return a holder for each of some spans, one that is in none of the rows given before."""
+        out = np.full(self._spans.num_spans, NOBODY, np.int64)
+        while len(wanted):
+            choice = self._choices(wanted, rows)
+            some = choice != NOBODY
+            wanted, choice = wanted[some], choice[some]
+            taken = _taken(choice, self._spans.lengths[wanted], self._free)
+            out[wanted[taken]] = choice[taken]
+            # A node that had to refuse one is full for good, so this ends after `nodes` rounds.
+            self.is_open[choice[~taken]] = False
+            wanted = wanted[~taken]
+        return out
+
+    def _choices(self, wanted: Ints, rows: Sequence[Ints]) -> Ints:
+        """Return the best open node for each span that does not hold it yet."""
+        choice = self._first(wanted, rows)
+        again = np.flatnonzero(choice == NOBODY)
+        if len(again) and self.is_open.any():
+            self._rank(wanted[again])
+            choice[again] = self._first(wanted[again], rows)
+        return choice
+
+    def _first(self, wanted: Ints, rows: Sequence[Ints]) -> Ints:
+        best = self._best[:, wanted]
+        possible = self.is_open[best]
+        for row in rows:
+            possible &= best != row[wanted]
+        first = possible.argmax(axis=0)[None]
+        chosen = np.take_along_axis(best, first, axis=0)[0]
+        return np.where(np.take_along_axis(possible, first, axis=0)[0], chosen, NOBODY)
+
+    def _rank(self, wanted: Ints) -> None:
+        """Draw for some spans among the nodes that are open now."""
+        weights = [w if self.is_open[n] else 0 for n, w in enumerate(self._weights)]
+        self._best[:, wanted] = best_draws(wanted, self._names, weights, _RANKED)
+
+
+def _taken(nodes: Ints, lengths: Ints, free: Ints) -> Bools:
+    """Return which spans their nodes take: each in order, up to the first that does not fit.
+
+    What is taken goes off `free`.
     """
-    numbers = [n for n in range(len(nodes)) if is_open is None or is_open[n]]
-    numbers = [n for n in numbers if nodes[n].capacity_bytes > 0]
-    numbers.sort(key=lambda n: nodes[n].name)
-    names = [nodes[n].name for n in numbers]
-    if not numbers or len(set(names)) < len(names):
-        raise OptionError(
-            f"homes need nodes with room and with different names, got {names or list(nodes)}"
-        )
-    out = np.empty(len(units), np.int64)
-    for start in range(0, len(units), _CHUNK_UNITS):
-        chunk = units[start : start + _CHUNK_UNITS]
-        out[start : start + len(chunk)] = _best(chunk, [nodes[n] for n in numbers], numbers)
+    order = np.argsort(nodes, kind="stable")
+    node, length = nodes[order], lengths[order]
+    total = np.cumsum(length)
+    inside = total - (total - length)[np.searchsorted(node, node)]
+    fits = inside <= free[node]
+    free -= _bytes_by_node(node[fits], length[fits], len(free))
+    out = np.empty(len(nodes), np.bool_)
+    out[order] = fits
     return out
 
 
-def _best(units: Ints, nodes: list[Node], numbers: list[int]) -> Ints:
-    mixed = _mix(units.astype(np.uint64))
-    # Where all weigh the same the largest hash wins, and no logarithm is needed.
-    is_even = len({node.capacity_bytes for node in nodes}) == 1
-    best = np.full(len(units), np.inf)
-    out = np.empty(len(units), np.int64)
-    for node, number in zip(nodes, numbers, strict=True):
-        hashed = _mix(mixed ^ np.uint64(xxhash.xxh3_64_intdigest(node.name.encode())))
-        # 53 bits and a half: above 0, below 1, exact.
-        h = ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        cost = -h if is_even else minus_log(h) / node.capacity_bytes
-        better = cost < best
-        best[better] = cost[better]
-        out[better] = number
+def _bytes_by_node(nodes: Ints, lengths: Ints, num_nodes: int) -> Ints:
+    out = np.zeros(num_nodes, np.int64)
+    np.add.at(out, nodes, lengths)
     return out
 
 
-def _mix(words: Words) -> Words:
-    """Return words with all bits stirred: a bijection (the finaliser of SplitMix64)."""
-    out = words + np.uint64(0x9E3779B97F4A7C15)
-    out ^= out >> np.uint64(30)
-    out *= np.uint64(0xBF58476D1CE4E5B9)
-    out ^= out >> np.uint64(27)
-    out *= np.uint64(0x94D049BB133111EB)
-    out ^= out >> np.uint64(31)
-    return out
-
-
-_LN2 = 0.6931471805599453
-_SQRT_HALF = 0.7071067811865476
-
-
-def minus_log(h: Floats) -> Floats:
-    """Return -ln(h) to eight digits, the same bits on every platform.
-
-    h = m · 2**e with m near 1, and ln m = 2·(t + t³/3 + t⁵/5 + …) with t = (m - 1)/(m + 1).
-    """
-    mantissa, exponent = np.frexp(h)
-    low = mantissa < _SQRT_HALF
-    m = np.where(low, 2 * mantissa, mantissa)
-    e = np.where(low, exponent - 1, exponent).astype(np.float64)
-    t = (m - 1) / (m + 1)
-    squared = t * t
-    series = 1 / 9 * squared
-    for term in (1 / 7, 1 / 5, 1 / 3):
-        series = (series + term) * squared
-    out: Floats = -(e * _LN2 + 2 * t * (series + 1))
+def _closed_up(holders: Ints) -> Ints:
+    """Return the same with the holders of each span in the first rows."""
+    order = np.argsort(holders == NOBODY, axis=0, kind="stable")
+    out: Ints = np.take_along_axis(holders, order, axis=0)
     return out

@@ -12,6 +12,11 @@ latency/bytes plus a constant, falls with the size, whatever the latency. So the
 in classes of powers of two, and inside a class as in the data set, which keeps neighbours together.
 Where some are used more often, as in a mixture, these go first: twice the uses are worth twice as
 much per byte, half the size at most that.
+
+Of a very large data set nothing is kept for each unit, and sorting by size would take that. There
+the layout is a *shadow* of the objects: they stand in a row as in the index, and a unit lies where
+it lies in its object. What is between units is a hole, and takes no room. In sets of so many units
+one unit is like the other, so little is lost. Sets of a mixture that are used more often go first.
 """
 
 from __future__ import annotations
@@ -20,9 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from penstock.dataset.part import Ints
 from penstock.plan.units import Units
+from penstock.storage.tier_shape import Column, Known
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,18 +38,53 @@ Floats = npt.NDArray[np.float64]
 class Layout:
     """Where each unit lies in the sequence of all units."""
 
-    offsets: Ints
+    offsets: Ints | Column
     """By unit number."""
-    lengths: Ints
+    lengths: Ints | Column
     """By unit number."""
     size_bytes: int
-    """Bytes of all units."""
+    """Bytes of all units; of a shadow, with its holes."""
+    known: Known | None = None
+    """Of a shadow, what a tier must know of it; else None."""
+
+    def span_bytes(self, span_bytes: int, num_spans: int) -> Ints:
+        """Return how many bytes of a shadow each span covers, holes and all.
+
+        A unit belongs to the span in which it begins. What reaches into the next is a part of one
+        unit among many, and is not looked up.
+        """
+        assert self.known is not None
+        return np.clip(self.size_bytes - span_bytes * np.arange(num_spans), 0, span_bytes)
 
 
 def layout_of(units: Units, uses: Floats | None = None) -> Layout:
-    """Return the place of every unit; `uses` is how often an epoch uses each, if not alike."""
+    """Return the place of every unit.
+
+    `uses` is how often an epoch uses each, if not alike; where units are computed, those of each of
+    `units.tables`.
+    """
+    if units.is_computed:
+        return _shadow_of(units, uses)
+    lengths = units.lengths
+    assert isinstance(lengths, np.ndarray)
+    return Layout(offsets=offsets_of(lengths, uses), lengths=lengths, size_bytes=units.size_bytes)
+
+
+def _shadow_of(units: Units, uses: Floats | None) -> Layout:
+    sizes = np.array(units.table_bytes, np.int64)
+    order = np.arange(len(sizes))
+    if uses is not None:
+        assert len(uses) == len(sizes), f"{len(uses)} uses, {len(sizes)} tables"
+        order = np.argsort(-np.frexp(uses)[1].astype(np.int64), kind="stable")
+    begins = np.empty(len(sizes), np.int64)
+    begins[order] = np.cumsum(sizes[order]) - sizes[order]
+    digest = xxhash.xxh3_64_intdigest(units.name.encode() + order.astype("<i8").tobytes())
+    size_bytes = int(sizes.sum())
     return Layout(
-        offsets=offsets_of(units.lengths, uses), lengths=units.lengths, size_bytes=units.size_bytes
+        offsets=units.object_places(begins),
+        lengths=units.lengths,
+        size_bytes=size_bytes,
+        known=Known(size_bytes=size_bytes, digest=digest),
     )
 
 

@@ -121,20 +121,24 @@ class Plan:
 
     @property
     def later(self) -> EpochPlan:
-        """The last epoch; the same as all but the first, unless nodes are on their own."""
+        """The last epoch; the same as all but the first, unless nodes still learn."""
         return self.epoch(max(1, self.work.num_epochs - 1))
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether nodes hold more after each epoch: on their own, or as copies of others' units."""
+        return self.work.num_nodes > 1 and (self.work.peers is None or self.held.copies_share > 0)
 
     def epochs(self) -> Iterator[tuple[EpochPlan, int]]:
         """Yield epochs that stand for all, each with how many it stands for.
 
-        All after the first are alike, unless nodes are on their own and see more of the data set in
-        each. Then one stands for few at the beginning and for more the later it is.
+        All after the first are alike, unless nodes see more of the data set in each. Then one
+        stands for few at the beginning and for more the later it is.
         """
-        on_their_own = self.work.num_nodes > 1 and self.work.peers is None
         start = 0
         while start < self.work.num_epochs:
             count = 1 if start == 0 else self.work.num_epochs - start
-            if on_their_own:
+            if self.is_growing:
                 count = min(count, 1 + 2 * (start // 32))
             yield self.epoch(start + (count - 1) // 2), count
             start += count

@@ -8,8 +8,10 @@ For S bytes of which the tiers have room for C:
   whole; if it does not stay until the next of its samples is due, it is read again.
 * Nodes that read from each other (`peers`) share one set of tiers: of what is held, the share 1-1/N
   comes over the link, or sqrt((1-1/N)/(2πb)) if samples are given to the nodes that hold them, b of
-  them on a node in a step. Nodes that do not are each on their own: a node fetches what its ranks
-  happen to use, and has seen 1-(1-1/N)^(k·e) of its units of k samples after e epochs.
+  them on a node in a step. Room for more than the set holds copies: what a node got from another
+  once it then has itself, if it is one of those that it keeps.
+* Nodes that do not are each on their own: a node fetches what its ranks happen to use, and has seen
+  1-(1-1/N)^(k·e) of its units of k samples after e epochs.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class Held:
     """On each node, tier by tier."""
     total_bytes: float
     """Of the data set, that a node finds in tiers: its own, or those of all nodes."""
+    copies_share: float = 0.0
+    """Of what other nodes are the home of, how much a node has room for as well."""
 
     def share(self, tier: int) -> float:
         """Return the share of what is held that lies in one tier."""
@@ -59,13 +63,18 @@ def held_by(tiers: Sequence[TierModel], summary: Summary, work: Work) -> Held:
     """Return what tiers hold once they are filled, the first ones first."""
     nodes = work.num_nodes if work.peers else 1
     room = sum(tier.capacity_bytes for tier in tiers)
-    total = min(summary.size_bytes, nodes * room)
-    left = total / nodes
+    left = own = min(summary.size_bytes, room)
     held = []
     for tier in tiers:
         held.append(min(left, tier.capacity_bytes))
         left -= held[-1]
-    return Held(tier_bytes=tuple(held), total_bytes=total)
+    total = min(summary.size_bytes, nodes * room)
+    others = total - total / nodes
+    return Held(
+        tier_bytes=tuple(held),
+        total_bytes=total,
+        copies_share=(own - total / nodes) / others if others else 0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +103,11 @@ def epoch_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> EpochBy
         requests = filled / max(1.0, held.total_bytes / max(1.0, units)) + reads
     else:
         requests = (filled + rest * times) / _run_bytes(summary)
-    peers = 0.0
-    if work.peers is not None and work.num_nodes > 1:
-        moved = moved_share(work.peers, work.num_nodes, work.node_batch_size)
-        peers = held.total_bytes * moved
     return EpochBytes(
         store=Traffic(source="store", size_bytes=filled + rest * times, num_requests=requests),
         filled_bytes=filled,
         served_bytes=served,
-        peer_bytes=peers,
+        peer_bytes=_peer_bytes(summary, work, held, epoch),
     )
 
 
@@ -115,6 +120,19 @@ def _tier_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> tuple[f
     samples = summary.num_reads / summary.num_units
     filled = work.num_nodes * placed * others ** (samples * epoch) * (1 - others**samples)
     return filled, max(0.0, placed - filled)
+
+
+def _peer_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> float:
+    """Return what nodes get from each other."""
+    nodes = work.num_nodes
+    if work.peers is None or nodes == 1:
+        return 0.0
+    moved = moved_share(work.peers, nodes, work.node_batch_size)
+    # A node uses a sample that is at home elsewhere with this chance in each epoch.
+    used = moved / (nodes - 1)
+    samples = summary.num_reads / summary.num_units
+    copied: float = held.copies_share * (1 - (1 - used) ** (samples * epoch))
+    return held.total_bytes * moved * (1 - copied)
 
 
 def times_read(summary: Summary, work: Work, held: Held, mode: Mode) -> float:

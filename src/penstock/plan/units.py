@@ -8,11 +8,14 @@ a tier, and never of the order.
 A sample whose fields lie in several tables has a unit in each. A view has units of its own samples
 only: a run ends where the view leaves a sample out. Units are numbered part by part, table by
 table, sample by sample.
+
+Of a very large data set no unit is kept (`cuts_computed`). `lengths` is then computed for those
+that are asked for, and some numbers are nobody's: `between` tells them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,11 +25,31 @@ import xxhash
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints, Table
-from penstock.plan.cuts import ALONE_BYTES, GAP_BYTES, RUN_BYTES, Chosen, Cut, cut_table
+from penstock.plan.cuts import (
+    ALONE_BYTES,
+    GAP_BYTES,
+    RUN_BYTES,
+    UNITS_MAX,
+    Chosen,
+    Cut,
+    cut_table_to,
+)
+from penstock.plan.cuts_computed import (
+    AllBlocksCut,
+    Computed,
+    EvenCut,
+    SamplesCut,
+    can_compute,
+    computed_cut,
+)
+from penstock.storage.tier_shape import Column
 
 __all__ = ["ALONE_BYTES", "GAP_BYTES", "RUN_BYTES", "UnitExtent", "Units", "chosen_by_part"]
 
 _RULE = f"units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
+_COMPUTED_RULE = f"computed units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
+
+_Cuts = list[tuple[int, int, Cut]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +67,27 @@ class UnitExtent:
 class Units:
     """The units of a data set, by number."""
 
-    def __init__(self, cuts: list[tuple[int, int, Cut]], fingerprint: str) -> None:
+    def __init__(self, cuts: _Cuts, fingerprint: str, *, is_computed: bool = False) -> None:
         self._cuts = cuts
         self._number = {(bound, table): n for n, (bound, table, _) in enumerate(cuts)}
         self._starts = np.cumsum([0] + [c.num_units for _, _, c in cuts]).astype(np.int64)
-        self.name: str = xxhash.xxh3_128_hexdigest(f"{fingerprint} {_RULE}".encode())
+        self.is_computed = is_computed
+        """Whether there are too many to keep."""
+        rule = _COMPUTED_RULE if is_computed else _RULE
+        self.name: str = xxhash.xxh3_128_hexdigest(f"{fingerprint} {rule}".encode())
         """A name for what the units hold; equal on every machine."""
 
     @classmethod
     def of(cls, dataset: Dataset | Mixture) -> Units:
         """Return the units of a data set, of a view, or of several data sets mixed."""
-        cuts = []
-        for bound_number, (table_set, chosen) in enumerate(chosen_by_part(dataset)):
-            for number, table in enumerate(table_set):
-                if len(chosen):
-                    cuts.append((bound_number, number, cut_table(table, chosen)))
-        return cls(cuts, dataset.fingerprint)
+        parts = list(_tables_of(dataset))
+        cuts: _Cuts | None = None
+        if all(can_compute(table) for _, _, table, _ in parts):
+            cuts = _cuts_to(parts, UNITS_MAX)
+            if cuts is None:
+                computed: _Cuts = [(b, n, computed_cut(t, chosen)) for b, n, t, chosen in parts]
+                return cls(computed, dataset.fingerprint, is_computed=True)
+        return cls(cuts or _cuts_to(parts, None) or [], dataset.fingerprint)
 
     @property
     def num_units(self) -> int:
@@ -67,17 +95,61 @@ class Units:
         return int(self._starts[-1])
 
     @cached_property
-    def lengths(self) -> Ints:
+    def lengths(self) -> Ints | Column:
         """Bytes of each unit, as it lies in its object."""
+        if self.is_computed:
+            of = self._each(lambda cut, inside: cut.lengths[inside])
+            return Computed(self.num_units, of)
         parts = [cut.lengths for _, _, cut in self._cuts]
         if len(parts) == 1:
             return parts[0]  # The same array: for samples of their own it is all there is.
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return np.concatenate([np.asarray(p) for p in parts]) if parts else np.zeros(0, np.int64)
+
+    def _each(self, of: Callable[[Cut, Ints], Ints]) -> Callable[[Ints], Ints]:
+        """Return a function of units from one of a cut and the units' numbers in it."""
+
+        def made(units: Ints) -> Ints:
+            if len(self._cuts) == 1:
+                return of(self._cuts[0][2], units)
+            numbers = np.searchsorted(self._starts, units, side="right") - 1
+            out = np.zeros(len(units), np.int64)
+            for number in np.unique(numbers).tolist():
+                where = np.flatnonzero(numbers == number)
+                out[where] = of(self._cuts[number][2], units[where] - self._starts[number])
+            return out
+
+        return made
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes of all units together."""
+        """Bytes of all units together; with what lies between them where they are computed."""
+        if self.is_computed:
+            return sum(size for size in self.table_bytes)
+        assert isinstance(self.lengths, np.ndarray)
         return int(self.lengths.sum())
+
+    @property
+    def table_bytes(self) -> list[int]:
+        """Bytes of the objects behind each of `tables`, where units are computed."""
+        return [_computed(cut).places.size_bytes for _, _, cut in self._cuts]
+
+    def object_places(self, begins: Ints) -> Column:
+        """Return where units lie when objects stand in a row, those of each table from `begins`."""
+        firsts = {
+            id(cut): int(begin) for (_, _, cut), begin in zip(self._cuts, begins, strict=True)
+        }
+
+        def place(cut: Cut, inside: Ints) -> Ints:
+            extents = cut.extents(inside)
+            objects: Ints = _computed(cut).places.begins(extents.object)
+            return firsts[id(cut)] + objects + extents.offset
+
+        return Computed(self.num_units, self._each(place))
+
+    def between(self, first: int, last: int) -> Ints:
+        """Return the units from one to another, both among them."""
+        units = np.arange(first, last + 1)
+        return units[self.lengths[units] > 0] if self.is_computed else units
 
     def locate(self, bound_number: int, table: int, local_ids: Ints) -> tuple[Ints, Ints]:
         """Return the unit of each sample of a part, and where in the unit its extent begins.
@@ -97,7 +169,7 @@ class Units:
             table=table,
             object=int(extents.object[0]),
             offset=int(extents.offset[0]),
-            length=int(cut.lengths[inside]),
+            length=int(cut.lengths[np.array([inside], np.int64)][0]),
         )
 
     def extents(self, units: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -125,6 +197,31 @@ class Units:
         assert 0 <= unit < self.num_units, f"{unit=} {self.num_units=}"
         number = int(np.searchsorted(self._starts, unit, side="right")) - 1
         return *self._cuts[number], unit - int(self._starts[number])
+
+
+def _computed(cut: Cut) -> EvenCut | AllBlocksCut | SamplesCut:
+    assert isinstance(cut, EvenCut | AllBlocksCut | SamplesCut), type(cut)
+    return cut
+
+
+def _tables_of(dataset: Dataset | Mixture) -> Iterator[tuple[int, int, Table, Chosen]]:
+    for bound_number, (tables, chosen) in enumerate(chosen_by_part(dataset)):
+        for number, table in enumerate(tables):
+            if len(chosen):
+                yield bound_number, number, table, chosen
+
+
+def _cuts_to(parts: list[tuple[int, int, Table, Chosen]], units_max: int | None) -> _Cuts | None:
+    """Return the units of all tables; None where there are more."""
+    cuts: _Cuts = []
+    for bound_number, number, table, chosen in parts:
+        cut = cut_table_to(table, chosen, units_max)
+        if cut is None:
+            return None
+        cuts.append((bound_number, number, cut))
+        if units_max is not None:
+            units_max -= cut.num_units
+    return cuts
 
 
 def chosen_by_part(

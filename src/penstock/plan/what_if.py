@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from penstock.machine import Curve, Machine, StoreModel, TierModel
 from penstock.plan.planner import Plan
+from penstock.plan.work import Work
 
 MORE_TIER_BYTES = 100_000_000_000
 _DISK_BYTES_S = 2e9
@@ -28,9 +29,7 @@ class WhatIf:
 def what_if(plan: Plan) -> tuple[WhatIf, ...]:
     """Return what each of a few changes would buy."""
     changed = [(what, replace(plan, machine=machine)) for what, machine in _other_machines(plan)]
-    if plan.work.num_nodes > 1 and plan.work.peers is None:
-        shared = replace(plan.work, peers="fixed")
-        changed.append(("nodes that read from each other", replace(plan, work=shared)))
+    changed += [(what, replace(plan, work=work)) for what, work in _other_peers(plan.work)]
     if plan.work.shuffle == "global":
         cold = replace(plan.work, shuffle="blocks-first")
         changed.append(('shuffle="blocks-first"', replace(plan, work=cold)))
@@ -52,6 +51,17 @@ def blocks_first_gain_s(plan: Plan) -> float:
         return 0.0
     other = replace(plan, work=replace(plan.work, shuffle="blocks-first"))
     return plan.first.seconds - other.first.seconds
+
+
+def _other_peers(work: Work) -> list[tuple[str, Work]]:
+    if work.num_nodes == 1:
+        return []
+    if work.peers is None:
+        return [("nodes that read from each other", replace(work, peers="fixed"))]
+    out = [("nodes that are each on their own", replace(work, peers=None))]
+    if work.peers == "fixed":
+        out.append(('assignment="locality"', replace(work, peers="locality")))
+    return out
 
 
 def _other_machines(plan: Plan) -> list[tuple[str, Machine]]:

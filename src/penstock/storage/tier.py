@@ -12,6 +12,9 @@ that is not there claims it, fetches it and writes it; everybody else reads it f
             finally:
                 tier.release(unit)
 
+Where several nodes share a data set, `open_tiers(…, placed=False)` settles sizes only, and
+`tiers.place(span_bytes, spans)` says which part of the layout belongs to this node (`tier_places`).
+
 A tier that cannot be had (a read-only folder, no room) is left out with a warning that says what to
 do; one that is larger than the device becomes smaller. A tier is never the only place of a byte, so
 no failure here is worth ending a run.
@@ -22,7 +25,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Sequence
+from functools import cached_property
 from types import TracebackType
 
 import numpy as np
@@ -30,21 +35,34 @@ import xxhash
 
 from penstock.storage.base import Buffer
 from penstock.storage.tier_files import Bytes, TierFiles, write_all
-from penstock.storage.tier_registry import enter, release
+from penstock.storage.tier_identity import identity_of
+from penstock.storage.tier_places import (
+    NOWHERE,
+    Places,
+    SpanPlaces,
+    UnitPlaces,
+    places_of,
+)
+from penstock.storage.tier_registry import enter, promise, release
 from penstock.storage.tier_shape import Bools, Ints, TierShape
 from penstock.storage.tier_sizes import memory_left_bytes
+from penstock.storage.tier_spare import Spares
 
 _LOOK_EVERY_BYTES = 64 * 2**20
 """Written to a memory tier between two looks at what the node has left."""
 _LEFT_BYTES_MAX, _LEFT_SHARE = 256 * 2**20, 0.02
 """A memory tier stops where less is left, or less than this share of what there was at first: other
 programs may have grown since it was opened, and the kernel would end one of them."""
+_ROUNDED_BYTES = 1 << 20
+"""A device gives room in pages: what a tier may take beyond its capacity by that."""
+_VOUCH_TRIES_MAX, _VOUCH_S = 100, 0.0005
+"""Who holds a unit that lies there unchecked is about to vouch for it or to drop it, and quick."""
 
 _log = logging.getLogger("penstock.storage")
 
 
 class Tier:
-    """One tier as one user sees it: shared files, and the part of the layout that it fills."""
+    """One tier as one user sees it: shared files, and the units that belong into them."""
 
     def __init__(
         self, files: TierFiles, shape: TierShape, *, capacity_bytes: int, first: int, last: int
@@ -55,13 +73,18 @@ class Tier:
         self.source = f"tier:{files.kind}"
         self.path = files.folder.path
         self.capacity_bytes = capacity_bytes
-        self.first = first
-        """Where the units that are placed here begin in the layout."""
-        self.last = last
-        """Where they end."""
+        self.part = (first, last)
+        """Where in the layout the units begin and end that belong here, for a node alone."""
         self._has_warned = False
         self._unlooked_bytes = 0
         self._left_bytes_min = min(_LEFT_BYTES_MAX, int(_LEFT_SHARE * memory_left_bytes()))
+        self._spares: Spares | None = None
+
+    def belong(self, places: Places, number: int, *, has_spares: bool) -> None:
+        """Say which units belong here; `has_spares` where others may lie here as well."""
+        self._places, self._number = places, number
+        files, shape = self._files, self._shape
+        self._spares = Spares(files, shape, places.tier_of, number) if has_spares else None
 
     def __repr__(self) -> str:
         return f"Tier({self.path!r}, capacity_bytes={self.capacity_bytes})"
@@ -82,7 +105,10 @@ class Tier:
     @property
     def fill_bytes(self) -> int:
         """Bytes of units that lie here, also those not yet checked."""
-        return int(self._shape.lengths[self._files.states != 0].sum())
+        if self._shape.is_computed:
+            return self._files.data_taken_bytes
+        held = (units[self.present(units)] for units in self._shape.chunks())
+        return sum(int(self._shape.lengths[units].sum()) for units in held)
 
     @property
     def is_full(self) -> bool:
@@ -90,8 +116,31 @@ class Tier:
         return self._files.is_full
 
     def owns(self, units: Ints) -> Bools:
-        """Return which units are placed here."""
-        return (self._shape.offsets[units] >= self.first) & (self._shape.ends[units] <= self.last)
+        """Return which units belong here."""
+        owned: Bools = self._places.tier_of(units) == self._number
+        return owned
+
+    def is_held(self, unit: int) -> bool:
+        """Return whether a unit is here and vouched for."""
+        enter(self._files)
+        return self._files.state_of(unit) == self._files.generation
+
+    def covers(self, unit: int, offset: int, length: int) -> bool:
+        """Return whether there is such a unit, and bytes inside the data file are meant."""
+        is_unit = 0 <= unit < self._shape.num_units
+        if not is_unit or offset < 0 or length < 0:
+            return False
+        end = offset + length
+        # Another process may have let the file grow since it was mapped.
+        return end <= self.data.nbytes or end <= os.fstat(self.descriptor).st_size
+
+    def sum_of(self, unit: int) -> int:
+        """Return the sum that was written for a unit."""
+        return self._files.sum_of(unit)
+
+    def sums_of(self, units: Ints) -> list[int]:
+        """Return the sums that were written for some units."""
+        return [self._files.sum_of(unit) for unit in units.tolist()]
 
     def held(self, units: Ints) -> Bools:
         """Return which units are here and vouched for."""
@@ -122,13 +171,13 @@ class Tier:
         enter(files)
         if not files.locks.claim(unit):
             return False
-        if not files.states[unit]:
+        if not files.state_of(unit):
             return True
-        if files.states[unit] != files.generation:
+        if files.state_of(unit) != files.generation:
             files.set_state(unit, files.generation if self.check(unit) else 0)
-        if files.states[unit]:
+        if files.state_of(unit):
             self.release(unit)
-        return not files.states[unit]
+        return not files.state_of(unit)
 
     def release(self, unit: int) -> None:
         """Give a claim back."""
@@ -137,18 +186,20 @@ class Tier:
     def write(self, unit: int, view: Buffer) -> bool:
         """Fill a claimed unit; False where there is no room for it."""
         files, data = self._files, memoryview(view)
-        offset, length = int(self._shape.offsets[unit]), int(self._shape.lengths[unit])
+        offset, length = self._shape.extent(unit)
         assert files.locks.has_claimed(unit), f"unit {unit} is not claimed"
         assert data.nbytes == length, f"unit {unit} has {length} bytes, got {data.nbytes}"
-        assert self.first <= offset <= offset + length <= self.last, f"unit {unit} is elsewhere"
+        assert self._places.tier_of_one(unit) == self._number, f"unit {unit} is elsewhere"
         if files.is_full:
             return False
-        if files.states[unit]:
+        if files.state_of(unit):
             files.set_state(unit, 0)
         try:
             self._look_at_memory(length)
+            if not self._has_room(length):
+                return False
             if length:
-                write_all(files.data_descriptor, data.cast("B"), offset)
+                self._write_bytes(data.cast("B"), offset)
             files.write_sum(unit, xxhash.xxh3_64_intdigest(data))
             # Last, so that nobody ever sees a unit that is not all there.
             files.set_state(unit, files.generation)
@@ -156,6 +207,27 @@ class Tier:
             self._refused(error, offset, length)
             return False
         return True
+
+    def _has_room(self, length: int) -> bool:
+        """Return whether so much fits into the capacity, after dropping what is spare for it."""
+        files = self._files
+        if self._spares is not None:
+            self._spares.make_room(length, self.capacity_bytes)
+        if not self._shape.is_computed:
+            return True  # what belongs here was counted unit by unit
+        # It was counted by the span. Others may fill here as well, as much as they have promised.
+        limit_bytes = max(self.capacity_bytes, files.read_header().promised_bytes)
+        return files.data_taken_bytes + length <= limit_bytes + _ROUNDED_BYTES
+
+    def _write_bytes(self, data: memoryview, offset: int) -> None:
+        """Write a unit; on a device that is full for us, in the room of spare ones."""
+        while True:
+            try:
+                return write_all(self._files.data_descriptor, data, offset)
+            except OSError as error:
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not is_full or self._spares is None or not self._spares.drop_one():
+                    raise
 
     def _look_at_memory(self, length: int) -> None:
         self._unlooked_bytes += length
@@ -188,7 +260,7 @@ class Tier:
 
     def read(self, unit: int) -> memoryview:
         """Return the bytes of a unit that is held: from the map in memory, read from a disk."""
-        offset, length = int(self._shape.offsets[unit]), int(self._shape.lengths[unit])
+        offset, length = self._shape.extent(unit)
         if self.kind == "memory":
             return self._files.data[offset : offset + length].data
         return self._copied(offset, length)
@@ -204,7 +276,9 @@ class Tier:
 
     def check(self, unit: int) -> bool:
         """Return whether what lies at a unit's place has the sum that was written for it."""
-        offset, length = int(self._shape.offsets[unit]), int(self._shape.lengths[unit])
+        return self._is_good(unit, *self._shape.extent(unit))
+
+    def _is_good(self, unit: int, offset: int, length: int) -> bool:
         try:  # never through the map: there may be a hole, or a bad sector
             return self._matches(unit, self._copied(offset, length))
         except OSError as error:
@@ -212,46 +286,100 @@ class Tier:
             return False
 
     def _matches(self, unit: int, data: memoryview) -> bool:
-        (expected,) = self._files.sums_of(np.array([unit]))
-        return xxhash.xxh3_64_intdigest(data) == expected
+        return xxhash.xxh3_64_intdigest(data) == self._files.sum_of(unit)
 
     def settle(self, units: Ints) -> Bools:
         """Check the unchecked among some units; return which of them all are here and good."""
         good = self.held(units)
         for place in np.flatnonzero(self.unchecked(units)).tolist():
-            good[place] = self._settled(int(units[place]), None)
+            unit = int(units[place])
+            good[place] = self.settle_at(unit, *self._shape.extent(unit))
         return good
+
+    def settle_at(self, unit: int, offset: int, length: int) -> bool:
+        """Settle one unit, for those who know where it lies and have no layout."""
+        enter(self._files)
+        state = self._files.state_of(unit)
+        if state in (0, self._files.generation):
+            return bool(state)
+        return self._settled(unit, is_good=self._is_good(unit, offset, length))
 
     def settle_with(self, unit: int, data: memoryview) -> bool:
         """Settle one unit by its bytes, for those who have read them already."""
-        if self._files.states[unit] == self._files.generation:
-            return True
-        return bool(self._files.states[unit]) and self._settled(unit, data)
-
-    def _settled(self, unit: int, data: memoryview | None) -> bool:
         enter(self._files)
-        if self.check(unit) if data is None else self._matches(unit, data):
-            self._files.set_state(unit, self._files.generation)
-            return True
-        # Another process may just be filling it anew, which must not be undone.
-        if self._files.locks.claim(unit):
-            if self._files.states[unit] != self._files.generation:
-                self._files.set_state(unit, 0)
-            self.release(unit)
-        return False
+        state = self._files.state_of(unit)
+        if state in (0, self._files.generation):
+            return bool(state)
+        return self._settled(unit, is_good=self._matches(unit, data))
+
+    def _settled(self, unit: int, *, is_good: bool) -> bool:
+        """Vouch for an unchecked unit that was found good, or let it count as absent.
+
+        Under its lock, and only if it is still there unchecked: another process may just be filling
+        it anew, or may have dropped it since we looked.
+        """
+        files = self._files
+        for _ in range(_VOUCH_TRIES_MAX):
+            if files.state_of(unit) in (0, files.generation):
+                break
+            if files.locks.claim(unit):
+                try:
+                    if files.state_of(unit) not in (0, files.generation):
+                        files.set_state(unit, files.generation if is_good else 0)
+                    break
+                finally:
+                    self.release(unit)
+            time.sleep(_VOUCH_S)
+        return files.state_of(unit) == files.generation
 
 
 class Tiers:
     """The tiers of a node, first the fastest; a context that closes them."""
 
-    def __init__(self, tiers: Sequence[Tier], shape: TierShape) -> None:
+    def __init__(self, tiers: Sequence[Tier], shape: TierShape, *, placed: bool = True) -> None:
         self.tiers = tuple(tiers)
         self.shape = shape
-        self._tier_of = np.full(shape.num_units, -1, np.int64)
-        everything = np.arange(shape.num_units)
-        for number in reversed(range(len(self.tiers))):
-            self._tier_of[self.tiers[number].owns(everything)] = number
+        self._is_placed = placed
+        nowhere = SpanPlaces.nowhere if shape.is_computed else UnitPlaces.nowhere
+        self._spread: SpanPlaces | UnitPlaces = nowhere(shape, len(self.tiers))
+        parts = [tier.part for tier in self.tiers]
+        self._take(places_of(shape, parts) if placed else self._spread)
         self._files = [tier._files for tier in self.tiers]
+
+    def _take(self, places: Places) -> None:
+        for number, tier in enumerate(self.tiers):
+            tier.belong(places, number, has_spares=self.shape.is_computed or not self._is_placed)
+        # Last, since other threads may be asking: what they are told to fill here, belongs here.
+        self._places = places
+
+    def place(self, span_bytes: int, spans: Bools) -> None:
+        """Let the units of some spans of the layout belong here, beside those that do already.
+
+        They go to the fastest tier first, in the order of the layout, each up to its capacity. All
+        ranks of a node that say the same in the same order agree. What lies here from earlier runs
+        and belongs here is used; what does not, stays until its room is needed.
+        """
+        assert not self._is_placed, "only after open_tiers(…, placed=False)"
+        assert span_bytes > 0, f"{span_bytes=}"
+        assert len(spans) * span_bytes >= self.shape.size_bytes, f"{len(spans)=} {span_bytes=}"
+        before, capacities = self._spread, [tier.capacity_bytes for tier in self.tiers]
+        self._spread = before.with_spans(self.shape, span_bytes, spans, capacities)
+        for number, tier in enumerate(self.tiers):
+            added_bytes = self._spread.placed_bytes[number] - before.placed_bytes[number]
+            promise(tier._files, spans, added_bytes, self.shape.size_bytes)
+        self._take(self._spread)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of units that surely find a place here, however they are cut into tiers."""
+        capacities = [tier.capacity_bytes for tier in self.tiers]
+        lost_bytes = max(0, len(capacities) - 1) * self.shape.length_max
+        return max([0, sum(capacities) - lost_bytes, *capacities])
+
+    @cached_property
+    def identity(self) -> str:
+        """32 hex digits: the name of this node as a keeper of bytes. It follows its first disk."""
+        return identity_of([(tier.kind, tier.path) for tier in self.tiers])
 
     def __enter__(self) -> Tiers:
         return self
@@ -272,19 +400,28 @@ class Tiers:
 
     def tier_of(self, units: Ints) -> Ints:
         """Return the number of the tier in which each unit has its place; -1 where in none."""
-        found: Ints = self._tier_of[units]
-        return found
+        return self._places.tier_of(units)
+
+    def tier_of_one(self, unit: int) -> int:
+        """Return the same of one unit."""
+        return self._places.tier_of_one(unit)
 
     @property
     def placed_bytes(self) -> int:
-        """Bytes of the units that have a place."""
-        return int(self.shape.lengths[self._tier_of >= 0].sum())
+        """Bytes of the units that have a place; with the holes between, for computed columns."""
+        return sum(self._places.placed_bytes)
 
     @property
     def present_bytes(self) -> int:
-        """Bytes of the units with a place that lie in any tier already, checked or not."""
-        units = np.flatnonzero(self._tier_of >= 0)
-        return int(self.shape.lengths[units[self.present(units)]].sum())
+        """Bytes of the units with a place that lie in any tier already, checked or not.
+
+        For computed columns: about, since nothing is looked up.
+        """
+        if self.shape.is_computed:
+            return min(self.placed_bytes, sum(tier.fill_bytes for tier in self.tiers))
+        here = (units[self.present(units)] for units in self.shape.chunks())
+        placed = (units[self.tier_of(units) != NOWHERE] for units in here)
+        return sum(int(self.shape.lengths[units].sum()) for units in placed)
 
     def held(self, units: Ints) -> Bools:
         """Return which units are in their own tier and vouched for."""
@@ -299,7 +436,7 @@ class Tiers:
         return self._asked("settle", units)
 
     def _asked(self, question: str, units: Ints) -> Bools:
-        owners = self._tier_of[units]
+        owners = self._places.tier_of(units)
         out = np.zeros(len(units), np.bool_)
         for number, tier in enumerate(self.tiers):
             mine = owners == number
@@ -320,12 +457,11 @@ class Tiers:
         After sizes have changed a unit may lie in another tier than the one it belongs to: it is
         read or copied from there and not fetched again.
         """
-        own = int(self._tier_of[unit])
+        own = self.tier_of_one(unit)
         order = sorted(range(len(self.tiers)), key=lambda number: number != own)
-        one = np.array([unit])
+        offset, length = self.shape.extent(unit)
         for number in order:
             tier = self.tiers[number]
-            is_mapped = int(self.shape.ends[unit]) <= tier.data.nbytes
-            if is_mapped and tier.present(one)[0] and tier.settle(one)[0]:
+            if offset + length <= tier.data.nbytes and tier.settle_at(unit, offset, length):
                 return tier
         return None

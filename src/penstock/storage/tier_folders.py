@@ -21,7 +21,9 @@ from penstock.storage.keys import TEMPORARY_PREFIX
 from penstock.storage.tier_sizes import Wish
 
 META, DATA, SUMS, STATE, LOCK = "meta.json", "data", "sums", "state", "lock"
-PAYLOAD = (META, DATA, SUMS, STATE)
+IDENTITY = "identity"
+"""See `tier_identity`: beside the files of a memory tier, or beside the folders of disk tiers."""
+PAYLOAD = (IDENTITY, META, DATA, SUMS, STATE)
 """In the order of removal. `state` carries our mark, so it is made first and goes last."""
 
 _LOCK_MARK = b"penstock tier\n"
@@ -241,8 +243,8 @@ def _unlink(folder: Folder, name: str) -> None:
         os.unlink(name, dir_fd=folder.descriptor)
 
 
-def write_named(folder: Folder, name: str, data: bytes) -> None:
-    """Write a file and give it its name in one step."""
+def write_named(folder: Folder, name: str, data: bytes, *, size_bytes: int = 0) -> None:
+    """Write a file, with zeros to a size, and give it its name in one step."""
     temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{name}"
     _unlink(folder, temporary)
     descriptor = folder.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -250,6 +252,8 @@ def write_named(folder: Folder, name: str, data: bytes) -> None:
         rest = memoryview(data)
         while rest.nbytes:
             rest = rest[os.write(descriptor, rest) :]
+        if size_bytes > len(data):
+            os.ftruncate(descriptor, size_bytes)
     finally:
         os.close(descriptor)
     inside = folder.descriptor

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.storage.tier_files import header_in, is_marked, meta_in
@@ -29,6 +29,7 @@ from penstock.storage.tier_folders import (
     remove_payload,
     root_of,
 )
+from penstock.storage.tier_identity import read_identity
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 from penstock.storage.tier_registry import in_turn, is_open_here
 from penstock.storage.tier_sizes import Wish
@@ -53,6 +54,8 @@ class FoundTier:
     """When it was last opened or closed, in seconds since 1970."""
     about: dict[str, str] = field(default_factory=dict)
     made: str = ""
+    node: str = ""
+    """The name under which other nodes know who keeps it; empty where none was made."""
 
 
 def found_tiers(wish: Wish) -> list[FoundTier]:
@@ -79,7 +82,8 @@ def tiers_in(root: Folder, kind: str) -> list[FoundTier]:
     for name in root.names():
         with _looked_at(root, name) as (folder, is_used):
             if folder is not None and is_marked(folder):
-                found.append(_found(folder, kind, name, is_used=is_used))
+                node = read_identity(folder if kind == "memory" else root) or ""
+                found.append(replace(_found(folder, kind, name, is_used=is_used), node=node))
     return sorted(found, key=lambda tier: tier.used_at_s)
 
 

@@ -47,7 +47,8 @@ class RecordLocks:
         """Start over in a child: locks are not inherited."""
         self._mutex = threading.Lock()
         self._claimed: set[int] = set()
-        self._can_claim = True
+        self.can_claim = True
+        """Whether claims hold among processes."""
 
     def try_alone(self, byte: int) -> bool:
         """Take a byte alone if nobody else has it; a share that we have becomes that."""
@@ -98,13 +99,13 @@ class RecordLocks:
             return True
 
     def _claim_of_process(self, unit: int) -> bool:
-        if not self._can_claim:
+        if not self.can_claim:
             return True
         try:
             return self.try_alone(_CLAIMS_FROM + unit)
         except OSError as error:
             # Claims save work, they do not guard bytes: two who fill a unit write the same.
-            self._can_claim = False
+            self.can_claim = False
             _log.warning(
                 "units of a tier cannot be locked (%s): processes may fetch some bytes twice",
                 error.strerror,
@@ -119,5 +120,5 @@ class RecordLocks:
         """Let go of a unit."""
         with self._mutex:
             self._claimed.discard(unit)
-            if self._can_claim and self.descriptor >= 0:
+            if self.can_claim and self.descriptor >= 0:
                 self.drop(_CLAIMS_FROM + unit)

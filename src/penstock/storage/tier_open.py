@@ -5,6 +5,11 @@ size is settled: who comes first reckons with what is free and writes down what 
 joins with the same wish takes that over, so that all ranks of a node cut the layout at one place.
 Who is alone also begins a new generation and gives back the room of units that have no place here
 any more.
+
+Where several nodes share a data set (`placed=False`) only the sizes are settled here. Which units
+belong to this node is said later and may be any of the layout, so the data file, sparse as it is,
+reaches to the layout's end: a file system whose files cannot is found out before others count on
+the tier.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -33,20 +38,48 @@ _TRIES_MAX = 20
 _log = logging.getLogger("penstock.storage")
 
 
-def open_tiers(wishes: Sequence[Wish], shape: TierShape) -> Tiers:
-    """Open the tiers of a node, the fastest first; those that cannot be had are left out."""
+def open_tiers(wishes: Sequence[Wish], shape: TierShape, *, placed: bool = True) -> Tiers:
+    """Open the tiers of a node, the fastest first; those that cannot be had are left out.
+
+    With `placed=False` no unit has its place here until `Tiers.place` says so.
+    """
     _check(wishes)
     tiers: list[Tier] = []
     try:
         for wish in wishes:
-            first = tiers[-1].last if tiers else 0
-            tier = _tier_or_none(wish, shape, first)
+            first = tiers[-1].part[1] if tiers else 0
+            if not placed:
+                first = sum(tier.capacity_bytes for tier in tiers)
+            tier = _tier_or_none(_Asked(wish=wish, shape=shape, first=first, placed=placed))
             if tier is not None:
                 tiers.append(tier)
     except BaseException:
-        Tiers(tiers, shape).close()
+        Tiers(tiers, shape, placed=placed).close()
         raise
-    return Tiers(tiers, shape)
+    return Tiers(tiers, shape, placed=placed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What one tier is opened for."""
+
+    wish: Wish
+    shape: TierShape
+    first: int
+    """Bytes of the layout that faster tiers take."""
+    placed: bool
+
+    @property
+    def hash(self) -> int:
+        """Equal for those who must get the same capacity."""
+        how = "from" if self.placed else "by span behind"
+        return xxhash.xxh3_64_intdigest(f"{self.wish.size} {how} {self.first}".encode())
+
+    def part(self, capacity_bytes: int) -> tuple[int, int]:
+        """Return where in the layout the units begin and end that a node alone keeps here."""
+        if not self.placed:
+            return 0, 0
+        return self.first, self.shape.cut(self.first, capacity_bytes)
 
 
 def _check(wishes: Sequence[Wish]) -> None:
@@ -59,41 +92,43 @@ def _check(wishes: Sequence[Wish]) -> None:
             )
 
 
-def _tier_or_none(wish: Wish, shape: TierShape, first: int) -> Tier | None:
+def _tier_or_none(asked: _Asked) -> Tier | None:
     try:
-        with leaving_out(wish.place):
-            return _tier(wish, shape, first)
+        with leaving_out(asked.wish.place):
+            return _tier(asked)
     except NoTierError as error:
-        _log.warning("no %s tier: %s. The run goes on without it", wish.kind, error)
+        _log.warning("no %s tier: %s. The run goes on without it", asked.wish.kind, error)
         return None
 
 
-def _tier(wish: Wish, shape: TierShape, first: int) -> Tier:
+def _tier(asked: _Asked) -> Tier:
     for tries_left in reversed(range(_TRIES_MAX)):
         try:
-            with root_of(wish) as root:
-                return _tier_in(root, wish, shape, first)
+            with root_of(asked.wish) as root:
+                return _tier_in(root, asked)
         except FileNotFoundError:
             if not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-def _tier_in(root: Folder, wish: Wish, shape: TierShape, first: int) -> Tier:
+def _tier_in(root: Folder, asked: _Asked) -> Tier:
+    wish, shape = asked.wish, asked.shape
     if wish.kind == "memory":
         sweep(root, keep=shape.name)
     else:
         _make_room_for_files(root, wish, shape)
     with opening(root, shape, wish.kind) as opened:
         files = opened.files
-        capacity_bytes = _capacity(opened, root, wish, shape, first)
-        last = shape.cut(first, capacity_bytes)
+        capacity_bytes = _capacity(opened, root, asked)
+        first, last = asked.part(capacity_bytes)
         if opened.is_alone:
             files.begin_generation()
-            if not opened.is_new:
+            # Computed columns are too many to look at now: their spare units go one by one.
+            if asked.placed and not opened.is_new and not shape.is_computed:
                 _trim(files, shape, capacity_bytes=capacity_bytes, first=first, last=last)
-        files.grow(last)
-        _record(opened, wish, capacity_bytes=capacity_bytes, first=first, last=last)
+        files.grow(last if asked.placed else shape.size_bytes)
+        _record(opened, asked.hash, capacity_bytes=capacity_bytes, first=first, last=last)
         os.utime(files.locks.descriptor)
         return Tier(files, shape, capacity_bytes=capacity_bytes, first=first, last=last)
 
@@ -106,14 +141,15 @@ def _make_room_for_files(root: Folder, wish: Wish, shape: TierShape) -> None:
         give_up(root, shape.name, lacking_bytes)
 
 
-def _capacity(opened: Opened, root: Folder, wish: Wish, shape: TierShape, first: int) -> int:
+def _capacity(opened: Opened, root: Folder, asked: _Asked) -> int:
     """Return how large the tier becomes; warn where that is less than what was wished for."""
-    settled = None if opened.is_alone else opened.files.terms().get(_wish_hash(wish, first))
+    wish, shape = asked.wish, asked.shape
+    settled = None if opened.is_alone else opened.files.terms().get(asked.hash)
     if settled is not None:
         return settled
     room = _room(opened.files, root, wish, shape)
     wished = wished_bytes(wish, room)
-    needed = min(wished, shape.size_bytes - first)
+    needed = min(wished, max(0, shape.size_bytes - asked.first))
     lacking = needed - usable_bytes(wish, room)
     if lacking > 0 and wish.kind == "disk" and give_up(root, shape.name, lacking):
         room = _room(opened.files, root, wish, shape)
@@ -142,18 +178,16 @@ def _room(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> Room:
     return replace(room, free_bytes=max(0, free_bytes))
 
 
-def _wish_hash(wish: Wish, first: int) -> int:
-    return xxhash.xxh3_64_intdigest(f"{wish.size} from {first}".encode())
-
-
-def _record(opened: Opened, wish: Wish, *, capacity_bytes: int, first: int, last: int) -> None:
+def _record(opened: Opened, key: int, *, capacity_bytes: int, first: int, last: int) -> None:
     """Write down what was settled, for those who join."""
     files = opened.files
-    if _wish_hash(wish, first) not in files.terms():
-        files.add_term(_wish_hash(wish, first), capacity_bytes)
+    if key not in files.terms():
+        files.add_term(key, capacity_bytes)
     header = files.header
     if opened.is_alone:
         header = replace(header, promised_bytes=0, first=first, last=last)
+    elif header.first == header.last:  # so far only jobs of several nodes were here
+        header = replace(header, first=first, last=last)
     files.write_header(replace(header, promised_bytes=max(header.promised_bytes, last - first)))
 
 
@@ -165,8 +199,10 @@ def _trim(
     Units from before our part may belong to a faster tier now. In the first run after sizes have
     changed they stay, to be copied from here instead of fetched again.
     """
+    assert isinstance(shape.offsets, np.ndarray)
+    assert isinstance(shape.lengths, np.ndarray)
     is_here = files.states != 0
-    is_own = (shape.offsets >= first) & (shape.ends <= last)
+    is_own = (shape.offsets >= first) & (shape.offsets + shape.lengths <= last)
     held_bytes = int(shape.lengths[is_here].sum())
     lacking_bytes = int(shape.lengths[is_own & ~is_here].sum())
     excess_bytes = held_bytes + lacking_bytes - capacity_bytes
@@ -186,9 +222,10 @@ def _trim(
 
 def _punch_absent(files: TierFiles, shape: TierShape, among: Bools) -> None:
     """Give back the room of units that are not here, whoever dropped or half wrote them."""
+    assert isinstance(shape.lengths, np.ndarray)
     units = np.flatnonzero(among & (files.states == 0) & (shape.lengths > 0))
     units = units[np.argsort(shape.offsets[units])]
-    offsets, ends = shape.offsets[units], shape.ends[units]
+    offsets, ends = shape.offsets[units], shape.ends(units)
     # Units that lie side by side go in one call.
     begins = np.flatnonzero(np.r_[True, offsets[1:] != ends[:-1]][: len(units)])
     for begin, end in zip(begins, np.r_[begins[1:], len(units)], strict=bool(len(units))):

@@ -12,6 +12,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import xxhash
 
 from penstock.storage.tier_files import TierFiles, fits, is_marked, make_files
 from penstock.storage.tier_folders import (
@@ -24,7 +28,7 @@ from penstock.storage.tier_folders import (
     remove_payload,
 )
 from penstock.storage.tier_locks import OPENING, USERS, WAIT_S_MAX, RecordLocks
-from penstock.storage.tier_shape import TierShape
+from penstock.storage.tier_shape import Bools, TierShape
 
 _TRIES_MAX = 100
 """A folder may be removed while we open it; each try then starts with a new one."""
@@ -185,6 +189,23 @@ def enter(files: TierFiles) -> None:
             files.header = files.read_header()
             files.locks.drop(OPENING)
         files.pid = os.getpid()
+
+
+def promise(files: TierFiles, spans: Bools, added_bytes: int, size_bytes: int) -> None:
+    """Write down that so much more may be filled here, once for all who place the same spans."""
+    with _mutex:
+        enter(files)
+        if not files.locks.wait_alone(OPENING):
+            return  # somebody is stuck, and others will reckon with more room than there is
+        try:
+            key = xxhash.xxh3_64_intdigest(np.packbits(spans).data) | 1
+            files.header = files.read_header()
+            if added_bytes and key not in files.terms():
+                files.add_term(key, added_bytes)
+                promised_bytes = min(size_bytes, files.header.promised_bytes + added_bytes)
+                files.write_header(replace(files.header, promised_bytes=promised_bytes))
+        finally:
+            files.locks.drop(OPENING)
 
 
 def release(files: TierFiles) -> None:

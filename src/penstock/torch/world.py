@@ -7,6 +7,8 @@ dimension of the device mesh, along which the data is split, not all processes o
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -59,9 +61,21 @@ def _world(members: list[int], place: int) -> World:
         launched = World.from_env()
     except OptionError:
         launched = World()  # The group knows what the launcher left unsaid.
+    name = _name(members)
     # Only a launcher that speaks of the same job can say how many processes share a machine.
-    if launched.num_ranks != distributed.get_world_size():
-        return World(rank=place, num_ranks=len(members))
+    is_same_job = launched.num_ranks == distributed.get_world_size()
+    if not is_same_job or launched.rank != distributed.get_rank():
+        return World(rank=place, num_ranks=len(members), name=name)
+    if not name:
+        return launched
+    return _part_of(launched, members, place, name)
+
+
+def _part_of(launched: World, members: list[int], place: int, name: str) -> World:
+    """Return the world of some ranks of a job, whose nodes are those that they are on."""
+    first = launched.rank - launched.local_rank
+    here = [rank for rank in members if first <= rank < first + launched.num_local_ranks]
+    # Where nodes have different numbers of ranks, no rank knows where the others are.
     per_node = -(-launched.num_ranks // launched.num_nodes)
     nodes = sorted({rank // per_node for rank in members})
     return World(
@@ -69,4 +83,17 @@ def _world(members: list[int], place: int) -> World:
         num_ranks=len(members),
         num_nodes=len(nodes),
         node=nodes.index(members[place] // per_node),
+        local_rank=here.index(members[place]),
+        num_local_ranks=len(here),
+        name=name,
     )
+
+
+def _name(members: list[int]) -> str:
+    """Return a name that other groups of ranks do not have; none for all ranks of the job.
+
+    Ranks that split a model have a world each, and all these worlds look alike.
+    """
+    if members == list(range(distributed.get_world_size())):
+        return ""
+    return f"{members[0]}-{crc32(repr(members).encode()):08x}"

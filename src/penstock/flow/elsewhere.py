@@ -1,0 +1,167 @@
+"""Turning elsewhere: asking the next source for what this one does not bring in time.
+
+A fetch has sources, best first: a peer that keeps its bytes, perhaps another one, at last the store
+that owns them. The next one is asked while the first is still at it
+
+* when the request has been in flight for longer than the *next* source usually takes. What this
+  source usually takes does not matter: where all of it is ten times slower than it was, none of its
+  requests stands out, and every step would wait for them. Whoever has waited as long as the other
+  way takes, and then goes it, needs at most twice as long as by the better of the two;
+* when the step is near: the next source would be only just in time for it;
+* when the next source has not just asked us to slow down.
+
+No tokens here, unlike in `hedge`: they ration second copies to a share of all requests, and of a
+slow peer every request is late. What bounds the extra load is that a source is asked for a fetch
+once, so a slow peer costs the next source at most what that peer keeps, as if it were lost; that a
+peer far ahead of its steps is left alone however slow it is; and that these fetches wait at the
+next source in line with all others, earliest step first, inside its limit: those that their first
+source brings in the meantime are never asked for. A source that answers quicker than the next one
+is not late at all.
+
+If most of what a source has in flight is late, then what still waits for a place there would be
+late, too: near steps are taken out of that line and go to the next source alone, as far as it has
+room for them.
+
+A *deferred* request is not late: its source is alive and will answer when it has the bytes, and to
+ask the store would read them twice. Only when the training loop has been waiting for its step for
+seconds is the next source asked, and then only if nothing that this flow has to wait for there
+belongs to that step or an earlier one: else it is the store that is slow, for everybody, and asking
+it twice makes it slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from penstock.flow.hedge import LATE, LATE_S_MIN, LOOK_S_MIN, SEEN_MIN
+from penstock.flow.pace import Pace
+from penstock.flow.requests import Care, Request
+from penstock.flow.source import Source
+
+PATIENCE_S = 5.0
+"""The training loop's wait after which a deferred fetch is asked for elsewhere."""
+_UNKNOWN = 4.0
+_UNKNOWN_S = 1.0
+"""Late, while the next source is not known: so many times what 19 in 20 requests of this source do
+not exceed, but not later than this."""
+_NEAR = 4.0
+"""Near is this many times what nearly all requests of the next source take: it may have to bring
+the whole share of a peer, not one fetch."""
+_AGAIN_S = 0.25
+"""Between two looks at what is deferred while the training loop waits."""
+
+SourceOf = Callable[[str], Source]
+
+
+@dataclass(slots=True)
+class Elsewhere:
+    """What looking over the open requests has shown."""
+
+    due: list[Request] = field(default_factory=list)
+    """Those whose next source should be asked now, oldest first."""
+    num_late: dict[Source, int] = field(default_factory=dict)
+    """By source, the requests in flight that the next source would probably have answered."""
+    again_s: float = inf
+    """When to look again."""
+
+    @property
+    def slow(self) -> list[Source]:
+        """The sources most of whose requests in flight are late."""
+        return [source for source, late in self.num_late.items() if 2 * late > source.in_flight]
+
+
+def late_after_s(source: Source, following: Source, size_bytes: int) -> float:
+    """Return how long a request of a source may take before the following one is asked."""
+    if following.tail.num_seen >= SEEN_MIN or following.has_prior:
+        return max(LATE_S_MIN, LATE * following.tail.p95_s(size_bytes))
+    if source.tail.num_seen >= SEEN_MIN:
+        return min(_UNKNOWN_S, max(LATE_S_MIN, _UNKNOWN * source.tail.p95_s(size_bytes)))
+    return _UNKNOWN_S
+
+
+def is_near(care: Care, following: Source, pace: Pace, now_s: float) -> bool:
+    """Whether the following source would be only just in time, if it were asked now."""
+    return now_s >= _near_at_s(care, following, pace, now_s)
+
+
+def look_elsewhere(
+    requests: Iterable[Request], source_of: SourceOf, pace: Pace, now_s: float
+) -> Elsewhere:
+    """Find what is in flight and should be asked of its next source."""
+    found = Elsewhere()
+    for request in requests:
+        care, place = request.care, request.place + 1
+        if request.is_beaten or place == len(care.fetch.sources):
+            continue
+        following = source_of(care.fetch.sources[place])
+        late_s = late_after_s(request.source, following, care.fetch.size_bytes)
+        late_at_s = request.began_s + late_s
+        if now_s < late_at_s:
+            found.again_s = min(found.again_s, late_at_s)
+            continue
+        found.num_late[request.source] = found.num_late.get(request.source, 0) + 1
+        if not may_turn(care, place) or following.limit.is_throttled(now_s):
+            found.again_s = min(found.again_s, now_s + late_s)
+            continue
+        near_at_s = _near_at_s(care, following, pace, now_s)
+        if now_s >= near_at_s:
+            found.due.append(request)
+        # The pace may change before: look now and then.
+        found.again_s = min(found.again_s, max(near_at_s, now_s + late_s / 8), now_s + late_s)
+    found.again_s = max(found.again_s, now_s + LOOK_S_MIN)
+    return found
+
+
+def look_deferred(
+    deferred: Collection[Request],
+    requests: Collection[Request],
+    source_of: SourceOf,
+    pace: Pace,
+    now_s: float,
+) -> Elsewhere:
+    """Find what is deferred and has been waited for too long."""
+    waited_s, step = pace.waited_s(now_s), pace.waiting_step
+    if step is None:
+        return Elsewhere()
+    if waited_s < PATIENCE_S:
+        return Elsewhere(again_s=now_s + PATIENCE_S - waited_s)
+    found = Elsewhere(again_s=now_s + _AGAIN_S)
+    busy = _steps_at(requests, deferred)
+    for request in deferred:
+        care, place = request.care, request.place + 1
+        if care.fetch.step > step or place == len(care.fetch.sources) or not may_turn(care, place):
+            continue
+        following = source_of(care.fetch.sources[place])
+        in_line = following.ready[0][0] if following.ready else inf
+        is_busy = min(in_line, busy.get(following, inf)) <= care.fetch.step
+        if not (is_busy or following.limit.is_throttled(now_s)):
+            found.due.append(request)
+    return found
+
+
+def _steps_at(requests: Collection[Request], deferred: Collection[Request]) -> dict[Source, int]:
+    """Return the first step that waits for each source, and for no other."""
+    spare = {
+        request.care.fetch.number
+        for request in (*requests, *deferred)
+        if request.place + 1 < len(request.care.fetch.sources)
+    }
+    steps: dict[Source, int] = {}
+    for request in requests:
+        fetch = request.care.fetch
+        if fetch.number not in spare:
+            steps[request.source] = min(steps.get(request.source, fetch.step), fetch.step)
+    return steps
+
+
+def may_turn(care: Care, place: int) -> bool:
+    """Whether a fetch is still to come, and the source at a place is the one to be asked next."""
+    return care.num_tried == place and not (care.is_queued or care.is_there or care.is_dropped)
+
+
+def _near_at_s(care: Care, following: Source, pace: Pace, now_s: float) -> float:
+    fetch = care.fetch
+    soon_s = max(LATE_S_MIN, _NEAR * following.tail.p99_s(fetch.size_bytes))
+    return pace.needed_s(fetch.step, now_s) - soon_s

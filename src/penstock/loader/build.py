@@ -1,0 +1,260 @@
+"""From what a user asked for to a run: which maker, how many threads, what is read ahead.
+
+Everything here is decided once, when an iteration begins. Nothing of it is the loader's state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import Mixture
+from penstock.flow import Budget, Flow
+from penstock.flow.live import LiveRates
+from penstock.loader.ahead import FillAhead
+from penstock.loader.buffers import BufferPool
+from penstock.loader.cluster import Cluster
+from penstock.loader.decode import Collate, DecodeMaker, Transform, Wishes
+from penstock.loader.fetcher import Fetcher
+from penstock.loader.gather import GatherMaker, can_gather
+from penstock.loader.holding import Holding
+from penstock.loader.job import Maker, Slot
+from penstock.loader.processes import ProcessPool
+from penstock.loader.raw import RawMaker, can_stay_raw
+from penstock.loader.reads import SampleReader
+from penstock.loader.runner import Runner
+from penstock.loader.runs import Runs
+from penstock.loader.staging import Stager
+from penstock.loader.stats import Counters
+from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of
+from penstock.order import BlocksOrder, ColdOrder, Order
+from penstock.storage.tier_sizes import Disk, Memory
+from penstock.trace import Recorder
+from penstock.world import World
+
+_log = logging.getLogger("penstock.loader")
+_REQUESTS_MIN, _REQUESTS_MAX = 8, 64
+"""Requests in flight at most, of a rank and of all ranks of a node; the flow finds out how many
+help. Ranks do not know of each other: many at once would only queue up at their common link."""
+_THREADS_MAX = 32
+_COPY_THREADS_MAX = 4
+_TINY_JOB_BYTES = 4 << 20
+_BATCHES_A_JOB_MAX = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a user asked a loader for, as far as it decides how a run is made."""
+
+    dataset: Dataset | Mixture
+    order: Order
+    seed: int
+    transform: Transform | None
+    collate: Collate | None
+    pad: Mapping[str, Any]
+    workers: str
+    threads: int | None
+    tiers: tuple[Memory | Disk, ...]
+    look_ahead_bytes: int
+
+    @property
+    def copies_only(self) -> bool:
+        """Whether bytes go into the batch as they are."""
+        is_plain = self.transform is None and self.collate is None and not self.pad
+        bounds = self.dataset.bound
+        near = can_gather(bounds) or can_stay_raw(bounds)
+        return is_plain and self.workers == "thread" and near
+
+    @property
+    def stage_bytes(self) -> int:
+        """The memory for blocks: the window in use, and the next one on its way."""
+        in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
+        return max(self.look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """What a run finds in its process."""
+
+    counters: Counters
+    recorder: Recorder | None
+    live: LiveRates | None
+    holding: Holding | None
+    cluster: Cluster | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Which part of the stream a run goes through."""
+
+    start: tuple[int, int]
+    """Epoch and position."""
+    end_epoch: int | None
+    part: tuple[int, int]
+    """Every n-th batch from the k-th on."""
+
+
+def make_run(
+    wanted: Wanted, stream: Stream, span: Span, around: Around
+) -> tuple[Runner, ProcessPool | None]:
+    """Return what makes the batches of a stream, and the processes that help, if any."""
+    num_threads = wanted.threads or _threads_for(stream.world, wanted.copies_only)
+    pool = BufferPool(wanted.look_ahead_bytes)
+    reader = SampleReader(pool, around.counters, at_random=wanted.order.mode != "sequential")
+    processes = None
+    if wanted.workers == "process":
+        processes = ProcessPool(
+            num_threads,
+            wanted.dataset,
+            wanted.transform,
+            wanted.seed,
+            wanted.tiers if around.cluster is None else (),
+        )
+    maker = _maker(wanted, pool, reader, around, num_threads=num_threads, processes=processes)
+    batches_a_job = _batches_a_job(maker, stream)
+    requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // ranks_a_node(stream.world))
+    budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=requests_max)
+    fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=around.live)
+    stager = _stager(wanted, stream.world, pool, fetcher, around)
+    slots = stream.slots(*span.start, span.end_epoch, span.part)
+    runner = Runner(
+        jobs_of(slots, wanted.dataset, batches_a_job),
+        maker,
+        stager,
+        fetcher=fetcher,
+        ahead=_fill_ahead(wanted, stream, span, stager, batches_a_job),
+        num_threads=num_threads,
+        stage_bytes_max=wanted.look_ahead_bytes,
+        recorder=around.recorder,
+    )
+    return runner, processes
+
+
+def _maker(
+    wanted: Wanted,
+    pool: BufferPool,
+    reader: SampleReader,
+    around: Around,
+    *,
+    num_threads: int,
+    processes: ProcessPool | None,
+) -> Maker:
+    bounds = wanted.dataset.bound
+    if wanted.copies_only:
+        if can_gather(bounds):
+            return GatherMaker(bounds, pool, reader, around.counters)
+        return RawMaker(pool, reader)
+    wishes = Wishes(
+        transform=wanted.transform,
+        collate=wanted.collate,
+        padding=wanted.pad,
+        seed=wanted.seed,
+        repeats=isinstance(wanted.dataset, Mixture),
+    )
+    return DecodeMaker(
+        wishes,
+        pool=pool,
+        reader=reader,
+        counters=around.counters,
+        num_threads=num_threads,
+        processes=processes,
+        sends_bytes=around.cluster is not None,
+    )
+
+
+def _batches_a_job(maker: Maker, stream: Stream) -> int:
+    if not isinstance(maker, GatherMaker):
+        return 1
+    batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
+    return max(1, min(_BATCHES_A_JOB_MAX, _TINY_JOB_BYTES // max(1, batch_bytes)))
+
+
+def _stager(
+    wanted: Wanted, world: World, pool: BufferPool, fetcher: Fetcher, around: Around
+) -> Stager:
+    _warn_of_blocks(wanted)
+    return Stager(
+        pool,
+        around.counters,
+        stage_bytes=wanted.stage_bytes,
+        runs=_runs(wanted, world, fetcher),
+        holding=around.holding,
+        measured=fetcher,
+        reads_ahead=wanted.workers == "thread",
+        cluster=around.cluster,
+        recorder=around.recorder,
+    )
+
+
+def _fill_ahead(
+    wanted: Wanted, stream: Stream, span: Span, stager: Stager, batches_a_job: int
+) -> FillAhead | None:
+    if stager.fills is None:
+        return None
+    # What is at home on this node is for everybody.
+    source = stream.everybody() if stager.cluster is not None else stream
+    a_whole_epoch = -(-stream.steps().steps_per_epoch // span.part[1]) + 1
+
+    def slots_from(epoch: int, position: int) -> Iterator[Slot]:
+        # Whoever has seen a whole epoch has seen every sample; two parts of epochs are not enough.
+        rest = -(-stream.steps(position).num_steps // span.part[1]) if position else 0
+        slots = source.slots(epoch, position, span.end_epoch, span.part)
+        return islice(slots, rest + a_whole_epoch)
+
+    ahead = FillAhead(slots_from, span.start, wanted.dataset, stager, slots_a_job=batches_a_job)
+    if stager.cluster is not None:
+        stager.cluster.filling.watch(ahead)
+    return ahead
+
+
+def _runs(wanted: Wanted, world: World, fetcher: Fetcher) -> Runs | None:
+    """Return the runs that the order goes by, where samples of a run are neighbours."""
+    order = wanted.order.first if isinstance(wanted.order, ColdOrder) else wanted.order
+    dataset = wanted.dataset
+    if not isinstance(order, BlocksOrder) or not isinstance(dataset, Dataset):
+        return None
+    if dataset.selection is not None:
+        return None
+    share = world.num_nodes / world.num_ranks
+    num_samples = max(1, len(dataset) // order.num_blocks)
+    run_bytes = dataset.size_bytes // order.num_blocks
+    return Runs(
+        starts=order.block_starts,
+        first_epoch_only=order is not wanted.order,
+        read_whole=lambda: fetcher.reads_whole(share, num_samples, run_bytes),
+    )
+
+
+def _warn_of_blocks(wanted: Wanted) -> None:
+    dataset = wanted.dataset
+    if wanted.order.mode != "global" or not isinstance(dataset, Dataset):
+        return
+    if dataset.bound[0].by_block and dataset.size_bytes > wanted.stage_bytes:
+        num_blocks = sum(b.part.tables[0].num_blocks for b in dataset.bound)
+        _log.warning(
+            "%s can only be read in blocks of about %d samples: with shuffle='global' most "
+            "samples cost a whole block. Use shuffle='blocks', or write it anew with "
+            "`penstock pack`",
+            dataset.uri,
+            len(dataset) // num_blocks,
+        )
+
+
+def ranks_a_node(world: World) -> int:
+    """Return how many ranks a node has, where they are spread evenly."""
+    return -(-world.num_ranks // world.num_nodes)
+
+
+def _threads_for(world: World, copies_only: bool) -> int:
+    """Return this rank's share of the cores, less one of many for the training loop itself.
+
+    A few threads copy as fast as memory allows; more of them only wait for each other.
+    """
+    cores = len(os.sched_getaffinity(0)) // ranks_a_node(world)
+    most = _COPY_THREADS_MAX if copies_only else _THREADS_MAX
+    return max(1, min(most, cores - 1 if cores >= 4 else cores))

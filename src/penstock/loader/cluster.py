@@ -1,0 +1,316 @@
+"""The nodes of a job as one cache: who keeps what, who can be asked, and who is gone.
+
+Where a unit is at home is computed (`plan.homes`), from the nodes that were there when the job
+began. Who can be asked is learnt on the way (`peers.members`). When a node is lost for all, its
+share is at home with the others from then on. Nothing here is needed for a right batch: whoever
+cannot be asked is passed over, and the store has everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.errors import PeerError
+from penstock.flow.choice import PEERS_MAX, peer_of, sources_for
+from penstock.loader.buffers import BufferPool
+from penstock.loader.holding import Flags, Holding
+from penstock.loader.stats import Counters, PeerStats
+from penstock.peers.base import Answer, Ask
+from penstock.world import World
+
+if TYPE_CHECKING:
+    from penstock.loader.neighbours import Neighbours
+    from penstock.loader.serving import Filling, Serving
+    from penstock.peers.status import RunStatus
+    from penstock.peers.transport import Asks
+    from penstock.plan.homes import Homes
+
+SOURCE = "peers"
+"""What bytes of other nodes are counted as."""
+_HOLDERS_MAX = 3
+"""Of many copies of a unit, so many are thought of."""
+_LOOK_S = 0.2
+"""Between two looks whether somebody can be asked again."""
+_ANSWERS_BYTES = 64 << 20
+"""Memory for answers that is kept for the next ones."""
+_EVENTS_MAX = 16
+
+_log = logging.getLogger("penstock.loader")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What a cluster needs to be carried on: threads and files with an end."""
+
+    client: Asks
+    filling: Filling
+    serving: Serving | None
+    """Whoever serves the tiers here, in the first process of a node."""
+    shelf: bytes
+    """What the data set is called among the nodes of this run."""
+    run_id: bytes
+    node_of_rank: Ints
+    closing: tuple[Callable[[], None], ...] = ()
+
+
+class Cluster:
+    """The other nodes of a job, as one rank sees them."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        homes: Homes,
+        neighbours: Neighbours,
+        carried: Carried,
+        *,
+        world: World,
+        counters: Counters,
+    ) -> None:
+        self._holding = holding
+        self._homes = self._base = homes
+        self._neighbours = neighbours
+        self._carried = carried
+        self.shelf = carried.shelf
+        self.filling = carried.filling
+        self.me = world.node
+        self._world = world
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._pool = BufferPool(_ANSWERS_BYTES)
+        self._later: ThreadPoolExecutor | None = None
+        self._version = neighbours.version
+        self.homes_version = 0
+        """Grows when homes have moved."""
+        self._looked_s = 0.0
+        self._usable = np.zeros(len(homes.nodes) + 1, bool)
+        self._place()
+        self._look()
+        self._tending = Tending(self._tend, _LOOK_S)
+
+    # -- who keeps what ------------------------------------------------------------------------
+
+    @property
+    def homes(self) -> Homes:
+        """Where units are at home for the batches of this run: as it was agreed at its start."""
+        return self._base
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What all nodes together may hold."""
+        return sum(node.capacity_bytes for node in self._base.nodes)
+
+    @property
+    def node_of_rank(self) -> Ints:
+        """The node of each rank of the world."""
+        return self._carried.node_of_rank
+
+    def follow(self) -> None:
+        """Take over what has become known of other nodes since the last time."""
+        if self._version != self._neighbours.version:
+            with self._lock:
+                self._version = self._neighbours.version
+                names = self._neighbours.names
+                gone = [names.index(name) for name in self._neighbours.lost]
+                self._homes = self._base.without([node for node in gone if node != self.me])
+                self._place()
+                self.homes_version += 1
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            self._look()
+
+    def _place(self) -> None:
+        self._holding.place(self._homes.spans.span_bytes, self._homes.holds(self.me))
+
+    def _look(self) -> None:
+        self._looked_s = time.monotonic()
+        self._usable[:-1] = self._neighbours.usable()  # The last one stands for nobody.
+
+    def _holders(self, units: Ints) -> Ints:
+        spans = self._homes.spans.number_of(self._holding.layout.offsets[units])
+        return self._homes.holders[:_HOLDERS_MAX, spans]
+
+    def is_mine(self, units: Ints) -> Flags:
+        """Return which units are at home here, and this rank's to fetch before they are needed."""
+        home = self._holders(units)[0] == self.me
+        mine: Flags = home & (units % self._world.num_local_ranks == self._world.local_rank)
+        return mine
+
+    def peers_of(self, units: Ints) -> Ints:
+        """Return other nodes that can be asked for each unit, a row of the best; -1 for none."""
+        holders = self._holders(units)
+        can = self._usable[holders]
+        out = np.full((PEERS_MAX, len(units)), -1, np.int64)
+        every = np.arange(len(units))
+        for row in out:
+            first = can.argmax(0)
+            found = can[first, every]
+            row[found] = holders[first, every][found]
+            can[first, every] = False
+        return out
+
+    def by_sources(
+        self, units: Ints, store: str, *, copies_only: bool = False
+    ) -> Iterator[tuple[tuple[str, ...], Ints]]:
+        """Yield sources, and the numbers of those units that should come from them.
+
+        With `copies_only` what is at home here has no source but its store.
+        """
+        peers = self.peers_of(units)
+        if copies_only:
+            peers[:, self._holders(units)[0] == self.me] = -1
+        rows, back = np.unique(peers.T, axis=0, return_inverse=True)
+        for number, row in enumerate(rows.tolist()):
+            names = [self._neighbours.names[node] for node in row if node >= 0]
+            sources = sources_for(names, lambda _: True, store)
+            yield sources, np.flatnonzero(back.reshape(-1) == number)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        source: str,
+        ask: Ask,
+        into: memoryview,
+        *,
+        parked: Callable[[], None],
+        done: Callable[[Answer | PeerError], None],
+    ) -> None:
+        """Ask a peer by the name of its source; `done` is called once, in another thread."""
+        member = self._neighbours.member(peer_of(source) or "")
+        self._carried.client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
+
+    def blame(self, source: str, what: str) -> None:
+        """Take note that a peer has sent something wrong."""
+        _log.warning("%s sent %s; it is read from the store instead", source, what)
+        self._neighbours.silent(peer_of(source) or "", "broken")
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done by a thread that may wait for a disk."""
+        with self._lock:
+            if self._later is None:
+                self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
+        self._later.submit(work)
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Return memory for an answer."""
+        return self._pool.view(size_bytes)
+
+    def count(self, size_bytes: int, num_ranges: int, seconds: float) -> None:
+        """Count what came from a peer."""
+        self._counters.add_reads(SOURCE, size_bytes, num_ranges, seconds)
+
+    # -- now and then ----------------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        """Try those again who did not answer, beside the steps; tell the service how far we are."""
+        for member in self._neighbours.due():
+            nothing = Ask(shelf=self.shelf, ranges=np.zeros((0, 5), np.int64))
+            self._carried.client.ask(
+                member.name,
+                member.addresses,
+                nothing,
+                memoryview(bytearray()),
+                parked=lambda: None,
+                done=lambda answer: None,  # The client itself says whom it has reached.
+            )
+        if self._carried.serving is not None:
+            self._carried.serving.tend()
+
+    # -- for people ------------------------------------------------------------------------------
+
+    def stats(self) -> tuple[PeerStats, ...]:
+        """Return what is known of the other nodes."""
+        counts = self._carried.client.counts()
+        out = []
+        for name in self._neighbours.names:
+            if name == self._neighbours.me:
+                continue
+            member, count = self._neighbours.member(name), counts.get(name, {})
+            out.append(
+                PeerStats(
+                    host=member.host,
+                    node=member.node,
+                    size_bytes=int(count.get("bytes", 0)),
+                    requests=int(count.get("requests", 0)),
+                    state=self._state(name),
+                )
+            )
+        return tuple(out)
+
+    def _state(self, name: str) -> str:
+        if name in self._neighbours.lost:
+            return "lost"
+        return "suspect" if name in self._neighbours.suspects else "there"
+
+    def status(self) -> RunStatus:
+        """Return how this run does on this node, for `penstock cluster`."""
+        from penstock.peers.status import LinkStatus, Reads, RunStatus
+
+        read = self._counters.stats()
+        counts = self._carried.client.counts()
+        return RunStatus(
+            run=self._carried.run_id.hex(),
+            dataset=self._holding.uri,
+            cursor=self.filling.cursor(),
+            is_filling=self.filling.is_filling(),
+            reads=Reads(
+                tier_bytes=read.tier_bytes,
+                peer_bytes=read.peer_bytes,
+                store_bytes=read.store_bytes,
+                num_ranks=1,
+            ),
+            links=tuple(
+                LinkStatus(peer=name, in_bytes=int(c["bytes"]), requests=int(c["requests"]))
+                for name, c in counts.items()
+            ),
+            suspects=tuple(sorted(self._neighbours.suspects)),
+            lost=tuple(sorted(self._neighbours.lost)),
+            log=tuple(self.log[-_EVENTS_MAX:]),
+        )
+
+    @property
+    def log(self) -> list[str]:
+        """What happened to other nodes, in sentences."""
+        return self._neighbours.log
+
+    def close(self) -> None:
+        """Ask nobody any more, and stop serving once the others have what they want."""
+        self._tending.stop()
+        self._carried.client.stop()
+        if self._later is not None:
+            self._later.shutdown(wait=True)
+        for close in self._carried.closing:
+            close()
+
+
+class Tending:
+    """A thread that does something now and then."""
+
+    def __init__(self, tend: Callable[[], None], every_s: float) -> None:
+        self._tend = tend
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="penstock-peers", daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            try:
+                self._tend()
+            except Exception:  # Whatever it is, the job can do without.
+                _log.exception("looking after other nodes failed; the run goes on")
+                self._stopped.wait(1.0)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)

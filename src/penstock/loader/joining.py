@@ -1,0 +1,210 @@
+"""How a node joins the others: tiers, then the meeting, then homes, then serving.
+
+The order matters. How much a node can hold is known once its tiers are open; what they are for is
+known once all nodes have said how much they hold. The secret comes first of all: a server must know
+it before anybody learns its address.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from penstock.errors import PeerError
+from penstock.loader.cluster import Carried, Cluster
+from penstock.loader.holding import Holding
+from penstock.loader.neighbours import Neighbours
+from penstock.loader.serving import Filling, ServedByNode, ServedHere, Serving, run_member
+from penstock.loader.stats import Counters
+from penstock.peers.join import Joined, join
+from penstock.peers.local import (
+    LocalNode,
+    Opened,
+    WishedTier,
+    remove_run_file,
+    shelf_name,
+    write_run_file,
+)
+from penstock.peers.members import Member
+from penstock.peers.rendezvous import Rendezvous
+from penstock.peers.tls import client_context, server_context
+from penstock.peers.transport import TcpTransport, Transport
+from penstock.plan.homes import Node, cluster_homes
+from penstock.plan.spans import spans_of
+from penstock.storage.tier_shape import TierShape
+from penstock.storage.tier_sizes import Disk, Memory, Wish
+from penstock.units import bytes_of
+from penstock.world import World
+
+_MEET_S_MAX = 300.0
+"""Nodes of one job start within minutes of each other, or something is wrong."""
+
+_log = logging.getLogger("penstock.loader")
+
+
+class Grant:
+    """What the node service of this host has granted to this process, if there is one."""
+
+    def __init__(self, wishes: tuple[Memory | Disk, ...]) -> None:
+        self._wishes = wishes
+        self.node = LocalNode.connect()
+        self.opened: Opened | None = None
+
+    def __call__(self, shape: TierShape) -> list[Wish]:
+        """Return the tiers to open: the service's, or one's own where it will not have us."""
+        if self.node is None:
+            return list(self._wishes)
+        wished = [
+            WishedTier(kind=w.kind, size_bytes=_size_of(w, shape.size_bytes)) for w in self._wishes
+        ]
+        try:
+            self.opened = self.node.open(
+                dataset=shape.name,
+                num_units=shape.num_units,
+                size_bytes=shape.size_bytes,
+                wishes=wished,
+                about=shape.about,
+            )
+        except PeerError as error:
+            _log.warning("%s; the job goes on with tiers of its own", error)
+            self.close()
+            return list(self._wishes)
+        return self.opened.wishes
+
+    def close(self) -> None:
+        """Leave the service."""
+        if self.node is not None:
+            self.node.close()
+        self.node = None
+
+
+def _size_of(wish: Wish, all_bytes: int) -> int:
+    is_share = isinstance(wish.size, str) and "%" in wish.size
+    return all_bytes if is_share else bytes_of(wish.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """What a process brings to the meeting."""
+
+    holding: Holding
+    grant: Grant
+    world: World
+    num_samples: int
+    number: int
+    """How many meetings this process has been to, with this one."""
+
+
+def join_cluster(here: Here, rendezvous: Rendezvous, counters: Counters) -> Cluster:
+    """Meet the other nodes, give the tiers their places, and begin to serve."""
+    holding, world = here.holding, here.world
+    if not holding.tiers.tiers and world.is_first_of_node:
+        _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
+    filling = Filling(here.num_samples)
+    serving = _serving(here, filling) if world.is_first_of_node else None
+    try:
+        joined = join(
+            rendezvous,
+            world,
+            key=f"meeting/{here.number}",
+            mine=None if serving is None else _member(here, serving),
+            digest={"the data set": holding.name, "its size in bytes": str(holding.size_bytes)},
+            timeout_s=_MEET_S_MAX,
+        )
+        shelf = shelf_name(joined.secret, holding.name)
+        if serving is not None:
+            serving.begin(joined, shelf)
+        _wait_for_all(rendezvous, joined, is_serving=serving is not None)
+        return _cluster(here, joined, filling, serving, counters)
+    except BaseException:
+        if serving is not None:
+            serving.close()
+        raise
+
+
+def _serving(here: Here, filling: Filling) -> Serving:
+    """Return whoever lets this node be asked."""
+    holding, grant = here.holding, here.grant
+    if grant.node is not None and grant.opened is not None:
+        return ServedByNode(grant.node, grant.opened, holding.name, filling)
+    return ServedHere(holding, filling, holding.tiers.identity, _transport())
+
+
+def _member(here: Here, serving: Serving) -> Member:
+    return Member(
+        name=serving.name,
+        node=here.world.node,
+        addresses=serving.addresses,
+        capacity_bytes=here.holding.tiers.capacity_bytes,
+        incarnation=time.time_ns() // 1_000_000,
+        host=socket.gethostname(),
+    )
+
+
+def _wait_for_all(rendezvous: Rendezvous, joined: Joined, *, is_serving: bool) -> None:
+    """Wait until every server knows the secret: until then it would turn members away."""
+    prefix = f"ready/{joined.run_id.hex()}"
+    if is_serving:
+        rendezvous.put(f"{prefix}/{joined.world.node}", b"")
+    if joined.world.rank == 0:
+        for node in range(len(joined.members)):
+            rendezvous.get(f"{prefix}/{node}", _MEET_S_MAX)
+        rendezvous.put(f"{prefix}/all", b"")
+    rendezvous.get(f"{prefix}/all", _MEET_S_MAX)
+
+
+def _cluster(
+    here: Here,
+    joined: Joined,
+    filling: Filling,
+    serving: Serving | None,
+    counters: Counters,
+) -> Cluster:
+    holding = here.holding
+    neighbours = Neighbours(joined.members, joined.mine.name)
+    client = _transport().client(
+        name=joined.mine.name, run_id=joined.run_id, secret=joined.secret, gossip=neighbours
+    )
+    nodes = [Node(name=m.name, capacity_bytes=m.capacity_bytes) for m in joined.members]
+    closing: tuple[Callable[[], None], ...] = ()
+    if serving is not None:
+        serving.gossip.inner = neighbours
+        closing = (serving.close, *_written(joined, holding))
+    carried = Carried(
+        client=client,
+        filling=filling,
+        serving=serving,
+        shelf=shelf_name(joined.secret, holding.name),
+        run_id=joined.run_id,
+        node_of_rank=np.array(joined.node_of_rank, np.int64),
+        closing=closing,
+    )
+    homes = cluster_homes(spans_of(holding.layout), nodes)
+    cluster = Cluster(holding, homes, neighbours, carried, world=joined.world, counters=counters)
+    if serving is not None:
+        serving.status = cluster.status
+    return cluster
+
+
+def _written(joined: Joined, holding: Holding) -> list[Callable[[], None]]:
+    """Let `penstock cluster` find this run; return what undoes that."""
+    members = [run_member(member) for member in joined.members]
+    try:
+        path = write_run_file(
+            run_id=joined.run_id, secret=joined.secret, members=members, dataset=holding.uri
+        )
+    except OSError as error:
+        _log.info("`penstock cluster` will not find this run: %s", error)
+        return []
+    return [partial(remove_run_file, path)]
+
+
+def _transport() -> Transport:
+    """Return how bytes go between nodes."""
+    return TcpTransport(server_tls=server_context(), client_tls=client_context())

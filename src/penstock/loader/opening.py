@@ -1,0 +1,167 @@
+"""What a loader opens with its first batch: the tiers of this node, and the way to the others.
+
+Nodes meet once, in the store that the launcher brought along. There they learn each other's
+addresses, how much each can hold, and a secret; from that each of them computes alone what is at
+home where. The first rank of a node serves the others, unless a node service does it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import Mixture
+from penstock.dataset.part import Ints
+from penstock.errors import OptionError
+from penstock.loader.cluster import Cluster
+from penstock.loader.holding import Holding
+from penstock.loader.stats import Counters
+from penstock.loader.stream import Assign
+from penstock.plan.assignment import assign_local
+from penstock.storage.tier_sizes import Disk, Memory
+from penstock.world import World
+
+if TYPE_CHECKING:
+    from penstock.peers.rendezvous import Rendezvous
+
+VARIABLE = "PENSTOCK_RENDEZVOUS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where and as whom this process meets the other nodes."""
+
+    where: bool | str
+    """Whether at all; a text names the place."""
+    world: World
+    num_samples: int
+    """Of an epoch."""
+
+
+class Opened:
+    """Tiers that this process has open, until nobody holds this any more."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        cluster: Cluster | None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.holding = holding
+        self.cluster = cluster
+        self.pid = os.getpid()
+        self.close = weakref.finalize(self, _close_here, holding, cluster, leave, self.pid)
+
+
+def _close_here(
+    holding: Holding, cluster: Cluster | None, leave: Callable[[], None], pid: int
+) -> None:
+    if os.getpid() != pid:
+        return  # They are the parent's of a fork.
+    if cluster is not None:
+        cluster.close()
+    holding.close()
+    leave()
+
+
+def open_here(
+    dataset: Dataset | Mixture,
+    wishes: tuple[Memory | Disk, ...],
+    meeting: Meeting,
+    counters: Counters,
+) -> Opened:
+    """Open the tiers, and meet the other nodes if there are any and they are wanted."""
+    if not meeting.where:
+        return Opened(Holding(dataset, wishes), None)
+    from penstock.loader.joining import Grant, Here, join_cluster
+
+    grant, world = Grant(wishes), meeting.world
+    try:
+        if grant.node is None and not wishes:
+            raise OptionError(
+                "peers=True lets nodes use each other's tiers, and there are none: give "
+                'tiers=[penstock.Disk("/scratch", "200GB")], or start `penstock node` on each host'
+            )
+        is_alone = world.num_nodes == 1
+        rendezvous = None if is_alone else _rendezvous(meeting)
+        holding = Holding(dataset, grant, placed=is_alone)
+    except BaseException:
+        grant.close()
+        raise
+    if rendezvous is None:
+        if grant.node is not None:
+            grant.node.keep(holding.name)
+        return Opened(holding, None, grant.close)
+    here = Here(
+        holding=holding,
+        grant=grant,
+        world=world,
+        num_samples=meeting.num_samples,
+        number=_number_of(world),
+    )
+    try:
+        return Opened(holding, join_cluster(here, rendezvous, counters), grant.close)
+    except BaseException:
+        holding.close()
+        grant.close()
+        raise
+
+
+_meetings: dict[tuple[int, int, str], int] = {}
+
+
+def _number_of(world: World) -> int:
+    """Return how often this rank has met the others, with this time.
+
+    Ranks that run the same program meet in the same order, for whatever data set.
+    """
+    key = world.rank, world.num_ranks, world.name
+    _meetings[key] = _meetings.get(key, 0) + 1
+    return _meetings[key]
+
+
+def _rendezvous(meeting: Meeting) -> Rendezvous:
+    """Return the store where nodes meet: the one that was named, else the launcher's."""
+    named = meeting.where if isinstance(meeting.where, str) else os.environ.get(VARIABLE)
+    if named:
+        from penstock.peers.rendezvous import StoreRendezvous
+
+        return StoreRendezvous(named)
+    if "torch" in sys.modules:
+        found = importlib.import_module("penstock.torch.rendezvous").rendezvous_here()
+        if found is not None:
+            here: Rendezvous = found
+            return here
+    raise OptionError(
+        f"peers=True: {meeting.world.num_nodes} nodes have to meet somewhere, and there is neither "
+        "a process group nor a launcher's store. Start with torchrun, call "
+        "torch.distributed.init_process_group first, or name a folder or bucket that all can "
+        f'write to: peers="/shared/meet", or {VARIABLE}=s3://bucket/meet'
+    )
+
+
+def by_home(holding: Holding, cluster: Cluster, dataset: Dataset | Mixture) -> Assign:
+    """Return an assignment that gives samples to the nodes that hold them.
+
+    It goes by the homes that were agreed at the start: whoever has since been found to be slow or
+    gone, all ranks must come to the same result.
+    """
+    homes, node_of_rank = cluster.homes, cluster.node_of_rank
+    numbers = {id(bound): n for n, bound in reversed(list(enumerate(dataset.bound)))}
+
+    def assign(ids: Ints, sizes: Ints) -> Ints:
+        nodes = np.empty(len(ids), np.int64)
+        for bound, where, local_ids in dataset.groups(ids):
+            units, _ = holding.units.locate(numbers[id(bound)], 0, local_ids)
+            nodes[where] = homes.home_of(holding.layout.offsets[units])
+        return assign_local(nodes, node_of_rank, sizes)
+
+    return assign

@@ -1,0 +1,264 @@
+"""What other nodes are asked for: ranges for the batches of this rank, units for the tiers here.
+
+Both are asked of a peer first and read from the store if that does not answer, does not have them,
+or sends something else than what was indexed. Nothing is received into memory that a batch already
+looks at: each answer comes into a buffer of its own, and whichever is complete first counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.checks import has_checksums
+from penstock.dataset.part import Ints
+from penstock.errors import PeerError
+from penstock.loader.fetcher import Answered, Outcome
+from penstock.loader.fills import Fill, FillRun, Fills
+from penstock.peers.base import Answer, Ask
+
+RANGES_MAX, BYTES_MAX = 32, 1 << 20
+"""Asked for together: more makes no link faster, and if the peer is lost all of it comes from the
+store one after the other."""
+_WAIT_S = 600.0
+"""A peer may take so long to have what it fetches itself; it says that it is there meanwhile."""
+
+
+class Asking(Protocol):
+    """Who can ask other nodes."""
+
+    def ask(
+        self,
+        source: str,
+        ask: Ask,
+        into: memoryview,
+        *,
+        parked: Callable[[], None],
+        done: Callable[[Answer | PeerError], None],
+    ) -> None:
+        """Ask a peer by the name of its source; `done` is called once, in another thread."""
+        ...
+
+    def blame(self, source: str, what: str) -> None:
+        """Take note that a peer has sent something wrong."""
+        ...
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done by a thread that may wait for a disk."""
+        ...
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Return memory for an answer."""
+        ...
+
+    def count(self, size_bytes: int, num_ranges: int, seconds: float) -> None:
+        """Count what came from a peer."""
+        ...
+
+    @property
+    def shelf(self) -> bytes:
+        """What the data set is called among nodes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRanges:
+    """Ranges of units that one peer is to send, and the samples they are."""
+
+    ranges: Ints
+    """As in `Ask`."""
+    bound: BoundPart
+    table: int
+    ids: Ints
+    """The samples of the part, one for each range."""
+
+    def at(self, chosen: Ints | slice) -> PeerRanges:
+        """Return some of them."""
+        return PeerRanges(
+            ranges=self.ranges[chosen], bound=self.bound, table=self.table, ids=self.ids[chosen]
+        )
+
+    def cut(self) -> list[PeerRanges]:
+        """Return them in parts of the size that is asked for at once."""
+        return [self.at(slice(start, stop)) for start, stop in peer_cuts(self.ranges)]
+
+
+def peer_cuts(ranges: Ints) -> Iterator[tuple[int, int]]:
+    """Yield where ranges are cut into parts that are asked for at once."""
+    sizes = np.cumsum(ranges[:, 4])
+    start = 0
+    while start < len(sizes):
+        before = int(sizes[start - 1]) if start else 0
+        stop = int(np.searchsorted(sizes, before + BYTES_MAX, side="right"))
+        stop = min(max(stop, start + 1), start + RANGES_MAX)
+        yield start, stop
+        start = stop
+
+
+class RangesRead:
+    """Ranges on their way into the stage of a batch."""
+
+    staged = True
+
+    def __init__(
+        self,
+        wanted: PeerRanges,
+        sources: tuple[str, ...],
+        cluster: Asking,
+        read: Callable[[PeerRanges, int], tuple[memoryview, int]],
+    ) -> None:
+        self.wanted = wanted
+        self.sources = sources
+        self.size_bytes = int(wanted.ranges[:, 4].sum())
+        self._cluster = cluster
+        self._read = read
+        self._lock = threading.Lock()
+        self.parts: list[memoryview | None] = [None] * len(wanted.ranges)
+        """The bytes of each range, once they are there."""
+
+    def _missing(self) -> list[int]:
+        with self._lock:
+            return [i for i, part in enumerate(self.parts) if part is None]
+
+    def _take(self, number: int, data: memoryview) -> None:
+        with self._lock:
+            if self.parts[number] is None:  # Else another copy was first, and it may be in use.
+                self.parts[number] = data
+
+    def __call__(self, copy: int) -> Outcome:
+        """Read from the store what is missing."""
+        num_retries = 0
+        for number in self._missing():
+            data, again = self._read(self.wanted, number)
+            num_retries += again
+            self._take(number, data)
+        return Outcome(moved=True, num_retries=num_retries)
+
+    def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
+        """Ask a peer for what is missing."""
+        missing = self._missing()
+        ranges = self.wanted.ranges[missing]
+        into = self._cluster.buffer(int(ranges[:, 4].sum()))
+
+        def done(answer: Answer | PeerError) -> None:
+            if not isinstance(answer, PeerError):
+                answer = self._arrived(source, missing, into, answer) or answer
+            answered(answer if isinstance(answer, PeerError) else None)
+
+        ask = Ask(shelf=self._cluster.shelf, ranges=ranges, wait_s=_WAIT_S)
+        self._cluster.ask(source, ask, into, parked=deferred, done=done)
+
+    def _arrived(
+        self, source: str, missing: list[int], into: memoryview, answer: Answer
+    ) -> PeerError | None:
+        """Take what is good; return an error if that is not all of it."""
+        wanted, absent = self.wanted, set(answer.absent)
+        lengths = wanted.ranges[missing, 4].tolist()
+        sums = _expected(wanted, missing, answer)
+        start = size_bytes = 0
+        damaged = ""
+        for i, number in enumerate(missing):
+            data = into[start : start + lengths[i]]
+            start += lengths[i]
+            if i in absent:
+                continue
+            if sums[i] is not None and xxhash.xxh3_64_intdigest(data) != sums[i]:
+                damaged = wanted.bound.where(int(wanted.ids[number]))
+                continue
+            size_bytes += lengths[i]
+            self._take(number, data)
+        self._cluster.count(size_bytes, len(missing) - len(absent), answer.seconds)
+        if damaged:
+            self._cluster.blame(source, f"other bytes than were indexed of {damaged}")
+            return PeerError(f"{source} sent wrong bytes of {damaged}", kind="broken")
+        if absent:
+            return PeerError(f"{source} lacks {len(absent)} of {len(missing)}", kind="absent")
+        return None
+
+
+def _expected(wanted: PeerRanges, numbers: list[int], answer: Answer) -> list[int | None]:
+    """Return the checksum that each range must have, as far as there is one.
+
+    The index' own is the best witness. The sum that the peer's tier wrote is of a whole unit.
+    """
+    if has_checksums(wanted.bound):
+        blocks = wanted.bound.part.tables[0].extents(wanted.ids[numbers]).block
+        return list(wanted.bound.part.columns["checksum"][blocks].tolist())
+    is_whole = wanted.ranges[numbers, 4] == wanted.ranges[numbers, 2]
+    return [
+        total if whole else None
+        for total, whole in zip(answer.sums, is_whole.tolist(), strict=True)
+    ]
+
+
+class UnitsRead(FillRun):
+    """Units on their way into a tier here, that other nodes have."""
+
+    def __init__(
+        self,
+        fills: Sequence[Fill],
+        work: Fills,
+        sources: tuple[str, ...],
+        ranges: Ints,
+        cluster: Asking,
+    ) -> None:
+        super().__init__(fills, work)
+        self.sources = sources
+        self._ranges = ranges
+        self._cluster = cluster
+        self._is_asked = False
+
+    def __call__(self, copy: int) -> Outcome:
+        """Read from the store; who is not beside a peer's answer is the first copy."""
+        return super().__call__(copy if self._is_asked else 0)
+
+    def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
+        """Ask a peer for all of them."""
+        into = self._cluster.buffer(self.size_bytes)
+        self._is_asked = True
+
+        def take(answer: Answer) -> None:
+            try:
+                answered(self._arrived(source, into, answer))
+            except BaseException as error:  # It is raised where the batch is asked for.
+                answered(error)
+
+        def done(answer: Answer | PeerError) -> None:
+            self._is_asked = False
+            if isinstance(answer, PeerError):
+                answered(answer)
+            else:
+                self._cluster.later(lambda: take(answer))
+
+        ask = Ask(shelf=self._cluster.shelf, ranges=self._ranges, wait_s=_WAIT_S)
+        self._cluster.ask(source, ask, into, parked=deferred, done=done)
+
+    def _arrived(self, source: str, into: memoryview, answer: Answer) -> PeerError | None:
+        lengths, start, damaged = self._ranges[:, 4].tolist(), 0, -1
+        absent = set(answer.absent)
+        size_bytes = 0
+        for i, fill in enumerate(self.fills):
+            data = into[start : start + lengths[i]]
+            start += lengths[i]
+            if i in absent:
+                continue
+            if xxhash.xxh3_64_intdigest(data) != answer.sums[i] or self._work.is_damaged(
+                fill.unit, data
+            ):
+                damaged = fill.unit
+                continue
+            size_bytes += lengths[i]
+            self._work.take_copy(fill, data)
+        self._cluster.count(size_bytes, len(self.fills) - len(absent), answer.seconds)
+        if damaged >= 0:
+            self._cluster.blame(source, f"other bytes than were indexed of unit {damaged}")
+            return PeerError(f"{source} sent wrong bytes of unit {damaged}", kind="broken")
+        if absent:
+            return PeerError(f"{source} lacks {len(absent)} of {len(lengths)}", kind="absent")
+        return None

@@ -1,0 +1,227 @@
+"""Serving this node's tiers to the others: by the first rank itself, or by the node service.
+
+Whoever serves has to know how far this node has filled what is at home on it. In the rank's own
+process that is a look at a number; a service in another process is told it now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.loader.holding import Holding
+from penstock.loader.neighbours import Neighbours
+from penstock.peers.addresses import addresses_here, bind_host
+from penstock.peers.base import Address, Shelves
+from penstock.peers.join import Joined
+from penstock.peers.local import LocalNode, Opened, RunMember
+from penstock.peers.members import Member
+from penstock.peers.shelf import TierShelf
+from penstock.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
+from penstock.peers.transport import Transport
+
+if TYPE_CHECKING:
+    from penstock.loader.ahead import FillAhead
+
+_LEAVE_S_MAX = 10.0
+"""How long the others may still ask this node when it is done itself."""
+_LOOK_S = 0.02
+_DONE_BITS = 20
+"""The low bits of a cursor count finished fetches, so that it moves inside of a step, too."""
+
+
+class Filling:
+    """How far this node's part of the data set is filled."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._ahead: FillAhead | None = None
+        self._is_closed = False
+
+    def watch(self, ahead: FillAhead) -> None:
+        """Go by what fills from now on."""
+        self._ahead = ahead
+
+    def close(self) -> None:
+        """Take note that nothing more will come."""
+        self._is_closed = True
+
+    def cursor(self) -> int:
+        """Return what grows as long as something moves."""
+        if self._ahead is None:
+            return 0
+        progress = self._ahead.progress
+        epoch, position = progress.reached
+        done = progress.num_done & ((1 << _DONE_BITS) - 1)
+        return (epoch * self._num_samples + position) << _DONE_BITS | done
+
+    def is_filling(self) -> bool:
+        """Return whether what is not here yet may come."""
+        if self._is_closed:
+            return False
+        return self._ahead is None or not self._ahead.progress.is_over
+
+
+def run_member(member: Member) -> RunMember:
+    """Return a node for those who look at a run from outside."""
+    addresses = tuple((address.host, address.port) for address in member.addresses)
+    return RunMember(name=member.name, host=member.host, node=member.node, addresses=addresses)
+
+
+class Serving(Protocol):
+    """Whoever serves the tiers of this node."""
+
+    name: str
+    """The node's identity."""
+    addresses: tuple[Address, ...]
+    gossip: Later
+    status: Callable[[], RunStatus]
+
+    def begin(self, joined: Joined, shelf: bytes) -> None:
+        """Serve the tiers to the members of a run, under the name of a shelf."""
+        ...
+
+    def tend(self) -> None:
+        """Do what has to be done now and then."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class ServedHere:
+    """A server in this process."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        filling: Filling,
+        name: str,
+        transport: Transport,
+    ) -> None:
+        self.name = name
+        self._secrets: dict[bytes, bytes] = {}
+        self._filling = filling
+        self._shelves = Shelves()
+        self._holding = holding
+        self.status: Callable[[], RunStatus] = RunStatus
+        self._began_s = time.monotonic()
+        self.gossip = Later()
+        self._server = transport.server(
+            name=name,
+            shelves=self._shelves,
+            secrets=self._secrets.get,
+            bind=Address(host=bind_host(), port=0),
+            gossip=self.gossip,
+            status=self._status,
+        )
+        self._server.start()
+        self.addresses = addresses_here(self._server.address.port)
+
+    def begin(self, joined: Joined, shelf: bytes) -> None:
+        """Serve the tiers to the members of a run."""
+        tiers = self._holding.tiers
+        self._secrets[joined.run_id] = joined.secret
+        self._shelves.add(TierShelf(shelf, tiers, self._filling.cursor, self._filling.is_filling))
+
+    def _status(self) -> dict[str, object]:
+        counts = self._server.counts()
+        return as_dict(
+            NodeStatus(
+                name=self.name,
+                uptime_s=time.monotonic() - self._began_s,
+                tiers=tuple(
+                    TierStatus(
+                        kind="memory" if tier.kind == "memory" else "disk",
+                        capacity_bytes=tier.capacity_bytes,
+                        held_bytes=tier.fill_bytes,
+                        path=str(tier.path),
+                    )
+                    for tier in self._holding.tiers.tiers
+                ),
+                served_bytes=int(counts["bytes"]),
+                served_requests=int(counts["requests"]),
+                num_parked=int(counts["parked"]),
+                num_connections=int(counts["connections"]),
+                num_refused=int(counts["refused"]),
+                runs=(self.status(),),
+            )
+        )
+
+    def tend(self) -> None:
+        """Nothing to do: it is all in this process."""
+
+    def close(self) -> None:
+        """Stop when nobody is connected any more, or after a while."""
+        self._filling.close()
+        end_s = time.monotonic() + _LEAVE_S_MAX
+        while self._server.counts()["connections"] and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        self._server.stop()
+
+
+class Later:
+    """Gossip that is known only after the server has started."""
+
+    def __init__(self) -> None:
+        self.inner: Neighbours | None = None
+
+    def say(self) -> bytes:
+        """Return what others should know."""
+        return self.inner.say() if self.inner is not None else b""
+
+    def hear(self, peer: str, data: bytes) -> None:
+        """Take what a peer tells."""
+        if self.inner is not None:
+            self.inner.hear(peer, data)
+
+    def reached(self, peer: str) -> None:
+        """Be told that a peer has answered."""
+        if self.inner is not None:
+            self.inner.reached(peer)
+
+    def silent(self, peer: str, kind: str) -> None:
+        """Be told that a peer failed."""
+        if self.inner is not None:
+            self.inner.silent(peer, kind)
+
+
+class ServedByNode:
+    """The node service of this host, which is told how far this node is."""
+
+    def __init__(self, node: LocalNode, opened: Opened, dataset: str, filling: Filling) -> None:
+        self._node = node
+        self._dataset = dataset
+        self._filling = filling
+        self._run_id = b""
+        self.name, self.addresses = opened.name, opened.addresses
+        self.status: Callable[[], RunStatus] = RunStatus
+        self.gossip = Later()
+
+    def begin(self, joined: Joined, shelf: bytes) -> None:
+        """Have the tiers served to the members of a run."""
+        self._run_id = joined.run_id
+        self._node.keep(self._dataset)
+        self._node.register(
+            run_id=joined.run_id,
+            secret=joined.secret,
+            dataset=self._dataset,
+            shelf=shelf,
+            members=[run_member(member) for member in joined.members],
+        )
+
+    def tend(self) -> None:
+        """Tell the service, and hear what others have told it."""
+        inner = self.gossip.inner
+        said = inner.say() if inner is not None else b""
+        for peer, heard in self._node.progress(self._run_id, self.status(), said):
+            if inner is not None:
+                inner.hear(peer, heard)
+
+    def close(self) -> None:
+        """Leave; the service goes on."""
+        self._filling.close()
+        self.tend()
+        self._node.close()

@@ -1,0 +1,241 @@
+"""Where a server decides what becomes of an ask: answer, park, or check first.
+
+One desk belongs to one loop and is used by its thread only; it knows shelves and requests, and of a
+connection no more than that frames can be put into it. The one thing that takes long, checking the
+sums of units that an earlier run left, is done by a thread of its own for all desks (`Settler`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.peers import wire
+from penstock.peers.base import ABSENT, UNCHECKED, Gossip, Lookup, Shelf, Shelves
+from penstock.peers.guard import guarded
+from penstock.peers.parking import Parking
+from penstock.peers.requests import Outgoing, Request, segments_of
+from penstock.peers.wire import UNIT, Frame
+
+_SHELVES_COUNTED_MAX = 256
+
+
+class Asker(Protocol):
+    """A connection as a desk sees it."""
+
+    peer: str
+    run_id: bytes
+    said: bytes | None
+    """The gossip that was last sent to it."""
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Send a frame after those that wait."""
+        ...
+
+    def finished(self, request: Request) -> None:
+        """Be told that a request will not be answered any more."""
+        ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one loop has done."""
+
+    bytes: int = 0
+    requests: int = 0
+    ranges: int = 0
+    absent: int = 0
+    """Ranges that were asked for and not served."""
+    was_parked: int = 0
+    accepted: int = 0
+    refused: int = 0
+    broken: int = 0
+    """Connections dropped because they made no sense."""
+    dropped: int = 0
+    """Connections dropped because they did not get on, or there were too many."""
+
+    def add(self, other: Counts) -> None:
+        """Add what another loop has done."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What all loops of a server share."""
+
+    name: str
+    shelves: Shelves
+    secrets: Callable[[bytes], bytes | None]
+    gossip: Gossip
+    status: Callable[[], dict[str, Any]] | None
+    may_read: Callable[[bytes, bytes], bool] | None
+    settler: Settler
+
+
+class Settler:
+    """The thread that checks what earlier runs left; started when there is first any."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Shelf, Request, Callable[[Request], None]] | None]
+        self._queue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, shelf: Shelf, request: Request, done: Callable[[Request], None]) -> None:
+        """Check the units of a request; `done` is called from the thread."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="penstock-peers-settle", daemon=True
+                )
+                self._thread.start()
+        self._queue.put((shelf, request, done))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            shelf, request, done = item
+            guarded(None, shelf.settle, request.ranges[:, UNIT])
+            done(request)
+
+    def stop(self) -> None:
+        """End the thread after what it is at."""
+        self._queue.put(None)
+
+
+@dataclass(slots=True)
+class Desk:
+    """All unanswered requests of one loop."""
+
+    serving: Serving
+    settled: Callable[[Request], None]
+    """Called from another thread when a request has been settled; gives it back to `resumed`."""
+    counts: Counts = field(default_factory=Counts)
+    bytes_by_shelf: dict[bytes, int] = field(default_factory=dict)
+    parked: dict[bytes, Parking] = field(default_factory=dict)
+    is_leaving: bool = False
+    """Whether nobody is let wait any more."""
+
+    def asked(self, connection: Asker, frame: Frame, now_s: float) -> Request:
+        """Take an ask."""
+        ask = wire.ask_in(frame.body)
+        if ask.gossip:
+            guarded(None, self.serving.gossip.hear, connection.peer, ask.gossip)
+        request = Request(
+            connection=connection,
+            number=frame.number,
+            shelf=ask.shelf,
+            ranges=ask.ranges,
+            deadline_s=now_s + ask.wait_s,
+        )
+        self.counts.requests += 1
+        self.counts.ranges += len(ask.ranges)
+        return request
+
+    def status_asked(self, connection: Asker, frame: Frame) -> None:
+        """Answer a question about the node."""
+        fault = {"error": "the status could not be made: see the server's log"}
+        status = guarded(fault, self.serving.status) if self.serving.status else {}
+        connection.put(Outgoing(head=memoryview(wire.pack_status(frame.number, status))))
+
+    def look(self, request: Request, connection: Asker, now_s: float) -> None:
+        """Answer a request, park it, or have it checked first."""
+        shelf = self._shelf(request.shelf, connection)
+        if shelf is None:
+            self._answer(request, connection, None, _nothing(request))
+            return
+        found = guarded(None, shelf.lookup, request.ranges) or _nothing(request)
+        is_here = found.places > ABSENT
+        if is_here.all():
+            self._answer(request, connection, shelf, found)
+        elif not request.has_settled and (found.places == UNCHECKED).any():
+            self.serving.settler.submit(shelf, request, self.settled)
+        elif now_s < request.deadline_s and self._may_come(shelf):
+            request.missing = int(np.argmin(is_here))
+            self._park(request, connection)
+        else:
+            self._answer(request, connection, shelf, found)
+
+    def _shelf(self, name: bytes, connection: Asker) -> Shelf | None:
+        may_read = self.serving.may_read
+        if may_read is not None and not guarded(False, may_read, connection.run_id, name):
+            return None
+        return self.serving.shelves.get(name)
+
+    def _may_come(self, shelf: Shelf) -> bool:
+        return not self.is_leaving and guarded(False, shelf.is_filling)
+
+    def _park(self, request: Request, connection: Asker) -> None:
+        if not request.was_parked:
+            request.was_parked = True
+            self.counts.was_parked += 1
+            head = wire.framed(wire.PARKED, request.number)
+            connection.put(Outgoing(head=memoryview(head)))
+        self.parked.setdefault(request.shelf, Parking()).add(request)
+
+    def take_due(self, now_s: float) -> list[Request]:
+        """Take the parked requests that may be answered now; each is to be looked at."""
+        due: list[Request] = []
+        for name, parking in list(self.parked.items()):
+            shelf = self.serving.shelves.get(name)
+            if shelf is None or not self._may_come(shelf):
+                due += parking.take_all()
+            else:
+                due += guarded([], parking.take_due, shelf, now_s)
+            if not len(parking):
+                del self.parked[name]
+        return due
+
+    def take_of(self, connection: object) -> list[Request]:
+        """Take the parked requests of a connection out."""
+        return [r for parking in self.parked.values() for r in parking.take_of(connection)]
+
+    def cursors(self) -> dict[object, dict[bytes, int]]:
+        """Return how far the shelves have got for which requests are parked, by connection."""
+        out: dict[object, dict[bytes, int]] = {}
+        for name, parking in self.parked.items():
+            shelf = self.serving.shelves.get(name)
+            cursor = guarded(0, shelf.cursor) if shelf is not None else 0
+            for request in parking:
+                out.setdefault(request.connection, {})[name] = cursor
+        return out
+
+    def _answer(
+        self, request: Request, connection: Asker, shelf: Shelf | None, found: Lookup
+    ) -> None:
+        is_here = (found.places > ABSENT).tobytes()
+        segments = segments_of(request.ranges, found)
+        payload_bytes = sum(segment.length for segment in segments)
+        gossip = guarded(b"", self.serving.gossip.say)
+        head = wire.pack_answer(
+            request.number,
+            cursor=guarded(0, shelf.cursor) if shelf is not None else 0,
+            payload_bytes=payload_bytes,
+            gossip=gossip if gossip != connection.said else b"",
+            is_here=is_here,
+            sums=found.sums,
+        )
+        connection.said = gossip
+        self.counts.bytes += payload_bytes
+        self.counts.absent += is_here.count(0)
+        if shelf is not None:
+            self._count(shelf.name, payload_bytes)
+        connection.put(
+            Outgoing(head=memoryview(head), segments=segments, request=request, shelf=shelf)
+        )
+
+    def _count(self, shelf: bytes, num_bytes: int) -> None:
+        by_shelf = self.bytes_by_shelf
+        if shelf in by_shelf or len(by_shelf) < _SHELVES_COUNTED_MAX:
+            by_shelf[shelf] = by_shelf.get(shelf, 0) + num_bytes
+
+
+def _nothing(request: Request) -> Lookup:
+    num_ranges = len(request.ranges)
+    places = np.full(num_ranges, ABSENT, np.int64)
+    return Lookup(places=places, files=(), sums=np.zeros(num_ranges, np.uint64))

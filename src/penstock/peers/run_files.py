@@ -1,0 +1,160 @@
+"""Files by which a running job is found from outside: who its members are, and its secret.
+
+    $XDG_RUNTIME_DIR/penstock/runs/RUN.HOST.json      else ~/.cache/penstock/runs/RUN.HOST.json
+
+One process of each node writes one, for its user only (mode 0600), and removes it at the end. A
+file whose process is gone is removed by whoever comes next. The host is in the name because homes
+are often shared between machines, where a process number says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.peers.local_words import RUN_ID_BYTES, SECRET_BYTES, RunMember, SeenRun
+
+FORMAT = 1
+_BYTES_MAX = 4 * 2**20
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: a run, and the process that wrote it."""
+
+    format: int = FORMAT
+    run_id: str
+    """In hexadecimal digits, as the secret."""
+    secret: str
+    members: tuple[RunMember, ...]
+    dataset: str = ""
+    """Its URI, for people."""
+    pid: int
+    pid_began: int
+    """When that process began, by the kernel's count: a number may be given out again."""
+    host: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs, as far as can be told from here."""
+        return self.host != _host() or _began(self.pid) == self.pid_began
+
+    @property
+    def run(self) -> SeenRun:
+        """What it tells."""
+        return SeenRun(
+            run_id=bytes.fromhex(self.run_id),
+            secret=bytes.fromhex(self.secret),
+            members=self.members,
+            dataset=self.dataset,
+        )
+
+
+def runs_folder() -> Path:
+    """Return where files of runs lie; it need not be there."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "penstock" / "runs"
+    base = os.environ.get("PENSTOCK_CACHE")
+    if base is None:
+        base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock")
+    return Path(base) / "runs"
+
+
+def write_run_file(
+    *, run_id: bytes, secret: bytes, members: Sequence[RunMember], dataset: str = ""
+) -> Path:
+    """Let this run be found; give the path to `remove_run_file` at the end."""
+    assert (len(run_id), len(secret)) == (RUN_ID_BYTES, SECRET_BYTES)
+    folder = runs_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sweep_run_files(folder)
+    file = RunFile(
+        run_id=run_id.hex(),
+        secret=secret.hex(),
+        members=tuple(members),
+        dataset=dataset,
+        pid=os.getpid(),
+        pid_began=_began(os.getpid()),
+        host=_host(),
+    )
+    path = folder / f"{run_id.hex()}.{_host()}.json"
+    temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(msgspec.json.encode(file))
+    temporary.replace(path)
+    return path
+
+
+def remove_run_file(path: Path) -> None:
+    """Take a run's file away, if it is still this process's."""
+    file = _read(path)
+    if file is not None and (file.pid, file.host) == (os.getpid(), _host()):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def read_run_files(folder: Path | None = None) -> list[RunFile]:
+    """Return the runs of this user that can be found, the newest first."""
+    folder = runs_folder() if folder is None else folder
+    dated = []
+    for path in _files(folder):
+        file = _read(path)
+        if file is not None and file.is_alive:
+            with contextlib.suppress(OSError):
+                dated.append((path.stat().st_mtime, file))
+    return [file for _, file in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+
+
+def sweep_run_files(folder: Path) -> None:
+    """Remove what processes of this host left that are gone."""
+    for path in _files(folder):
+        file = _read(path)
+        if file is not None and not file.is_alive:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> RunFile | None:
+    """Read a file of this user; None where it is none, or somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return None
+            read = msgspec.json.decode(file.read(_BYTES_MAX), type=RunFile)
+            assert read.run  # the digits are digits
+            return read
+    except (OSError, ValueError):
+        return None
+
+
+def _host() -> str:
+    return os.uname().nodename.replace("/", "_")
+
+
+def _began(pid: int) -> int:
+    """Return when a process began; -1 where there is none, 0 where the system does not tell."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return -1
+    except PermissionError:
+        pass
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0

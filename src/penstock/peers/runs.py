@@ -1,0 +1,88 @@
+"""What tells one run from another, and one process from those that had its number before.
+
+The name of a run keeps jobs apart that meet at one place at the same time. It cannot keep a run
+apart from its own restarts: when torchrun starts its workers again because of one that failed, the
+agents of the other nodes do not count that as a restart, so there is no number that all share.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from zlib import crc32
+
+_NAME_MAX = 80
+
+
+def run_name(environment: Mapping[str, str] | None = None) -> str:
+    """Return what all processes of a run call it.
+
+    >>> run_name({"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"})
+    'slurm-71-0-0'
+    >>> run_name({"TORCHELASTIC_RUN_ID": "resnet", "SLURM_JOB_ID": "71"})
+    'torch-resnet'
+    """
+    env = os.environ if environment is None else environment
+    address = f"{env.get('MASTER_ADDR', '')}-{env.get('MASTER_PORT', '')}".strip("-")
+    torch_run = env.get("TORCHELASTIC_RUN_ID")
+    if torch_run is not None:
+        # "none" is what torchrun says when nobody gave a name.
+        return _plain(f"torch-{address if torch_run in ('', 'none') else torch_run}")
+    if "SLURM_JOB_ID" in env and "SLURM_STEP_ID" in env and "SLURM_PROCID" in env:
+        restarts = env.get("SLURM_RESTART_COUNT", "0")
+        return _plain(f"slurm-{env['SLURM_JOB_ID']}-{env['SLURM_STEP_ID']}-{restarts}")
+    mpi_run = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid")
+    if mpi_run:
+        return _plain(f"mpi-{mpi_run}")
+    return _plain(f"at-{address}") if address else "run"
+
+
+def is_once(name: str) -> bool:
+    """Return whether processes that use this name belong to one start of the job.
+
+    Slurm does not start single steps again; all others may start processes under an old name.
+    """
+    return name.startswith("slurm-")
+
+
+def _plain(name: str) -> str:
+    """Return a name fit for a key, different for different names."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_NAME_MAX]
+    return plain if plain == name else f"{plain}-{crc32(name.encode()):08x}"
+
+
+def process_mark() -> str:
+    """Return what no other process ever has: machine since its start, space, number, start."""
+    started = _started(os.getpid())
+    assert started is not None
+    return f"{_space()}|{os.getpid()}/{started}"
+
+
+def is_running(mark: str) -> bool:
+    """Return whether the process of a mark is alive, on this machine and in sight."""
+    space, _, process = mark.rpartition("|")
+    pid, _, started = process.partition("/")
+    return space == _space() and pid.isdecimal() and _started(int(pid)) == started
+
+
+def is_in_sight(mark: str) -> bool:
+    """Return whether the process of a mark could be seen from here, dead or alive."""
+    return mark.rpartition("|")[0] == _space()
+
+
+def _space() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process was started, in ticks since the machine was; None for a dead one."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, parentheses and spaces too.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else fields[19]

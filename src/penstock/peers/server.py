@@ -1,0 +1,140 @@
+"""The peer server: what lies in this node's tiers, for those who can prove that they may have it.
+
+    server = Server(name=identity, shelves=shelves, secrets=secrets.get, bind=Address(...), ...)
+    server.start()
+    ...
+    server.stop(drain_s=5)
+
+One server a node, two threads (`server_loop`), no blocking call but the disk. It knows no data set:
+a range is a place in a tier's file (`shelf`). Whom it does not know costs it a descriptor and a few
+hundred bytes for a few seconds at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from penstock.errors import PeerError
+from penstock.peers.base import Address, Gossip, NoGossip, Shelves
+from penstock.peers.channel import listening
+from penstock.peers.desk import Counts, Serving, Settler
+from penstock.peers.forks import close_in_children
+from penstock.peers.hello import check_name
+from penstock.peers.server_loop import Loop
+
+NUM_LOOPS = 2
+BACKLOG = 1024
+_END_S = 10.0
+"""After which a loop that should have ended is left behind."""
+
+_log = logging.getLogger("penstock.peers")
+
+
+class Server:
+    """Serves shelves to the members of the runs whose secrets it is given."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        shelves: Shelves,
+        secrets: Callable[[bytes], bytes | None],
+        bind: Address,
+        gossip: Gossip | None = None,
+        tls: ssl.SSLContext | None = None,
+        status: Callable[[], dict[str, Any]] | None = None,
+        may_read: Callable[[bytes, bytes], bool] | None = None,
+    ) -> None:
+        """`may_read` is asked with a run and a shelf; without it every run may read every shelf."""
+        check_name(name)
+        self.name = name
+        self._bind = bind
+        self._tls = tls
+        self._serving = Serving(
+            name=name,
+            shelves=shelves,
+            secrets=secrets,
+            gossip=gossip or NoGossip(),
+            status=status,
+            may_read=may_read,
+            settler=Settler(),
+        )
+        self._loops: list[Loop] = []
+        self._address: Address | None = None
+        self._pid = 0
+        self._ended = Counts()
+
+    def start(self) -> None:
+        """Listen and serve, until `stop`."""
+        assert not self._loops, "the server has been started"
+        self._pid = os.getpid()
+        try:
+            listener = listening(self._bind, BACKLOG)
+        except OSError as error:
+            raise PeerError(
+                f"no peer server at {self._bind}: {error.strerror or error}; name another address "
+                "or interface, or port 0 for any free one",
+                peer=self.name,
+            ) from None
+        host, port = listener.getsockname()[:2]
+        self._address = Address(host=host, port=port)
+        turns = itertools.count()
+
+        def deal(sock: socket.socket) -> None:
+            self._loops[next(turns) % NUM_LOOPS].adopt(sock)
+
+        self._loops = [Loop(self._serving, self._tls, deal) for _ in range(NUM_LOOPS)]
+        close_in_children(self)
+        for number, loop in enumerate(self._loops):
+            loop.start(listener if number == 0 else None)
+
+    @property
+    def address(self) -> Address:
+        """Return where the server listens."""
+        assert self._address is not None, "the server has not been started"
+        return self._address
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more connections, answer what was asked as far as there is time, hang up."""
+        if self._pid != os.getpid() or not self._loops:
+            return  # a forked child never had it
+        at_s = time.monotonic() + drain_s
+        for loop in self._loops:
+            loop.leave(at_s)
+        for loop in self._loops:
+            if not loop.join(drain_s + _END_S):
+                _log.warning("a loop of the peer server hangs, perhaps in a read from a disk")
+        self._serving.settler.stop()
+
+    def counts(self) -> dict[str, int]:
+        """Return what has been done so far, and how many connections and parked requests are."""
+        total = Counts()
+        for loop in self._loops:
+            total.add(loop.desk.counts)
+        return {
+            **asdict(total),
+            "connections": sum(loop.num_connections for loop in self._loops),
+            "parked": sum(loop.num_parked for loop in self._loops),
+        }
+
+    def bytes_by_shelf(self) -> dict[bytes, int]:
+        """Return how many bytes of each shelf have been asked for and served."""
+        total: dict[bytes, int] = {}
+        for loop in self._loops:
+            for shelf, count in list(loop.desk.bytes_by_shelf.items()):
+                total[shelf] = total.get(shelf, 0) + count
+        return total
+
+    def close_after_fork(self) -> None:
+        """Let go of everything in a forked child: the parent's peers must not wait for it."""
+        for loop in self._loops:
+            loop.close_descriptors()
+        self._loops = []

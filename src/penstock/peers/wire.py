@@ -1,0 +1,300 @@
+"""What peers say to each other, as bytes: frames with a fixed head, little endian.
+
+    head      kind, body length, request number                       16 bytes
+    body      as its kind wants it, never longer than BODY_BYTES_MAX says for the kind
+    payload   after the body of an ANSWER: the bytes of the ranges that are there, one after another
+
+Everything here is a pure function of bytes, or a `Decoder` that is fed bytes as they come. A length
+is compared with its bound before anything of that length is kept; nothing is unpickled; whatever
+makes no sense raises `WireError` and nothing else. A payload never passes through a decoder's
+buffer but for the few bytes that were read along with its head: it goes where the asker wants it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+PROTOCOL = 1
+SHELF_BYTES = 16
+GOSSIP_BYTES_MAX = 4096
+RANGES_MAX = 4096
+"""In one ask."""
+ANSWER_BYTES_MAX = 64 * 2**20
+"""Of payload."""
+STATUS_BYTES_MAX = 2**20
+SHELVES_MAX = 64
+"""In one beat."""
+WAIT_S_MAX = 600.0
+"""Longer is not waited for one ask: ask again."""
+NUMBER_MAX = 2**62
+"""Of any column of a range, so that the sum of two of them is still a number."""
+FEW = 16
+"""Ranges up to which a loop is quicker than arrays."""
+UNIT, UNIT_OFFSET, UNIT_LENGTH, INSIDE, LENGTH = range(5)
+"""The columns of an ask's ranges."""
+
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSE = 1, 2, 3, 4, 5
+ASK, PARKED, ANSWER, BEAT, STATUS_ASK, STATUS, BYE = 16, 17, 18, 19, 20, 21, 22
+
+HEAD = struct.Struct("<B3xIQ")
+_ASK = struct.Struct(f"<{SHELF_BYTES}sIHH")
+_ANSWER = struct.Struct("<qIHH")
+_CURSOR = struct.Struct(f"<{SHELF_BYTES}sq")
+RANGE_BYTES = 5 * 8
+HELLO_BYTES_MAX = 256
+BODY_BYTES_MAX = {
+    HELLO: HELLO_BYTES_MAX,
+    CHALLENGE: HELLO_BYTES_MAX,
+    PROOF: HELLO_BYTES_MAX,
+    WELCOME: 0,
+    REFUSE: 1,
+    ASK: _ASK.size + GOSSIP_BYTES_MAX + RANGES_MAX * RANGE_BYTES,
+    PARKED: 0,
+    ANSWER: _ANSWER.size + GOSSIP_BYTES_MAX + RANGES_MAX * 9,
+    BEAT: SHELVES_MAX * _CURSOR.size,
+    STATUS_ASK: 0,
+    STATUS: STATUS_BYTES_MAX,
+    BYE: 0,
+}
+FROM_ASKERS = frozenset({ASK, STATUS_ASK, BYE})
+FROM_SERVERS = frozenset({PARKED, ANSWER, BEAT, STATUS, BYE, REFUSE})
+
+
+class WireError(Exception):
+    """Bytes that no peer of ours would send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message without its payload."""
+
+    kind: int
+    number: int
+    body: bytes
+
+
+class Decoder:
+    """Bytes in, frames out; keeps at most one frame and what came along with it."""
+
+    def __init__(self, allowed: Collection[int]) -> None:
+        self.allowed = allowed
+        """Kinds that may come now; may be changed between frames."""
+        self._buffer = bytearray()
+        self._at = 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes the frame that has begun lacks, as far as is known."""
+        have = len(self._buffer) - self._at
+        if have < HEAD.size:
+            return HEAD.size - have
+        _, length, _ = HEAD.unpack_from(self._buffer, self._at)
+        return max(0, HEAD.size + int(length) - have)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take bytes."""
+        self._buffer += data
+
+    def next(self) -> Frame | None:
+        """Return the next whole frame; None until there is one."""
+        at, buffer = self._at, self._buffer
+        if len(buffer) - at < HEAD.size:
+            return None
+        kind, length, number = HEAD.unpack_from(buffer, at)
+        if kind not in self.allowed:
+            raise WireError(f"a frame of kind {kind} came where none may")
+        if length > BODY_BYTES_MAX[kind]:
+            raise WireError(
+                f"a frame of kind {kind} with {length} bytes, at most {BODY_BYTES_MAX[kind]} fit"
+            )
+        begin, end = at + HEAD.size, at + HEAD.size + length
+        if len(buffer) < end:
+            return None
+        frame = Frame(kind, number, bytes(memoryview(buffer)[begin:end]))
+        self._advance(end)
+        return frame
+
+    def take(self, target: memoryview) -> int:
+        """Move bytes that follow the last frame, as many as there are and fit; return how many."""
+        count = min(target.nbytes, len(self._buffer) - self._at)
+        if count:
+            target[:count] = memoryview(self._buffer)[self._at : self._at + count]
+            self._advance(self._at + count)
+        return count
+
+    def _advance(self, at: int) -> None:
+        if at == len(self._buffer):
+            self._buffer, at = bytearray(), 0
+        elif at > 2**16:
+            del self._buffer[:at]
+            at = 0
+        self._at = at
+
+
+def framed(kind: int, number: int = 0, body: bytes = b"") -> bytes:
+    """Return a frame as bytes."""
+    assert len(body) <= BODY_BYTES_MAX[kind], f"{kind=} {len(body)=}"
+    return HEAD.pack(kind, len(body), number) + body
+
+
+@dataclass(frozen=True, slots=True)
+class AskFrame:
+    """An ask, as it was read."""
+
+    shelf: bytes
+    wait_s: float
+    gossip: bytes
+    ranges: Ints
+
+
+def pack_ask(number: int, shelf: bytes, ranges: Ints, wait_s: float, gossip: bytes) -> bytes:
+    """Return an ask as bytes."""
+    assert len(gossip) <= GOSSIP_BYTES_MAX, len(gossip)
+    fixed = _ASK.pack(shelf, round(min(wait_s, WAIT_S_MAX) * 1000), len(ranges), len(gossip))
+    return framed(ASK, number, b"".join((fixed, gossip, ranges.tobytes())))
+
+
+def ask_in(body: bytes) -> AskFrame:
+    """Return the ask in a frame's body."""
+    if len(body) < _ASK.size:
+        raise WireError(f"an ask of {len(body)} bytes")
+    shelf, wait_ms, num_ranges, num_gossip = _ASK.unpack_from(body)
+    begin = _ASK.size + num_gossip
+    if num_gossip > GOSSIP_BYTES_MAX or len(body) != begin + num_ranges * RANGE_BYTES:
+        raise WireError(f"an ask of {len(body)} bytes for {num_ranges} ranges")
+    if wait_ms > WAIT_S_MAX * 1000:
+        raise WireError(f"an ask that would wait {wait_ms} ms")
+    ranges = np.frombuffer(body, "<i8", offset=begin).reshape(num_ranges, 5)
+    if fault := fault_in(ranges):
+        raise WireError(fault)
+    return AskFrame(shelf, wait_ms / 1000, body[_ASK.size : begin], ranges)
+
+
+def fault_in(ranges: Ints) -> str:
+    """Return what is wrong with the ranges of an ask; empty where nothing is."""
+    if len(ranges) > RANGES_MAX:
+        return f"an ask of {len(ranges)} ranges, at most {RANGES_MAX} are answered"
+    if len(ranges) <= FEW:
+        return _fault_in_few(ranges.tolist())
+    lowest, highest = int(ranges.min()), int(ranges.max())
+    if lowest < 0 or highest > NUMBER_MAX:
+        return f"a range with the number {lowest if lowest < 0 else highest}"
+    lengths = ranges[:, LENGTH]
+    if (ranges[:, INSIDE] + lengths > ranges[:, UNIT_LENGTH]).any():
+        return "a range that reaches beyond its unit"
+    # A sum of integers that large might wrap around; a sum of floats is never far off.
+    total = float(lengths.sum(dtype=np.float64))
+    return "" if total <= ANSWER_BYTES_MAX else _too_long(total)
+
+
+def _fault_in_few(rows: list[list[int]]) -> str:
+    """Return the same; a dozen numbers are looked at before an array's methods have begun."""
+    total = 0
+    for row in rows:
+        lowest, highest = min(row), max(row)
+        if lowest < 0 or highest > NUMBER_MAX:
+            return f"a range with the number {lowest if lowest < 0 else highest}"
+        if row[INSIDE] + row[LENGTH] > row[UNIT_LENGTH]:
+            return "a range that reaches beyond its unit"
+        total += row[LENGTH]
+    return "" if total <= ANSWER_BYTES_MAX else _too_long(total)
+
+
+def _too_long(total: float) -> str:
+    return f"an ask of {total:.0f} bytes, at most {ANSWER_BYTES_MAX} are answered"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFrame:
+    """The head of an answer, as it was read; its payload follows."""
+
+    cursor: int
+    payload_bytes: int
+    gossip: bytes
+    is_here: bytes
+    """By range: 1 where its bytes are in the payload, else 0."""
+    sums: tuple[int, ...]
+
+
+def pack_answer(
+    number: int,
+    *,
+    cursor: int,
+    payload_bytes: int,
+    gossip: bytes,
+    is_here: bytes,
+    sums: Words,
+) -> bytes:
+    """Return the head of an answer as bytes."""
+    assert len(gossip) <= GOSSIP_BYTES_MAX, len(gossip)
+    fixed = _ANSWER.pack(cursor, payload_bytes, len(is_here), len(gossip))
+    return framed(ANSWER, number, b"".join((fixed, gossip, is_here, sums.tobytes())))
+
+
+def answer_in(body: bytes) -> AnswerFrame:
+    """Return the head of an answer in a frame's body."""
+    if len(body) < _ANSWER.size:
+        raise WireError(f"an answer of {len(body)} bytes")
+    cursor, payload_bytes, num_ranges, num_gossip = _ANSWER.unpack_from(body)
+    begin = _ANSWER.size + num_gossip
+    end = begin + num_ranges
+    if num_gossip > GOSSIP_BYTES_MAX or len(body) != end + num_ranges * 8:
+        raise WireError(f"an answer of {len(body)} bytes for {num_ranges} ranges")
+    is_here = body[begin:end]
+    if is_here.translate(None, b"\0\1"):
+        raise WireError("an answer with ranges that are neither here nor not")
+    sums = struct.unpack_from(f"<{num_ranges}Q", body, end)
+    gossip = body[_ANSWER.size : begin]
+    return AnswerFrame(cursor, payload_bytes, gossip, is_here, sums)
+
+
+def fault_in_answer(answer: AnswerFrame, lengths: Sequence[int]) -> str:
+    """Return why an answer does not fit the lengths that were asked for; empty where it does."""
+    if len(answer.is_here) != len(lengths):
+        return f"an answer of {len(answer.is_here)} ranges where {len(lengths)} were asked for"
+    due = sum(lengths)
+    if 0 in answer.is_here:
+        due = sum(length for length, is_one in zip(lengths, answer.is_here, strict=True) if is_one)
+    if due != answer.payload_bytes:
+        return f"an answer of {answer.payload_bytes} bytes where {due} were due"
+    return ""
+
+
+def pack_beat(cursors: Mapping[bytes, int]) -> bytes:
+    """Return a beat as bytes: the server is well, and this is how far its shelves have got."""
+    some = list(cursors.items())[:SHELVES_MAX]
+    return framed(BEAT, 0, b"".join(_CURSOR.pack(shelf, cursor) for shelf, cursor in some))
+
+
+def beat_in(body: bytes) -> dict[bytes, int]:
+    """Return the cursors in a beat."""
+    if len(body) % _CURSOR.size:
+        raise WireError(f"a beat of {len(body)} bytes")
+    return dict(_CURSOR.iter_unpack(body))
+
+
+def pack_status(number: int, status: Mapping[str, Any]) -> bytes:
+    """Return a status as bytes; one that is too long is replaced by a word about that."""
+    body = msgspec.msgpack.encode(dict(status))
+    if len(body) > STATUS_BYTES_MAX:
+        fault = f"the status has {len(body)} bytes, at most {STATUS_BYTES_MAX} are sent"
+        body = msgspec.msgpack.encode({"error": fault})
+    return framed(STATUS, number, body)
+
+
+def status_in(body: bytes) -> dict[str, Any]:
+    """Return the status in a frame's body: plain numbers, texts, lists and mappings."""
+    try:
+        return msgspec.msgpack.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise WireError(f"a status that cannot be read: {error}") from None

@@ -1,0 +1,174 @@
+"""Which tier of a node each unit belongs to.
+
+On a node alone the tiers cut the layout one after the other. Where several nodes share a data set,
+each has some *spans* of the layout, even pieces of a power of two of bytes, and a unit belongs to
+the span in which it begins. The units of a node's spans go to its fastest tier first, in the order
+of the layout, each tier up to its capacity.
+
+Places are only ever added: a node that takes over spans of a lost one keeps its own where they are.
+All ranks of a node that add the same spans in the same order agree, without a word.
+
+A byte a unit is kept, and for computed columns (`tier_shape`) only one a span; there a span is
+taken whole or not at all, and for its bytes counts all of the layout that it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.storage.tier_shape import Bools, Ints, TierShape
+
+NOWHERE = -1
+TIERS_MAX = 100
+
+Numbers = npt.NDArray[np.int8]
+
+
+class Places(Protocol):
+    """Which tier each unit belongs to, by number."""
+
+    placed_bytes: list[int]
+    """By tier: bytes of the units that belong there."""
+
+    def tier_of(self, units: Ints) -> Ints:
+        """Return the number of each unit's tier; `NOWHERE` where it has none."""
+
+    def tier_of_one(self, unit: int) -> int:
+        """Return the same of one unit."""
+
+
+def places_of(shape: TierShape, parts: Sequence[tuple[int, int]]) -> Places:
+    """Return the places of a node alone: each tier has its part of the layout."""
+    assert len(parts) <= TIERS_MAX
+    if shape.is_computed:
+        return PartPlaces(shape, parts)
+    numbers = np.full(shape.num_units, NOWHERE, np.int8)
+    placed_bytes = [0] * len(parts)
+    for units in shape.chunks():
+        offsets, lengths = shape.offsets[units], shape.lengths[units]
+        for number in reversed(range(len(parts))):
+            first, last = parts[number]
+            numbers[units[(offsets >= first) & (offsets + lengths <= last)]] = number
+        for number in range(len(parts)):
+            placed_bytes[number] += int(lengths[numbers[units] == number].sum())
+    return UnitPlaces(numbers, placed_bytes)
+
+
+class UnitPlaces:
+    """Places that are known unit by unit."""
+
+    def __init__(self, numbers: Numbers, placed_bytes: list[int]) -> None:
+        self._numbers = numbers
+        self.placed_bytes = placed_bytes
+
+    @classmethod
+    def nowhere(cls, shape: TierShape, num_tiers: int) -> UnitPlaces:
+        """Return no places yet."""
+        return cls(np.full(shape.num_units, NOWHERE, np.int8), [0] * num_tiers)
+
+    def tier_of(self, units: Ints) -> Ints:
+        """Return the number of each unit's tier."""
+        found: Ints = self._numbers[units].astype(np.int64)
+        return found
+
+    def tier_of_one(self, unit: int) -> int:
+        """Return the number of a unit's tier."""
+        return int(self._numbers[unit])
+
+    def with_spans(
+        self, shape: TierShape, span_bytes: int, spans: Bools, capacities: Sequence[int]
+    ) -> UnitPlaces:
+        """Return these places and those of the units of some spans."""
+        new = [units[self._are_new(shape, units, span_bytes, spans)] for units in shape.chunks()]
+        units = np.concatenate([np.empty(0, np.int64), *new])
+        units = units[np.argsort(shape.offsets[units], kind="stable")]
+        ends = np.cumsum(shape.lengths[units])
+        numbers, placed_bytes = self._numbers.copy(), list(self.placed_bytes)
+        numbers[units] = _dealt(ends, capacities, placed_bytes)
+        return UnitPlaces(numbers, placed_bytes)
+
+    def _are_new(self, shape: TierShape, units: Ints, span_bytes: int, spans: Bools) -> Bools:
+        number = np.minimum(shape.offsets[units] // span_bytes, len(spans) - 1)
+        are_new: Bools = spans[number] & (self._numbers[units] == NOWHERE)
+        return are_new
+
+
+class PartPlaces:
+    """Places of a node alone, computed from where the parts begin and end."""
+
+    def __init__(self, shape: TierShape, parts: Sequence[tuple[int, int]]) -> None:
+        self._shape, self._parts = shape, parts
+        self.placed_bytes = [last - first for first, last in parts]
+
+    def tier_of(self, units: Ints) -> Ints:
+        """Return the number of each unit's tier."""
+        offsets = self._shape.offsets[units]
+        ends = offsets + self._shape.lengths[units]
+        found = np.full(len(units), NOWHERE, np.int64)
+        for number in reversed(range(len(self._parts))):
+            first, last = self._parts[number]
+            found[(offsets >= first) & (ends <= last)] = number
+        return found
+
+    def tier_of_one(self, unit: int) -> int:
+        """Return the number of a unit's tier."""
+        return int(self.tier_of(np.array([unit], np.int64))[0])
+
+
+class SpanPlaces:
+    """Places that are known span by span."""
+
+    def __init__(
+        self, shape: TierShape, span_bytes: int, numbers: Numbers, placed_bytes: list[int]
+    ) -> None:
+        self._shape, self._span_bytes, self._numbers = shape, span_bytes, numbers
+        self.placed_bytes = placed_bytes
+
+    @classmethod
+    def nowhere(cls, shape: TierShape, num_tiers: int) -> SpanPlaces:
+        """Return no places yet."""
+        return cls(shape, max(1, shape.size_bytes), np.full(1, NOWHERE, np.int8), [0] * num_tiers)
+
+    def tier_of(self, units: Ints) -> Ints:
+        """Return the number of each unit's tier."""
+        spans = np.minimum(self._shape.offsets[units] // self._span_bytes, len(self._numbers) - 1)
+        found: Ints = self._numbers[spans].astype(np.int64)
+        return found
+
+    def tier_of_one(self, unit: int) -> int:
+        """Return the number of a unit's tier."""
+        return int(self.tier_of(np.array([unit], np.int64))[0])
+
+    def with_spans(
+        self, shape: TierShape, span_bytes: int, spans: Bools, capacities: Sequence[int]
+    ) -> SpanPlaces:
+        """Return these places and those of some spans."""
+        if (self._numbers == NOWHERE).all():
+            numbers = np.full(len(spans), NOWHERE, np.int8)
+        else:
+            assert (span_bytes, len(spans)) == (self._span_bytes, len(self._numbers))
+            numbers = self._numbers.copy()
+        new = np.flatnonzero(spans & (numbers == NOWHERE))
+        begins = np.arange(len(spans)) * span_bytes
+        covered = np.clip(shape.size_bytes - begins, 0, span_bytes)
+        placed_bytes = list(self.placed_bytes)
+        numbers[new] = _dealt(np.cumsum(covered[new]), capacities, placed_bytes)
+        return SpanPlaces(shape, span_bytes, numbers, placed_bytes)
+
+
+def _dealt(ends: Ints, capacities: Sequence[int], placed_bytes: list[int]) -> Numbers:
+    """Return a tier for each of some things in a row, by where they end; count their bytes."""
+    numbers = np.full(len(ends), NOWHERE, np.int8)
+    at, before_bytes = 0, 0
+    for number, capacity_bytes in enumerate(capacities):
+        left_bytes = max(0, capacity_bytes - placed_bytes[number])
+        stop = int(np.searchsorted(ends, before_bytes + left_bytes, "right"))
+        numbers[at:stop] = number
+        if stop > at:
+            placed_bytes[number] += int(ends[stop - 1]) - before_bytes
+            at, before_bytes = stop, int(ends[stop - 1])
+    return numbers

@@ -1,0 +1,224 @@
+"""Nodes that use each other's tiers: each byte is read from the store once, whoever needs it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Disk, World
+from penstock.errors import OptionError
+from penstock.order.stream_hash import StreamHash
+
+from .conftest import write_tar
+
+BLOB_BYTES = 70_000
+NUM_BLOBS = 96
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> penstock.Dataset:
+    """96 samples of 70 kB in three tars: units of their own."""
+    for shard in range(3):
+        numbers = range(shard * 32, shard * 32 + 32)
+        samples = [{"bin": bytes([i]) * BLOB_BYTES} for i in numbers]
+        write_tar(tmp_path / "large" / f"x-{shard}.tar", samples, shard * 32)
+    return penstock.open(tmp_path / "large")
+
+
+def go(dataset: Any, world: World, folder: Path, **options: Any) -> Any:
+    """Be one rank: go through all epochs, looking at every byte."""
+    tier = folder / f"node{world.node}"
+    tier.mkdir(exist_ok=True)
+    size = options.pop("size", "1GB")
+    look = options.pop("look", looks_right)
+    state = options.pop("state", None)
+    options = {"global_batch_size": 16, "epochs": 3, "output": "numpy", **options}
+    stream = StreamHash()
+    with penstock.Loader(
+        dataset, world=world, tiers=[Disk(tier, size)], peers=str(folder / "meet"), **options
+    ) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in loader:
+            look(batch)
+            stream = stream.update(batch.epoch, batch.positions, batch.ids, batch.mask)
+        return stream, loader.stats()
+
+
+def looks_right(batch: Any) -> None:
+    for i, value in zip(batch.ids.tolist(), batch.get("bin", ()), strict="bin" in batch):
+        assert len(value) == BLOB_BYTES
+        assert (value == i).all()
+
+
+def together(
+    dataset: Any, num_nodes: int, folder: Path, *, ranks_a_node: int = 1, **options: Any
+) -> Any:
+    """Be all ranks at once; return the hash of what they delivered, and their counts."""
+    num_ranks = num_nodes * ranks_a_node
+    with ThreadPoolExecutor(num_ranks) as pool:
+        runs = [
+            pool.submit(
+                go,
+                dataset,
+                World(rank=rank, num_ranks=num_ranks, num_nodes=num_nodes),
+                folder,
+                **options,
+            )
+            for rank in range(num_ranks)
+        ]
+        results = [run.result(timeout=100) for run in runs]
+    stream = StreamHash()
+    for part, _ in results:
+        stream = stream.merge(part)
+    return stream, [stats for _, stats in results]
+
+
+def alone(dataset: Any, **options: Any) -> StreamHash:
+    stream = StreamHash()
+    options = {"global_batch_size": 16, "epochs": 3, "output": "numpy", **options}
+    options.pop("look", None)
+    with penstock.Loader(dataset, world=World(), **options) as loader:
+        for batch in loader:
+            stream = stream.update(batch.epoch, batch.positions, batch.ids, batch.mask)
+    return stream
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4])
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.2])
+@pytest.mark.parametrize("assignment", ["fixed", "locality"])
+def test_each_byte_is_read_as_often_as_it_must_be(
+    large: penstock.Dataset, tmp_path: Path, num_nodes: int, share: float, assignment: Any
+) -> None:
+    size = int(share * large.size_bytes / num_nodes)
+    stream, stats = together(large, num_nodes, tmp_path, size=size, assignment=assignment)
+    assert stream == alone(large)
+    read_bytes = sum(s.store_bytes for s in stats)
+    held = min(NUM_BLOBS, num_nodes * (size // BLOB_BYTES))
+    bound = (NUM_BLOBS + 2 * (NUM_BLOBS - held)) * BLOB_BYTES
+    # Neighbours in a tar are read together with the headers between them.
+    assert bound <= read_bytes + 2 * num_nodes * BLOB_BYTES
+    assert read_bytes <= 1.02 * bound + 2 * 3 * num_nodes * BLOB_BYTES
+    if share > 1:
+        assert sum(s.peer_bytes for s in stats) > 0
+
+
+def shift(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"first": np.int64(sample["bin"][0]) + 1000}
+
+
+def test_worker_processes_get_what_other_nodes_sent(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"transform": shift, "workers": "process", "threads": 1, "epochs": 2}
+    stream, stats = together(large, 2, tmp_path, **options)
+    assert stream == alone(large, epochs=2)
+    assert sum(s.store_bytes for s in stats) <= 1.02 * large.size_bytes + 4 * BLOB_BYTES
+
+
+def test_ranks_of_a_node_share_what_it_keeps(large: penstock.Dataset, tmp_path: Path) -> None:
+    stream, stats = together(large, 2, tmp_path, ranks_a_node=2, assignment="locality")
+    assert stream == alone(large)
+    assert sum(s.store_bytes for s in stats) <= 1.02 * large.size_bytes + 8 * BLOB_BYTES
+
+
+def test_rows_of_several_arrays_come_from_several_nodes(tmp_path: Path) -> None:
+    """A row is far smaller than what is kept as one, and its fields may be at home anywhere."""
+    num_rows = 4000
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    tokens = np.arange(num_rows * 64, dtype=np.int32).reshape(num_rows, 64)
+    np.save(folder / "tokens.npy", tokens)
+    np.save(folder / "labels.npy", np.arange(num_rows, dtype=np.int64) * 7)
+    dataset = penstock.open(folder, fields={"tokens": "tokens.npy", "labels": "labels.npy"})
+
+    def look(batch: Any) -> None:
+        assert (batch["tokens"] == tokens[batch.ids]).all()
+        assert (batch["labels"] == batch.ids * 7).all()
+
+    options: dict[str, Any] = {"global_batch_size": 64, "epochs": 2, "look": look}
+    # Of each node only half fits: nothing is kept twice.
+    stream, stats = together(dataset, 2, tmp_path, size=int(0.6 * dataset.size_bytes), **options)
+    assert stream == alone(dataset, **options)
+    # On a busy machine some answers are late, and asked of the store beside.
+    assert sum(s.store_bytes for s in stats) <= 1.2 * dataset.size_bytes
+    # One epoch more or less of half the rows, and not of the runs they lie in.
+    assert 0.5 * dataset.size_bytes < sum(s.peer_bytes for s in stats) < 1.5 * dataset.size_bytes
+
+
+def test_blocks_come_whole_from_the_node_that_keeps_them(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    numbers = np.arange(6000)
+    table = pa.table({"number": numbers, "text": [f"{i:0200}" for i in numbers]})
+    (tmp_path / "parquet").mkdir()
+    pq.write_table(table, tmp_path / "parquet" / "a.parquet", row_group_size=500, compression=None)
+    dataset = penstock.open(tmp_path / "parquet")
+
+    def look(batch: Any) -> None:
+        assert (np.asarray(batch["number"]) == batch.ids).all()
+
+    options: dict[str, Any] = {"global_batch_size": 100, "epochs": 2, "shuffle": "blocks"}
+    size = int(0.7 * dataset.size_bytes)
+    stream, stats = together(dataset, 2, tmp_path, size=size, look=look, **options)
+    assert stream == alone(dataset, **options)
+    assert sum(s.store_bytes for s in stats) <= 1.02 * dataset.size_bytes
+    assert sum(s.peer_bytes for s in stats) > 0
+
+
+def test_where_all_fits_everywhere_copies_come_from_nodes_and_not_from_the_store(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    _, stats = together(large, 3, tmp_path, size=2 * large.size_bytes, epochs=6)
+    assert sum(s.store_bytes for s in stats) <= 1.02 * large.size_bytes + 9 * BLOB_BYTES
+    # After each node has had each sample once at most, nothing moves any more.
+    assert sum(s.peer_bytes for s in stats) <= 2 * large.size_bytes
+
+
+def test_a_mixture_is_one_cache_too(large: penstock.Dataset, tmp_path: Path) -> None:
+    mixture = penstock.Mixture([large[:32], large[32:]], [0.5, 0.5])
+    options: dict[str, Any] = {"look": lambda batch: None, "epochs": 2}
+    stream, stats = together(mixture, 2, tmp_path, size=large.size_bytes, **options)
+    assert stream == alone(mixture, **options)
+    assert sum(s.store_bytes for s in stats) <= 1.02 * large.size_bytes + 4 * BLOB_BYTES
+
+
+def test_the_stream_goes_on_with_more_and_with_fewer_nodes(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    """What the nodes had is found again by those that are still there."""
+    whole = alone(large, epochs=2)
+    with penstock.Loader(large, global_batch_size=16, epochs=2, output="numpy") as loader:
+        stream, batches = StreamHash(), iter(loader)
+        for _ in range(3):
+            batch = next(batches)
+            stream = stream.update(batch.epoch, batch.positions, batch.ids, batch.mask)
+        state = loader.state_dict()
+    for num_nodes in (4, 2, 3):
+        rest, _ = together(large, num_nodes, tmp_path, epochs=2, state=state)
+        assert stream.merge(rest) == whole
+
+
+def test_nodes_that_do_not_load_the_same_are_told(
+    large: penstock.Dataset, blobs: penstock.Dataset, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(go, dataset, World(rank=rank, num_ranks=2, num_nodes=2), tmp_path)
+            for rank, dataset in enumerate((large, large[:64]))
+        ]
+        errors = [run.exception(timeout=100) for run in runs]
+    assert any(isinstance(e, OptionError) and "same" in str(e) for e in errors), errors
+
+
+def test_peers_without_tiers_or_a_place_to_meet_say_what_to_do(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    world = World(rank=0, num_ranks=2, num_nodes=2)
+    with pytest.raises(OptionError, match=r"give tiers=|start `penstock node`"):
+        next(iter(penstock.Loader(large, batch_size=8, world=world, peers=True)))
+    tiers = [Disk(tmp_path, "1GB")]
+    with pytest.raises(OptionError, match="have to meet"):
+        next(iter(penstock.Loader(large, batch_size=8, world=world, peers=True, tiers=tiers)))
