@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.dataset.part import Extents
 from penstock.flow import Budget, Flow
+from penstock.loader.around import Around
 from penstock.loader.buffers import BufferPool
 from penstock.loader.fetcher import Fetcher
 from penstock.loader.runner import size_of
@@ -143,13 +144,11 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
     )
     stager = Stager(
         BufferPool(10**6),
-        Counters(),
+        Around(counters=Counters()),
         stage_bytes=10**6,
         runs=None,
-        holding=None,
         measured=Fetcher(Flow(budget=Budget(stage_bytes_max=1)), requests_max=1),
         reads_ahead=True,
-        recorder=None,
     )
     _, reads = stager._stage_ranges(group)
     assert sorted(read._at.object for read in reads) == sorted(numbers.tolist())  # type: ignore[attr-defined]

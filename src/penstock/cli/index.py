@@ -6,12 +6,14 @@ import argparse
 import time
 from typing import Any
 
-from penstock.cli.opened import build_index, changes_since, find, indexed, show_place
+from penstock.cli.crews import add_ray, crew_of
+from penstock.cli.opened import changes_since, find, indexed, show_place
 from penstock.cli.options import add_dataset, add_json
+from penstock.cli.progress import Progress
 from penstock.cli.screen import Screen, print_json
-from penstock.dataset.build import Changes
+from penstock.dataset.build import BuildProgress, Changes
 from penstock.dataset.catalog import Catalog, Manifest
-from penstock.dataset.open import Found
+from penstock.dataset.open import Found, write_index
 from penstock.units import show_bytes, show_count, show_seconds
 
 _EXAMPLE = """\
@@ -19,6 +21,7 @@ Examples
   penstock index s3://bucket/train/
   penstock index tokens/ --format npy --option sequence_length=2048
   penstock index s3://bucket/train/ --check || echo "new shards have arrived"
+  penstock index s3://bucket/train/ --ray head:6379
 """
 
 _NAMED_MAX = 3
@@ -37,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="only say whether the index is up to date (exit 1: no)"
     )
+    add_ray(parser)
     add_json(parser)
 
 
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(args, found, before)
     began_s = time.monotonic()
-    catalog, manifest = build_index(found, rebuild=args.rebuild)
+    catalog, manifest = _build(args, found)
     is_new = before is None or _name(before) != _name((catalog, manifest))
     result = _result(found, catalog, manifest) | {
         "new": is_new,
@@ -58,6 +62,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(result)
     return 0
+
+
+def _build(args: argparse.Namespace, found: Found) -> tuple[Catalog, Manifest]:
+    with crew_of(args) as crew, Progress("indexing", "units") as progress:
+
+        def report(state: BuildProgress) -> None:
+            progress.update(
+                state.units_done,
+                state.units,
+                samples=state.num_samples,
+                size_bytes=state.size_bytes,
+            )
+
+        return write_index(found, rebuild=args.rebuild, report=report, crew=crew)
 
 
 def _name(index: tuple[Catalog, Manifest]) -> tuple[str, int]:

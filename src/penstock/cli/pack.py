@@ -7,6 +7,7 @@ import dataclasses
 import time
 from typing import Any
 
+from penstock.cli.crews import add_ray, crew_of
 from penstock.cli.opened import show_place
 from penstock.cli.options import add_json, add_store, format_options_of, store_of
 from penstock.cli.progress import Progress
@@ -14,6 +15,7 @@ from penstock.cli.screen import Screen, print_json
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.pack import PackOptions, PackProgress, PackReport, pack
+from penstock.errors import OptionError
 from penstock.storage.options import StoreOptions
 from penstock.units import show_bytes, show_count, show_seconds
 
@@ -22,6 +24,7 @@ Examples
   penstock pack ~/pictures s3://bucket/pictures/
   penstock pack labels.csv shards/ --shuffle 7 --shard-size 256MB
   penstock pack s3://public/train/ /data/train/ --source-anonymous
+  penstock pack s3://bucket/raw/ s3://bucket/train/ --shuffle 7 --ray head:6379
 """
 
 
@@ -45,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="shards written at once")
     _add_source(parser)
     add_store(parser)
+    add_ray(parser)
     add_json(parser)
 
 
@@ -62,6 +66,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pack, show how far it is, and say what was made."""
+    if args.ray is not None and args.workers is not None:
+        raise OptionError(
+            f"--workers {args.workers} counts threads of this machine, with --ray the cluster says "
+            "how many shards are written at once; leave one of them out"
+        )
     options = PackOptions(
         format=args.format,
         shard_size=args.shard_size,
@@ -86,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pack(args: argparse.Namespace, options: PackOptions) -> PackReport:
-    with Progress("packing", "shards") as progress:
+    with crew_of(args) as crew, Progress("packing", "shards") as progress:
 
         def report(state: PackProgress) -> None:
             progress.update(
@@ -103,6 +112,7 @@ def _pack(args: argparse.Namespace, options: PackOptions) -> PackReport:
             store=store_of(args),
             source_store=_source_store(args),
             report=report,
+            crew=crew,
         )
 
 

@@ -1,34 +1,41 @@
 """Building an index: scan what is new, in parallel, and commit it as a version.
 
-Each unit's result is kept in the user's cache until the version is committed, so a build that was
-killed goes on where it stopped. What was indexed before is compared with what lies there now: a
-changed object is named, new ones are appended as a new version.
+Each unit's result is kept until the version is committed, so a build that was killed goes on where
+it stopped. What was indexed before is compared with what lies there now: a changed object is named,
+new ones are appended as a new version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
-import msgspec
-import xxhash
-
-from penstock.dataset.catalog import Catalog, Manifest, cache_folder
-from penstock.dataset.formats.base import Format, Unit
-from penstock.dataset.part import Part, merge_parts, open_part
-from penstock.errors import ChangedError, DatasetError, ExistsError, FormatError
-from penstock.storage.base import ObjectInfo, Store
-from penstock.storage.pool import Pool
+from penstock.dataset.build_changes import Changes, compare, compare_with_store
+from penstock.dataset.build_merge import Outline, Piece
+from penstock.dataset.build_scan import (
+    Recipe,
+    ScanJob,
+    Work,
+    scan_unit,
+    unit_name,
+    work_here,
+    work_shared,
+)
+from penstock.dataset.catalog import Catalog, Manifest
+from penstock.dataset.crew import Crew, ThreadCrew
+from penstock.dataset.formats.base import Unit
+from penstock.dataset.part import Part
+from penstock.dataset.versions import Addition, next_version
+from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError, OptionError
 
 _THREADS_LOCAL = 4
 _THREADS_REMOTE = 16
-_PARTS_MAX = 16
+_TOGETHER_MAX = 32
+"""Units that a worker elsewhere is given at once: many take less time than handing them out."""
 _COMMIT_TRIES_MAX = 8
-_NAMED_MAX = 3
+
+__all__ = ["BuildProgress", "Changes", "Recipe", "Report", "build", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,105 +51,58 @@ class BuildProgress:
 Report = Callable[[BuildProgress], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What is indexed: everything a version depends on but the bytes."""
-
-    store: Store
-    objects: Sequence[ObjectInfo]
-    """All objects there are now that belong to the format, sorted by key."""
-    format: Format
-    options: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """How the objects that lie there differ from those that were indexed."""
-
-    changed: tuple[tuple[ObjectInfo, ObjectInfo], ...]
-    """Indexed and found, where they differ."""
-    gone: tuple[ObjectInfo, ...]
-    new: tuple[ObjectInfo, ...]
-
-    def refuse(self, uri: str, way_out: str) -> None:
-        """Raise an error that names what changed, if anything did."""
-        lines = [
-            f"{was.key} ({_mark(was)} when indexed, {_mark(now)} now)" for was, now in self.changed
-        ]
-        lines += [f"{o.key} (gone)" for o in self.gone]
-        if lines:
-            more = f" and {len(lines) - _NAMED_MAX} more" if len(lines) > _NAMED_MAX else ""
-            verb = "object is" if len(lines) == 1 else "objects are"
-            raise ChangedError(
-                f"{uri}: {len(lines)} {verb} not what was indexed: "
-                f"{'; '.join(lines[:_NAMED_MAX])}{more}. {way_out}"
-            )
-
-
-def _mark(info: ObjectInfo) -> str:
-    when = datetime.fromtimestamp(info.mtime_ns / 1e9, UTC).isoformat(" ", "milliseconds")
-    return f"{info.size_bytes} bytes, {info.etag or when}"
-
-
-def _same(was: ObjectInfo, now: ObjectInfo) -> bool:
-    if was.size_bytes != now.size_bytes:
-        return False
-    if was.etag and now.etag:
-        return was.etag == now.etag
-    return not (was.mtime_ns and now.mtime_ns) or was.mtime_ns == now.mtime_ns
-
-
-def compare(parts: Sequence[Part], objects: Sequence[ObjectInfo]) -> Changes:
-    """Return what changed between an index and the objects that lie there."""
-    found = {o.key: o for o in objects}
-    changed, gone = [], []
-    for part in parts:
-        for table in part.tables:
-            for number in range(table.num_objects):
-                was = table.info(number)
-                now = found.pop(was.key, None)
-                if now is None:
-                    gone.append(was)
-                elif not _same(was, now):
-                    changed.append((was, now))
-    return Changes(changed=tuple(changed), gone=tuple(gone), new=tuple(found.values()))
-
-
 def build(
-    recipe: Recipe, catalog: Catalog, *, rebuild: bool = False, report: Report | None = None
+    recipe: Recipe,
+    catalog: Catalog,
+    *,
+    rebuild: bool = False,
+    report: Report | None = None,
+    crew: Crew | None = None,
 ) -> Manifest:
     """Return the version that describes the objects as they are now, committing it if it is new."""
+    crew = crew or ThreadCrew()
+    work = work_shared(catalog) if crew.is_elsewhere else work_here(recipe)
     for _ in range(_COMMIT_TRIES_MAX):
         # From scratch, what stands there is not looked at: it may be what must be replaced.
         latest = None if rebuild else catalog.read()
         version = max(catalog.versions(), default=0) + 1
-        old = [] if latest is None else [catalog.part(ref) for ref in latest.parts]
-        units = _new_units(recipe, old)
+        base, units = latest, _new_units(recipe, catalog, latest)
         if units is None:
-            old, units = [], recipe.format.units(recipe.objects, recipe.store, recipe.options)
+            base, units = None, recipe.format.units(recipe.objects, recipe.store, recipe.options)
         if not units and latest is not None:
             return latest
-        parts = [*old, _scan_all(recipe, units, report)]
-        if len(parts) > _PARTS_MAX:
-            parts = [merge_parts(parts)]
-        manifest = _manifest(recipe, catalog, parts, version)
+        addition = _scan_all(recipe, units, work, crew, report)
         try:
+            manifest = next_version(
+                catalog,
+                base,
+                addition,
+                version=version,
+                format=recipe.format.name,
+                options=recipe.options,
+            )
             catalog.commit(manifest)
         except ExistsError:
             continue  # Another writer was first: what it committed may be all that we wanted.
-        _clear_work(recipe, units)
+        except NotFoundError:
+            if catalog.newest(version - 1) < version:
+                raise
+            continue  # As above, and it has cleared away the work of both.
+        work.clear([unit_name(unit) for unit in units])
         return manifest
     raise DatasetError(
         f"{catalog.uri}: {_COMMIT_TRIES_MAX} times another writer committed first; let one finish"
     )
 
 
-def _new_units(recipe: Recipe, old: Sequence[Part]) -> list[Unit] | None:
+def _new_units(recipe: Recipe, catalog: Catalog, latest: Manifest | None) -> list[Unit] | None:
     """Return the units that are not indexed yet, or None when everything must be scanned anew."""
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
-    if not old:
+    if latest is None:
         return units
-    changes = compare(old, [o for u in units for o in u.objects])
+    old: Sequence[Part] = [catalog.part(ref) for ref in latest.parts]
+    found = [o for u in units for o in u.objects]
+    changes = compare_with_store(old, found, recipe.store)
     changes.refuse(
         recipe.store.uri,
         "Data sets are immutable: add new objects instead, or index from scratch with "
@@ -157,80 +117,58 @@ def _new_units(recipe: Recipe, old: Sequence[Part]) -> list[Unit] | None:
     return None if any(o.key not in new for u in fresh for o in u.objects) else fresh
 
 
-def _scan_all(recipe: Recipe, units: Sequence[Unit], report: Report | None) -> Part:
+def _scan_all(
+    recipe: Recipe, units: Sequence[Unit], work: Work, crew: Crew, report: Report | None
+) -> Addition:
     if not units:
         raise FormatError(f"{recipe.store.uri}: no {recipe.format.name} objects to index")
-    folder = _work_folder(recipe)
-    parts: dict[int, Part] = {}
-    num_samples = size_bytes = 0
+    _refuse_memory(recipe, work, crew)
     local = recipe.store.source in ("folder", "memory")
-    with Pool(_THREADS_LOCAL if local else _THREADS_REMOTE) as pool:
-        jobs = list(enumerate(units))
-        for number, part in pool.map_unordered(lambda j: (j[0], _scan(recipe, j[1], folder)), jobs):
-            parts[number] = part
-            num_samples += part.num_samples
-            size_bytes += sum(o.size_bytes for o in units[number].objects)
+    scanned = crew.map_unordered(
+        scan_unit,
+        ScanJob(
+            store=recipe.store,
+            format=recipe.format,
+            options=recipe.options,
+            work=work,
+            must_keep=crew.is_elsewhere,
+        ),
+        list(enumerate(units)),
+        at_once=_THREADS_LOCAL if local else _THREADS_REMOTE,
+        together_max=_TOGETHER_MAX,
+        names=lambda numbered: recipe.store.uri + numbered[1].objects[0].key,
+    )
+    # What stays here of a unit is where its part lies; of all, how large their whole will be.
+    pieces: dict[int, Piece] = {}
+    outline: Outline | None = None
+    with closing(scanned):
+        for one in scanned:
+            pieces[one.number] = one.piece(work)
+            outline = one.outline if outline is None else outline.joined(one.outline)
             if report is not None:
-                report(
-                    BuildProgress(
-                        units_done=len(parts),
-                        units=len(units),
-                        num_samples=num_samples,
-                        size_bytes=size_bytes,
-                    )
-                )
-    merged = merge_parts([parts[i] for i in range(len(units))])
-    if merged.num_samples == 0:
+                report(_progress(len(pieces), len(units), outline))
+    assert outline is not None
+    if outline.num_samples == 0:
         raise FormatError(
             f"{recipe.store.uri}: {len(units)} {recipe.format.name} objects hold no sample at all"
         )
-    return merged
+    return Addition(outline=outline, pieces=[pieces[number] for number in range(len(units))])
 
 
-def _scan(recipe: Recipe, unit: Unit, folder: Path) -> Part:
-    path = folder / f"{_unit_name(unit)}.idx"
-    with suppress(FileNotFoundError, FormatError):  # not there, or of another Penstock
-        return open_part(path)
-    part = recipe.format.scan(unit, recipe.store, recipe.options)
-    with suppress(OSError):  # What cannot be kept is scanned again should this build be killed.
-        folder.mkdir(parents=True, exist_ok=True)
-        part.save(path)
-    return part
-
-
-def _clear_work(recipe: Recipe, units: Sequence[Unit]) -> None:
-    """Remove what this build kept, and what killed ones left; another may be at work beside us."""
-    folder = _work_folder(recipe)
-    paths = [folder / f"{_unit_name(unit)}.idx" for unit in units]
-    with suppress(OSError):
-        used = min(p.stat().st_mtime for p in paths)
-        left = [p for p in folder.glob(".penstock-tmp-*") if p.stat().st_mtime < used]
-        for path in paths + left:
-            path.unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def _unit_name(unit: Unit) -> str:
-    digest = xxhash.xxh3_128(msgspec.json.encode(unit.note, order="sorted"))
-    for o in unit.objects:
-        digest.update(o.key.encode("utf-8", "surrogateescape"))
-        digest.update(f"\0{o.size_bytes} {o.etag} {o.mtime_ns}\0".encode())
-    return digest.hexdigest()
-
-
-def _work_folder(recipe: Recipe) -> Path:
-    what = [recipe.store.uri, recipe.format.name, dict(recipe.options)]
-    name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(what, order="sorted"))
-    return cache_folder() / "work" / name
-
-
-def _manifest(recipe: Recipe, catalog: Catalog, parts: Sequence[Part], version: int) -> Manifest:
-    return Manifest(
-        version=version,
-        format=recipe.format.name,
-        options=dict(recipe.options),
-        num_samples=sum(p.num_samples for p in parts),
-        num_objects=sum(t.num_objects for p in parts for t in p.tables),
-        size_bytes=sum(int(t.sizes.sum()) for p in parts for t in p.tables),
-        parts=[catalog.add_part(p) for p in parts],
+def _progress(num_done: int, num_units: int, outline: Outline) -> BuildProgress:
+    return BuildProgress(
+        units_done=num_done,
+        units=num_units,
+        num_samples=outline.num_samples,
+        size_bytes=outline.object_bytes,
     )
+
+
+def _refuse_memory(recipe: Recipe, work: Work, crew: Crew) -> None:
+    """Raise when workers elsewhere would look into a store that only this process has."""
+    for store in (recipe.store, work.store):
+        if crew.is_elsewhere and store.source == "memory":
+            raise OptionError(
+                f"{store.uri} lies in the memory of this process, which workers elsewhere cannot "
+                "read; use a folder that all nodes share, or an object store"
+            )

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 import xxhash
 
+from penstock.clock import Clock, SystemClock
+from penstock.dataset.catalog_copies import Copy, local_copy
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.part import Part, open_part, part_of
 from penstock.errors import FormatError, NotFoundError, OptionError
@@ -28,7 +30,7 @@ from penstock.storage.folder import FolderStore
 FOLDER = ".penstock"
 """Where an index lies beside its data."""
 _LAYOUT = 1
-_COPY_BYTES = 32 << 20
+_LOOK_AGAIN_S = 0.5
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,28 @@ class Catalog:
             raise OptionError(f"{self.uri} has no version {version}; it has: {have}") from None
         return _parsed(data, f"{self.uri} version {version}")
 
+    def read_soon(self, version: int, wait_s: float, clock: Clock | None = None) -> Manifest:
+        """Return a version that somebody has seen, waiting for it to be seen here too."""
+        clock = clock or SystemClock()
+        end_s = clock.now_s() + wait_s
+        # A listing also makes a network file system look again.
+        while clock.now_s() < end_s and version not in self.versions():
+            clock.sleep(min(_LOOK_AGAIN_S, wait_s))
+        manifest = self.read(version)
+        assert manifest is not None
+        return manifest
+
+    def newest(self, known: int) -> int:
+        """Return the number of the latest version, asking once when it is the known one still.
+
+        Numbers have no gaps: where the next one is missing, there is none after it.
+        """
+        try:
+            self.store.info(self._key(known + 1))
+        except NotFoundError:
+            return known
+        return self.versions()[-1]
+
     def commit(self, manifest: Manifest) -> None:
         """Make a version visible, or raise `ExistsError` when another writer was first."""
         data = msgspec.json.format(msgspec.json.encode(manifest))
@@ -154,19 +178,22 @@ class Catalog:
             return open_part(self.store.path_of(key))
         if self.store.source == "memory":
             return part_of(parse_columns(self.store.read(key), self.store.uri + key))
-        local = cache_folder() / "parts" / f"{ref.name}.idx"
-        if not local.exists() or local.stat().st_size != ref.size_bytes:
-            self._copy(key, ref.size_bytes, local)
-        return open_part(local)
+        copy = Copy(
+            store=self.store,
+            key=key,
+            name=ref.name,
+            size_bytes=ref.size_bytes,
+            folder=cache_folder() / "parts",
+        )
+        return open_part(local_copy(copy))
 
-    def _copy(self, key: str, size_bytes: int, local: Path) -> None:
-        local.parent.mkdir(parents=True, exist_ok=True)
-        temporary = local.with_name(f".penstock-tmp-{secrets.token_hex(8)}-{local.name}")
-        with temporary.open("wb") as file:
-            for start in range(0, size_bytes, _COPY_BYTES):
-                length = min(_COPY_BYTES, size_bytes - start)
-                file.write(self.store.read_range(key, start, length))
-        temporary.replace(local)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a data set was found: a catalog, and the version there."""
+
+    catalog: Catalog
+    manifest: Manifest
 
 
 class _Layout(msgspec.Struct):

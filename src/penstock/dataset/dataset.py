@@ -7,7 +7,7 @@ of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.dataset.bound import BoundPart, Decoders
+from penstock.dataset.catalog import Origin
 from penstock.dataset.fields import Field
 from penstock.dataset.formats.base import Block
 from penstock.dataset.part import Ints, Part, merge_fields
@@ -35,10 +36,13 @@ class Dataset(Sequence[dict[str, Any]]):
         decoders: Decoders | None = None,
         version: int = 0,
         selection: range | Ints | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.store = store
         self.version = version
         """The version that is read; 0 for an index that belongs to no catalog."""
+        self.origin = origin
+        """The catalog that the version was found in, where that is known."""
         self.selection = selection
         self._parts = tuple(parts)
         self._decoders: Decoders = dict(decoders or {})
@@ -51,8 +55,18 @@ class Dataset(Sequence[dict[str, Any]]):
         self._recent_blocks: tuple[tuple[tuple[int, int], Block], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (self.store, self._parts, self._decoders, self.version, self.selection)
-        return _remake, state
+        # Parts that a catalog names travel by these names: files in the cache of this machine may
+        # not be there on the machine where this is unpickled.
+        is_named = self.origin is not None and self.origin.catalog.store.source != "memory"
+        state = {
+            "store": self.store,
+            "parts": None if is_named else self._parts,
+            "decoders": self._decoders,
+            "version": self.version,
+            "selection": self.selection,
+            "origin": self.origin,
+        }
+        return _remake, (state,)
 
     @property
     def uri(self) -> str:
@@ -195,6 +209,7 @@ class Dataset(Sequence[dict[str, Any]]):
             decoders=self._decoders,
             version=self.version,
             selection=selection,
+            origin=self.origin,
         )
 
     def _select_range(self, chosen: range) -> range | Ints:
@@ -218,7 +233,48 @@ class Dataset(Sequence[dict[str, Any]]):
             decoders=decoders,
             version=self.version,
             selection=self.selection,
+            origin=self.origin,
         )
+
+    def latest(self) -> Dataset:
+        """Return the newest version of this data set, which is itself when there is no newer one.
+
+        To look costs one request. Who reads the older version is not disturbed.
+        """
+        origin = self._whole()
+        return self.at_version(origin.catalog.newest(self.version))
+
+    def at_version(self, version: int, *, wait_s: float = 0.0) -> Dataset:
+        """Return a version of this data set.
+
+        Where a network file system shows new files late, one that another node has seen is waited
+        for up to `wait_s`.
+        """
+        origin = self._whole()
+        if version == self.version:
+            return self
+        manifest = origin.catalog.read_soon(version, wait_s)
+        return Dataset(
+            store=self.store,
+            parts=[origin.catalog.part(ref) for ref in manifest.parts],
+            decoders=self._decoders,
+            version=version,
+            origin=Origin(catalog=origin.catalog, manifest=manifest),
+        )
+
+    def _whole(self) -> Origin:
+        if self.origin is None:
+            raise OptionError(
+                f"{self.uri} was opened from an index without versions; open the data set by its "
+                "own name"
+            )
+        if self.selection is not None:
+            raise OptionError(
+                f"this is a view of {len(self)} samples of {self.uri}, and which samples of "
+                "another version belong to it is not known; take the other version of the whole "
+                "data set and select from that"
+            )
+        return self.origin
 
     def __repr__(self) -> str:
         return (
@@ -227,9 +283,9 @@ class Dataset(Sequence[dict[str, Any]]):
         )
 
 
-def _remake(
-    store: Store, parts: Sequence[Part], decoders: Mapping[str, Any], version: int, selection: Any
-) -> Dataset:
-    return Dataset(
-        store=store, parts=parts, decoders=decoders, version=version, selection=selection
-    )
+def _remake(state: dict[str, Any]) -> Dataset:
+    origin: Origin | None = state["origin"]
+    if state["parts"] is None:
+        assert origin is not None
+        state["parts"] = [origin.catalog.part(ref) for ref in origin.manifest.parts]
+    return Dataset(**state)

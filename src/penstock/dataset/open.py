@@ -17,8 +17,10 @@ import msgspec
 import xxhash
 
 from penstock.dataset.bound import Decoders
-from penstock.dataset.build import Recipe, Report, build, compare
-from penstock.dataset.catalog import FOLDER, Catalog, Manifest, cache_folder
+from penstock.dataset.build import Recipe, Report, build
+from penstock.dataset.build_changes import compare_with_store
+from penstock.dataset.catalog import FOLDER, Catalog, Manifest, Origin, cache_folder
+from penstock.dataset.crew import Crew
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.formats import format_named, format_of
 from penstock.dataset.formats.base import Format
@@ -29,9 +31,14 @@ from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.locate import Located, open_store, resolve
 from penstock.storage.options import StoreOptions
+from penstock.storage.places import split_uri
 
 _log = logging.getLogger("penstock.dataset")
 _CHECKED_OBJECTS_MAX = 100_000
+_EVERYTHING = "all"
+"""Name of the catalog of a whole folder with the format's default options."""
+
+_WILDCARDS = frozenset("*?[]{}")
 
 Uri = str | Path | Sequence[str | Path]
 
@@ -61,11 +68,14 @@ class Found:
         what = [self.located.spec, self.format.name, self.options]
         name = xxhash.xxh3_64_hexdigest(msgspec.json.encode(what, order="sorted"))
         if self.located.is_everything and not self.options:
-            name = "all"
-        beside = Catalog(self.located.store, f"{FOLDER}/{name}/")
-        where = xxhash.xxh3_128_hexdigest(self.located.store.uri.encode())
-        kept = FolderStore(cache_folder() / "indexes" / where)
-        return beside, Catalog(kept, f"{name}/")
+            name = _EVERYTHING
+        return _catalogs(self.located.store, name)
+
+
+def _catalogs(store: Store, name: str) -> tuple[Catalog, Catalog]:
+    where = xxhash.xxh3_128_hexdigest(store.uri.encode())
+    kept = FolderStore(cache_folder() / "indexes" / where)
+    return Catalog(store, f"{FOLDER}/{name}/"), Catalog(kept, f"{name}/")
 
 
 def look_up(
@@ -120,9 +130,13 @@ def open(
     direct = _open_index(uri, decoders, store)
     if direct is not None:
         return direct
+    ready = None if options else _ready(uri, version, format, store)
+    if ready is not None and not (check and ready.num_objects <= _CHECKED_OBJECTS_MAX):
+        return ready.dataset(decoders)
     found = look_up(uri, format=format, store=store, options=options)
     for catalog in found.catalogs():
-        manifest = _read(catalog, version)
+        is_known = ready is not None and ready.origin.catalog.uri == catalog.uri
+        manifest = ready.origin.manifest if ready and is_known else _read(catalog, version)
         if manifest is not None:
             dataset = _dataset(found.located.store, catalog, manifest, decoders)
             if check and len(found.objects) <= _CHECKED_OBJECTS_MAX:
@@ -137,22 +151,67 @@ def open(
 def _read(catalog: Catalog, version: int | None) -> Manifest | None:
     """Return a version if this catalog has any at all; one that cannot be read has none."""
     try:
-        return catalog.read(version) if catalog.versions() else None
+        return catalog.read(version) if version is None or catalog.versions() else None
     except StoreError as error:
         _log.info("no index at %s: %s", catalog.uri, error)
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """A version that was found without looking at the objects."""
+
+    store: Store
+    origin: Origin
+
+    @property
+    def num_objects(self) -> int:
+        return self.origin.manifest.num_objects
+
+    def dataset(self, decoders: Decoders | None) -> Dataset:
+        return _dataset(self.store, self.origin.catalog, self.origin.manifest, decoders)
+
+
+def _ready(
+    uri: Uri, version: int | None, format: str | None, options: StoreOptions | None
+) -> _Ready | None:
+    """Return the version of a whole folder, if it is indexed.
+
+    To list a hundred thousand objects takes a hundred requests, on every rank; a version takes two,
+    however large the set. It is also found before the listing, and so names nothing that a listing
+    has missed.
+    """
+    if not isinstance(uri, str | Path) or _WILDCARDS & set(str(uri)):
+        return None
+    place = split_uri(str(uri))
+    if place.scheme in ("http", "https") or (place.scheme == "memory" and place.path):
+        return None
+    store = open_store(f"{str(uri).rstrip('/')}/", options)
+    for catalog in _catalogs(store, _EVERYTHING):
+        manifest = _read(catalog, version)
+        if manifest is not None:
+            is_wanted = format in (None, manifest.format)
+            origin = Origin(catalog=catalog, manifest=manifest)
+            return _Ready(store=store, origin=origin) if is_wanted else None
+    return None
+
+
 def _dataset(
     store: Store, catalog: Catalog, manifest: Manifest, decoders: Decoders | None
 ) -> Dataset:
-    parts = [catalog.part(ref) for ref in manifest.parts]
-    return Dataset(store=store, parts=parts, decoders=decoders, version=manifest.version)
+    return Dataset(
+        store=store,
+        parts=[catalog.part(ref) for ref in manifest.parts],
+        decoders=decoders,
+        version=manifest.version,
+        origin=Origin(catalog=catalog, manifest=manifest),
+    )
 
 
 def _check(found: Found, dataset: Dataset, *, is_latest: bool) -> None:
     units = found.format.units(found.objects, found.located.store, found.options)
-    changes = compare(dataset.parts, [o for u in units for o in u.objects])
+    listed = [o for u in units for o in u.objects]
+    changes = compare_with_store(dataset.parts, listed, found.located.store)
     changes.refuse(
         dataset.uri,
         "Index it again with `penstock index --rebuild`; if it is a copy with new times, pass "
@@ -170,7 +229,11 @@ def _check(found: Found, dataset: Dataset, *, is_latest: bool) -> None:
 
 
 def write_index(
-    found: Found, *, rebuild: bool = False, report: Report | None = None
+    found: Found,
+    *,
+    rebuild: bool = False,
+    report: Report | None = None,
+    crew: Crew | None = None,
 ) -> tuple[Catalog, Manifest]:
     """Build an index and store it beside the data, or in the user's cache where that is refused."""
     refuse_unfinished(found.located.store)
@@ -179,12 +242,12 @@ def write_index(
     # http can be neither listed nor written.
     if beside.store.can_list and (_has_versions(beside) or not _has_versions(kept)):
         try:
-            return beside, build(found.recipe, beside, rebuild=rebuild, report=report)
+            return beside, build(found.recipe, beside, rebuild=rebuild, report=report, crew=crew)
         except (StoreError, OSError) as error:
             if isinstance(error, StoreError) and error.retryable:
                 raise
             _log.info("the index cannot be stored at %s (%s)", beside.uri, error)
-    manifest = build(found.recipe, kept, rebuild=rebuild, report=report)
+    manifest = build(found.recipe, kept, rebuild=rebuild, report=report, crew=crew)
     _log.info("the index of %s is kept in %s", found.located.store.uri, kept.uri)
     return kept, manifest
 

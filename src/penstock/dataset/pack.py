@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from penstock.dataset.crew import Crew, ThreadCrew
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import Uri
 from penstock.dataset.open import open as open_dataset
@@ -27,9 +28,6 @@ from penstock.dataset.sources_csv import open_csv
 from penstock.dataset.writer import Writer
 from penstock.errors import OptionError
 from penstock.storage.options import StoreOptions
-from penstock.storage.pool import Pool
-
-_READERS = 16
 
 __all__ = ["PackOptions", "PackProgress", "PackReport", "Report", "pack"]
 
@@ -42,6 +40,7 @@ def pack(
     store: StoreOptions | None = None,
     source_store: StoreOptions | None = None,
     report: Report | None = None,
+    crew: Crew | None = None,
 ) -> PackReport:
     """Pack a source into shards at a destination and commit them as one version.
 
@@ -53,6 +52,7 @@ def pack(
         store: how the destination is reached, where the environment does not say.
         source_store: how the source is reached.
         report: called with progress.
+        crew: who writes shards, where that is not this process alone.
 
     Run again after it was killed, with the same source and options, it goes on where it was. That
     does not hold for an iterable, which cannot be asked for its middle.
@@ -60,10 +60,15 @@ def pack(
     options = options or PackOptions()
     chosen = _source(source, options, source_store)
     if chosen is None:
+        if crew is not None and crew.is_elsewhere:
+            raise OptionError(
+                "an iterable is one stream, which workers elsewhere cannot share; write it with "
+                "a Writer in each of them, to destinations of their own"
+            )
         samples = cast("Iterable[Mapping[str, Any]]", source)
         return _pack_iterable(samples, destination, options, store, report)
-    with Pool(_READERS) as readers:
-        return Packing.begin(chosen, destination, options, readers, store).run(report)
+    packing = Packing.begin(chosen, destination, options, store)
+    return packing.run(crew or ThreadCrew(), report)
 
 
 def _source(

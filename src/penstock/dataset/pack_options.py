@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.dataset.part import Part
+from penstock.dataset.build_merge import Outline
 from penstock.dataset.writer import ShardFormat, check_shards
 from penstock.errors import OptionError
 
@@ -50,13 +50,13 @@ class PackProgress:
     size_bytes: int = 0
     """Of the shards that are done; 0 where it is not known."""
 
-    def after(self, part: Part) -> PackProgress:
+    def after(self, shard: Outline) -> PackProgress:
         """Return this with one more shard done."""
         return replace(
             self,
             shards_done=self.shards_done + 1,
-            num_samples=self.num_samples + part.num_samples,
-            size_bytes=self.size_bytes + int(part.tables[0].sizes.sum()),
+            num_samples=self.num_samples + shard.num_samples,
+            size_bytes=self.size_bytes + shard.object_bytes,
         )
 
 

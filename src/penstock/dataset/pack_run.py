@@ -1,30 +1,44 @@
-"""A pack at work: threads write shards, each is noted when done, all are committed at the end."""
+"""A pack at work: shards are written in any order, each is noted when done, then all are committed.
+
+A `Packing` is a value that says everything about a pack, so it can be handed to workers elsewhere;
+`pack_shard` is what is done for one shard, here or there.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import xxhash
 
+from penstock.dataset.build_merge import Outline, Piece, outline_of
 from penstock.dataset.catalog import Manifest
+from penstock.dataset.columns import parse_columns
+from penstock.dataset.crew import Crew
 from penstock.dataset.pack_options import PackOptions, PackProgress, PackReport, Report
 from penstock.dataset.pack_plan import PackPlan, make_plan
-from penstock.dataset.part import Part
+from penstock.dataset.part import Part, part_of
 from penstock.dataset.sources import Source
+from penstock.dataset.versions import Addition, next_version
 from penstock.dataset.writer import sample_key, write_shard
-from penstock.dataset.writer_destination import Destination, open_destination
+from penstock.dataset.writer_destination import JOBS, Destination, open_destination, unfinished_jobs
 from penstock.dataset.writer_layouts import Layout, TarLayout, npy_layout
-from penstock.errors import DatasetError
+from penstock.errors import DatasetError, ExistsError, OptionError
 from penstock.storage.options import StoreOptions
 from penstock.storage.pool import Pool
 from penstock.units import bytes_of
 
 _WORKERS_LOCAL_MAX = 4
 _WORKERS_REMOTE = 8
+_READERS = 16
 _LOCAL = ("folder", "memory")
+_HELD_PARTS_MAX = 1000
+"""Parts of shards that stay in memory; those of more shards are read again in the end."""
 
 
 def report_of(uri: str, manifest: Manifest, num_shards: int, num_reused: int) -> PackReport:
@@ -47,11 +61,13 @@ class Packing:
     plan: PackPlan
     layout: Layout
     place: Destination
-    readers: Pool
     options: PackOptions
     goes_on: bool
-    written: set[int] = field(default_factory=set)
-    """Shards whose writing has begun."""
+    """Whether there may be shards that are done: of an earlier run, or of a worker that died."""
+    readers: Pool | None = field(default=None, compare=False)
+    """Threads that all shards share; None where each brings its own."""
+    holds: bool = True
+    """Whether the index of a shard is handed back, rather than read again in the end."""
 
     @classmethod
     def begin(
@@ -59,7 +75,6 @@ class Packing:
         source: Source,
         destination: str | Path,
         options: PackOptions,
-        readers: Pool,
         store: StoreOptions | None,
     ) -> Packing:
         """Plan the shards and take the destination."""
@@ -71,7 +86,8 @@ class Packing:
         )
         layout: Layout = TarLayout()
         if options.format == "npy":
-            layout = npy_layout(source.read(plan.first(1), readers, decoded=True)[0])
+            with Pool(1) as readers:
+                layout = npy_layout(source.read(plan.first(1), readers, decoded=True)[0])
             plan = plan.with_rows(layout.row_bytes, options.shard_size)
         place, goes_on = open_destination(
             destination,
@@ -80,17 +96,18 @@ class Packing:
             append=options.append,
             options=store,
         )
+        if not goes_on:
+            _refuse_others(place)
         return cls(
             source=source,
             plan=plan,
             layout=layout,
             place=place,
-            readers=readers,
             options=options,
             goes_on=goes_on,
         )
 
-    def run(self, report: Report | None) -> PackReport:
+    def run(self, crew: Crew, report: Report | None) -> PackReport:
         """Write what is missing, then commit."""
         latest = self.place.catalog.read()
         if latest is not None and latest.version > self.place.job.base_version:
@@ -99,25 +116,76 @@ class Packing:
             return report_of(
                 self.place.store.uri, latest, self.plan.num_shards, self.plan.num_shards
             )
-        parts: dict[int, Part] = {}
-        num_reused = 0
-        progress = PackProgress(shards=self.plan.num_shards)
         try:
+            self._refuse_memory(crew)
             self.place.check_layout(self.layout)
-            with Pool(self._num_workers()) as pool:
-                shards = pool.map_unordered(self._shard, range(self.plan.num_shards))
-                for number, part, is_reused in shards:
-                    parts[number] = part
-                    num_reused += is_reused
-                    progress = progress.after(part)
-                    if report is not None:
-                        report(progress)
+            addition, num_reused = self._write_all(crew, report)
         except BaseException:
-            if not self.goes_on and not self.written:
+            if not self.goes_on and not self._has_written():
                 self.place.forget()
             raise
-        manifest = self.place.commit([parts[n] for n in sorted(parts)], self.layout)
+        manifest = self._commit(addition)
         return report_of(self.place.store.uri, manifest, self.plan.num_shards, num_reused)
+
+    def _write_all(self, crew: Crew, report: Report | None) -> tuple[Addition, int]:
+        pieces: dict[int, Piece] = {}
+        outline: Outline | None = None
+        num_reused = 0
+        progress = PackProgress(shards=self.plan.num_shards)
+        with self._for_crew(crew) as job:
+            shards = crew.map_unordered(
+                pack_shard,
+                job,
+                range(self.plan.num_shards),
+                at_once=self._num_workers(),
+                names=lambda number: self.place.store.uri + self.place.key(number),
+            )
+            with closing(shards):
+                for shard in shards:
+                    pieces[shard.number] = shard.piece(self.place)
+                    outline = shard.outline.joined(outline) if outline else shard.outline
+                    num_reused += shard.is_reused and self.goes_on
+                    progress = progress.after(shard.outline)
+                    if report is not None:
+                        report(progress)
+        assert outline is not None
+        return Addition(outline=outline, pieces=[pieces[n] for n in sorted(pieces)]), num_reused
+
+    @contextmanager
+    def _for_crew(self, crew: Crew) -> Iterator[Packing]:
+        """Give this as its crew needs it."""
+        if crew.is_elsewhere:
+            # Who starts a task again after its worker died does not start anew.
+            yield replace(self, goes_on=True, holds=False)
+            return
+        with Pool(_READERS) as readers:
+            yield replace(self, readers=readers, holds=self.plan.num_shards <= _HELD_PARTS_MAX)
+
+    def _commit(self, addition: Addition) -> Manifest:
+        """Make all shards visible as one version, and forget the job."""
+        place = self.place
+        manifest = next_version(
+            place.catalog,
+            place.base,
+            addition,
+            version=place.job.base_version + 1,
+            format=place.format,
+            options=self.layout.options,
+        )
+        try:
+            place.catalog.commit(manifest)
+        except ExistsError:
+            there = place.catalog.read(manifest.version)
+            assert there is not None
+            if [r.fingerprint for r in there.parts] != [r.fingerprint for r in manifest.parts]:
+                raise DatasetError(
+                    f"{place.catalog.uri}: another writer committed version {manifest.version} "
+                    f"first; {self.plan.num_shards} shards from {place.key(0)} on belong to no "
+                    "version unless it names them: delete those it does not, and append again"
+                ) from None
+            manifest = there  # The same pack was started twice: both have made the same.
+        place.forget()
+        return manifest
 
     def _num_workers(self) -> int:
         if self.options.workers is not None:
@@ -126,27 +194,100 @@ class Packing:
             return min(_WORKERS_LOCAL_MAX, os.cpu_count() or 1)
         return _WORKERS_REMOTE
 
-    def _shard(self, number: int) -> tuple[int, Part, bool]:
-        """Return a shard's number, its index, and whether it was there already."""
-        kept = self.place.kept(number) if self.goes_on else None
-        if kept is not None:
-            return number, kept, True
-        numbers = self.plan.numbers(number)
-        decoded = self.options.format == "npy"
-        samples = self.source.read(numbers, self.readers, decoded=decoded)
-        first = int(self.plan.starts[number])
-        records = [
-            self.layout.encode(self._key(first + i, n), sample)
-            for i, (n, sample) in enumerate(zip(numbers.tolist(), samples, strict=True))
-        ]
-        self.written.add(number)
-        part = write_shard(self.place, number, self.layout, records, is_new=False)
-        self.place.keep(number, part)
-        return number, part, False
+    def _has_written(self) -> bool:
+        """Return whether some shard lies there: then what is begun must be finished or cleared."""
+        first = self.place.key(0)
+        return any(o.key >= first for o in self.place.store.list(first[: first.index("-") + 1]))
 
-    def _key(self, position: int, number: int) -> str:
-        own = self.source.key(number) if self.options.keep_keys else None
-        return own or sample_key(self.place.num_samples_before, position)
+    def _refuse_memory(self, crew: Crew) -> None:
+        if crew.is_elsewhere and self.place.store.source == "memory":
+            raise OptionError(
+                f"{self.place.store.uri} lies in the memory of this process, which workers "
+                "elsewhere cannot write; use a folder that all nodes share, or an object store"
+            )
+
+
+def _refuse_others(place: Destination) -> None:
+    """Raise when another writes there too, or has since this one looked for the first time.
+
+    All note their jobs before they look here. So of two that begin in one moment at least one sees
+    the other, and nobody goes on from a version that is no longer the latest: it would write over
+    the shards of the one that is.
+    """
+    others = [name for name in unfinished_jobs(place.store) if name != place.job_name]
+    base_version = place.job.base_version
+    newest = place.catalog.newest(base_version)
+    if others or newest != base_version:
+        place.forget()
+        what = f"is being written by {others[0]}" if others else f"has version {newest} since now"
+        raise DatasetError(
+            f"{place.store.uri} {what}, which began in the same moment; nothing was written: let "
+            "the other finish, then run this again"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedShard:
+    """What came of a shard."""
+
+    number: int
+    outline: Outline
+    is_reused: bool
+    """Whether it was there already."""
+    held: Part | None
+    """Its index, unless that is read again in the end."""
+
+    def piece(self, place: Destination) -> Piece:
+        """Return its index as something to be merged."""
+        if self.held is not None:
+            return partial(_itself, self.held)
+        return partial(_noted, place, self.number)
+
+
+def _itself(part: Part) -> Part:
+    return part
+
+
+def _noted(place: Destination, number: int) -> Part:
+    name = f"{JOBS}{place.job_name}/{number:06}.idx"
+    return part_of(parse_columns(place.store.read(name), place.store.uri + name))
+
+
+def pack_shard(packing: Packing, number: int) -> PackedShard:
+    """Write one shard and note its index, unless that was done before."""
+    part = packing.place.kept(number) if packing.goes_on else None
+    is_reused = part is not None
+    if part is None:
+        part = _written(packing, number)
+        packing.place.keep(number, part)
+    return PackedShard(
+        number=number,
+        outline=outline_of(part, number),
+        is_reused=is_reused,
+        held=part if packing.holds else None,
+    )
+
+
+def _written(packing: Packing, number: int) -> Part:
+    plan, layout = packing.plan, packing.layout
+    numbers = plan.numbers(number)
+    decoded = packing.options.format == "npy"
+    if packing.readers is not None:
+        samples = packing.source.read(numbers, packing.readers, decoded=decoded)
+    else:
+        with Pool(_READERS) as readers:
+            samples = packing.source.read(numbers, readers, decoded=decoded)
+    first = int(plan.starts[number])
+    records = [
+        layout.encode(_key(packing, first + i, n), sample)
+        for i, (n, sample) in enumerate(zip(numbers.tolist(), samples, strict=True))
+    ]
+    return write_shard(packing.place, number, layout, records, is_new=False)
+
+
+def _key(packing: Packing, position: int, number: int) -> str:
+    own = packing.source.key(number) if packing.options.keep_keys else None
+    return own or sample_key(packing.place.num_samples_before, position)
 
 
 def _job_name(source: Source, options: PackOptions) -> str:

@@ -15,14 +15,12 @@ from typing import Any
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.flow import Budget, Flow
-from penstock.flow.live import LiveRates
 from penstock.loader.ahead import FillAhead
+from penstock.loader.around import Around
 from penstock.loader.buffers import BufferPool
-from penstock.loader.cluster import Cluster
 from penstock.loader.decode import Collate, DecodeMaker, Transform, Wishes
 from penstock.loader.fetcher import Fetcher
 from penstock.loader.gather import GatherMaker, can_gather
-from penstock.loader.holding import Holding
 from penstock.loader.job import Maker, Slot
 from penstock.loader.processes import ProcessPool
 from penstock.loader.raw import RawMaker, can_stay_raw
@@ -30,11 +28,9 @@ from penstock.loader.reads import SampleReader
 from penstock.loader.runner import Runner
 from penstock.loader.runs import Runs
 from penstock.loader.staging import Stager
-from penstock.loader.stats import Counters
 from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of
 from penstock.order import BlocksOrder, ColdOrder, Order
 from penstock.storage.tier_sizes import Disk, Memory
-from penstock.trace import Recorder
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
@@ -75,17 +71,6 @@ class Wanted:
         """The memory for blocks: the window in use, and the next one on its way."""
         in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
         return max(self.look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Around:
-    """What a run finds in its process."""
-
-    counters: Counters
-    recorder: Recorder | None
-    live: LiveRates | None
-    holding: Holding | None
-    cluster: Cluster | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +165,11 @@ def _stager(
     _warn_of_blocks(wanted)
     return Stager(
         pool,
-        around.counters,
+        around,
         stage_bytes=wanted.stage_bytes,
         runs=_runs(wanted, world, fetcher),
-        holding=around.holding,
         measured=fetcher,
         reads_ahead=wanted.workers == "thread",
-        cluster=around.cluster,
-        recorder=around.recorder,
     )
 
 

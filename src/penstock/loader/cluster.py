@@ -81,6 +81,7 @@ class Cluster:
         self._carried = carried
         self.shelf = carried.shelf
         self.filling = carried.filling
+        self.run_id = carried.run_id
         self.me = world.node
         self._world = world
         self._counters = counters

@@ -167,7 +167,8 @@ def _cluster(
     counters: Counters,
 ) -> Cluster:
     holding = here.holding
-    neighbours = Neighbours(joined.members, joined.mine.name)
+    voice = joined.world.local_rank
+    neighbours = Neighbours(joined.members, joined.mine.name, voice=voice)
     client = _transport().client(
         name=joined.mine.name, run_id=joined.run_id, secret=joined.secret, gossip=neighbours
     )

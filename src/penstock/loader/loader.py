@@ -14,25 +14,31 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+
+import xxhash
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
-from penstock.loader.build import Around, Span, Wanted, make_run
+from penstock.loader.around import Around
+from penstock.loader.build import Span, Wanted, make_run
 from penstock.loader.convert import converter
 from penstock.loader.decode import Collate, Transform
 from penstock.loader.iteration import Iteration
 from penstock.loader.job import Slot
-from penstock.loader.opening import Meeting, Opened, by_home, open_here
+from penstock.loader.opening import Meeting, Opened, by_home, open_here, rendezvous_for
 from penstock.loader.reads import is_local
-from penstock.loader.stats import Counters, PeerStats, Stats, TierStats
+from penstock.loader.stats import Counters, Seen, Stats, TierStats
 from penstock.loader.stream import Assign, Stream, make_order
+from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import BlocksOrder, Cursor
+from penstock.peers.runs import run_name
 from penstock.plan.bound import epoch_bound
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
@@ -102,17 +108,8 @@ class Loader:
         trace: str | Path | None = None,
     ) -> None:
         check_batch(batch_size, global_batch_size)
-        check_counts(
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            epochs=epochs,
-            threads=threads,
-            look_ahead=bytes_of(look_ahead),
-        )
-        if workers not in ("thread", "process"):
-            raise OptionError(f"workers={workers!r}: there are 'thread' and 'process'")
-        if assignment not in ("fixed", "locality"):
-            raise OptionError(f"assignment={assignment!r}: there are 'fixed' and 'locality'")
+        check_counts(epochs=epochs, threads=threads, look_ahead=bytes_of(look_ahead))
+        check_words(workers=workers, assignment=assignment)
         if collate is not None and pad:
             raise OptionError("pad= fills up what Penstock joins; with collate= you join yourself")
         self.dataset = dataset
@@ -122,6 +119,7 @@ class Loader:
         self.seed = seed
         self.drop_last = drop_last
         self.order = make_order(dataset, shuffle, seed, global_batch_size)
+        self._shuffle = shuffle
         self._world = world
         self._wanted = Wanted(
             dataset=dataset,
@@ -138,18 +136,13 @@ class Loader:
         self._peers = peers
         self._assignment = assignment
         self._opened: Opened | None = None
-        self._last_tiers: tuple[TierStats, ...] = ()
-        self._last_peers: tuple[PeerStats, ...] = ()
-        self._last_events: tuple[str, ...] = ()
-        self._warm_bytes: int | None = None
-        """What the tiers held when they were first opened."""
+        self._seen = Seen()
         self._live: LiveRates | None = None
         self._output = output
         self._trace_path = trace
         self._recorder = Recorder() if trace is not None else None
         self._counters = Counters()
-        self._cursor = (0, 0)
-        self._begin_at = (0, 0)
+        self._cursor = self._begin_at = (0, 0)
         self._current: weakref.ref[Iteration] | None = None
 
     # -- where the stream stands -------------------------------------------------------------
@@ -196,7 +189,13 @@ class Loader:
         return dict(cursor.to_state())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved place, also on another number of ranks, at the next `iter`."""
+        """Go on from a saved place, also on another number of ranks, at the next `iter`.
+
+        If the data set has newer versions since, the one that the state was saved with is read.
+        """
+        saved = state.get("fingerprint")
+        if isinstance(self.dataset, Dataset) and isinstance(saved, str):
+            self._move_to(version_with(self.dataset, saved) or self.dataset)
         cursor = Cursor.from_state(state, order=self.order, fingerprint=self.dataset.fingerprint)
         self._end_iteration()
         self._cursor = self._begin_at = (cursor.epoch, cursor.position)
@@ -205,6 +204,41 @@ class Loader:
         """Begin the next iteration at an epoch; nothing changes if it would anyway."""
         if epoch != self._begin_at[0]:
             self._cursor = self._begin_at = (epoch, 0)
+
+    def refresh(self) -> bool:
+        """Move to the newest version of the data set; return whether there is a newer one.
+
+        Between epochs only. All ranks have to call it, and move to the same version: the one that
+        the first of them found.
+        """
+        check_at_edge(*self._cursor)
+        if not isinstance(self.dataset, Dataset):
+            raise OptionError("a mixture stays as it is; make a new one from `dataset.latest()`")
+        self._end_iteration()
+        self._begin_at = self._cursor
+        place, key = None, ""
+        if self.world.num_ranks > 1:
+            place = rendezvous_for(self._peers, self.world)
+            name = xxhash.xxh3_64_hexdigest(self.dataset.uri.encode())
+            key = f"{self._run_key()}/version/{name}/{self._cursor[0]}"
+        return self._move_to(newest_for_all(self.dataset, place, key))
+
+    def _run_key(self) -> str:
+        """Return what keys of this run begin with."""
+        cluster = None if self._opened is None else self._opened.cluster
+        return run_name() if cluster is None else cluster.run_id.hex()
+
+    def _move_to(self, dataset: Dataset) -> bool:
+        """Read another version of the data set from now on."""
+        if dataset is self.dataset:
+            return False
+        self._end_iteration()
+        self._close_tiers()
+        self.dataset = dataset
+        self.order = make_order(dataset, self._shuffle, self.seed, self.global_batch_size)
+        self._wanted = replace(self._wanted, dataset=dataset, order=self.order)
+        self._seen = Seen()
+        return True
 
     # -- iterating ---------------------------------------------------------------------------
 
@@ -265,8 +299,11 @@ class Loader:
                 ),
                 self._counters,
             )
-            if self._warm_bytes is None:
-                self._warm_bytes = self._opened.holding.warm_bytes
+            if self._seen.warm_bytes is None:
+                warm_bytes = self._opened.holding.warm_bytes
+                if self._opened.cluster is not None:
+                    warm_bytes *= self.world.num_nodes  # About as much lies on the others.
+                self._seen.warm_bytes = warm_bytes
 
     def _live_rates(self) -> LiveRates | None:
         """Return what refines this machine's file, if there is one."""
@@ -293,15 +330,18 @@ class Loader:
         if self._current is not None:
             _log.info("%s", self.stats())
         self._end_iteration()
-        if self._opened is not None:
-            self._tier_stats()
-            self._opened.close()
-            self._opened = None
+        self._close_tiers()
         if self._recorder is not None and self._trace_path is not None and len(self._recorder):
             world, path = self.world, Path(self._trace_path)
             if world.num_ranks > 1:
                 path = path.with_name(f"rank{world.rank}-{path.name}")
             self._recorder.write(path)
+
+    def _close_tiers(self) -> None:
+        if self._opened is not None:
+            self._tier_stats()
+            self._opened.close()
+            self._opened = None
 
     def _end_iteration(self) -> None:
         iteration = self._current() if self._current is not None else None
@@ -330,17 +370,19 @@ class Loader:
             tiers,
             self._bound_bytes(),
             self._progress(),
-            peers=self._last_peers,
-            events=self._last_events,
+            peers=self._seen.peers,
+            events=self._seen.events,
         )
 
     def _tier_stats(self) -> tuple[TierStats, ...]:
         if self._opened is not None and self._opened.pid == os.getpid():
-            self._last_tiers = self._opened.holding.stats()
-            if self._opened.cluster is not None:
-                self._last_peers = self._opened.cluster.stats()
-                self._last_events = tuple(self._opened.cluster.log)
-        return self._last_tiers
+            seen, cluster = self._seen, self._opened.cluster
+            seen.tiers = self._opened.holding.stats()
+            seen.cache_bytes = sum(t.capacity_bytes for t in seen.tiers) * self.world.num_nodes
+            if cluster is not None:
+                seen.peers, seen.events = cluster.stats(), tuple(cluster.log)
+                seen.cache_bytes = cluster.capacity_bytes
+        return self._seen.tiers
 
     def _progress(self) -> float:
         """Return the epochs that were delivered, in samples of the whole world."""
@@ -353,14 +395,14 @@ class Loader:
         if not self._wanted.tiers and all(is_local(b) for b in self.dataset.bound):
             return None  # Read where it lies.
         world = self.world
-        cache_bytes = sum(t.capacity_bytes for t in self._last_tiers) * world.num_nodes
+        cache_bytes = self._seen.cache_bytes
         if isinstance(self.order, BlocksOrder):
             cache_bytes += (
                 self._wanted.stage_bytes * world.num_ranks
             )  # Blocks stay while there is room.
         progress = self._progress()
         size_bytes = self.dataset.size_bytes
-        first = min(1.0, progress) * epoch_bound(size_bytes, self._warm_bytes or 0)
+        first = min(1.0, progress) * epoch_bound(size_bytes, self._seen.warm_bytes or 0)
         later = max(0.0, progress - 1) * epoch_bound(size_bytes, cache_bytes)
         return round((first + later) / world.num_ranks)
 
@@ -371,6 +413,7 @@ class Loader:
 
 def check_batch(batch_size: int | None, global_batch_size: int | None) -> None:
     """Refuse none or both of two ways to say how large a batch is."""
+    check_counts(batch_size=batch_size, global_batch_size=global_batch_size)
     if (batch_size is None) == (global_batch_size is None):
         raise OptionError(
             "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
@@ -383,6 +426,17 @@ def check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1, got {value}")
+
+
+_WORDS = {"workers": ("thread", "process"), "assignment": ("fixed", "locality")}
+
+
+def check_words(**words: str) -> None:
+    """Refuse words that mean nothing."""
+    for name, word in words.items():
+        if word not in _WORDS[name]:
+            first, second = _WORDS[name]
+            raise OptionError(f"{name}={word!r}: there are {first!r} and {second!r}")
 
 
 def checked_tiers(tiers: Any) -> tuple[Memory | Disk, ...]:

@@ -19,8 +19,11 @@ _log = logging.getLogger("penstock.loader")
 class Neighbours:
     """One node's view of the others; safe for threads."""
 
-    def __init__(self, members: Sequence[Member], me: str, clock: Clock | None = None) -> None:
-        self._members = Members(members, me=me)
+    def __init__(
+        self, members: Sequence[Member], me: str, *, voice: int = 0, clock: Clock | None = None
+    ) -> None:
+        """`voice` tells the processes of a node apart."""
+        self._members = Members(members, me=me, voice=voice)
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._latest = ""

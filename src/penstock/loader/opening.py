@@ -91,7 +91,7 @@ def open_here(
                 'tiers=[penstock.Disk("/scratch", "200GB")], or start `penstock node` on each host'
             )
         is_alone = world.num_nodes == 1
-        rendezvous = None if is_alone else _rendezvous(meeting)
+        rendezvous = None if is_alone else rendezvous_for(meeting.where, world)
         holding = Holding(dataset, grant, placed=is_alone)
     except BaseException:
         grant.close()
@@ -128,9 +128,9 @@ def _number_of(world: World) -> int:
     return _meetings[key]
 
 
-def _rendezvous(meeting: Meeting) -> Rendezvous:
+def rendezvous_for(where: bool | str, world: World) -> Rendezvous:
     """Return the store where nodes meet: the one that was named, else the launcher's."""
-    named = meeting.where if isinstance(meeting.where, str) else os.environ.get(VARIABLE)
+    named = where if isinstance(where, str) else os.environ.get(VARIABLE)
     if named:
         from penstock.peers.rendezvous import StoreRendezvous
 
@@ -141,8 +141,8 @@ def _rendezvous(meeting: Meeting) -> Rendezvous:
             here: Rendezvous = found
             return here
     raise OptionError(
-        f"peers=True: {meeting.world.num_nodes} nodes have to meet somewhere, and there is neither "
-        "a process group nor a launcher's store. Start with torchrun, call "
+        f"{world.num_ranks} ranks on {world.num_nodes} nodes have to meet somewhere, and there is "
+        "neither a process group nor a launcher's store. Start with torchrun, call "
         "torch.distributed.init_process_group first, or name a folder or bucket that all can "
         f'write to: peers="/shared/meet", or {VARIABLE}=s3://bucket/meet'
     )

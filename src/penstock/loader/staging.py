@@ -23,21 +23,20 @@ from penstock.dataset.bound import BoundPart, explained
 from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
 from penstock.errors import StoreError
+from penstock.loader.around import Around
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
-from penstock.loader.cluster import Cluster
 from penstock.loader.fetcher import Outcome, Read
 from penstock.loader.fills import Fill, FillRun, Fills
-from penstock.loader.holding import Flags, Holding, Places
+from penstock.loader.holding import Flags, Places
 from penstock.loader.job import Group, Job, Slot, Way
 from penstock.loader.peer_reads import PeerRanges, RangesRead, UnitsRead, peer_cuts
 from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Spread, Tiered
-from penstock.loader.stats import Counters
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
-from penstock.trace import Kind, Recorder
+from penstock.trace import Kind
 
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
@@ -83,28 +82,25 @@ class Stager:
     def __init__(
         self,
         pool: BufferPool,
-        counters: Counters,
+        around: Around,
         *,
         stage_bytes: int,
         runs: Runs | None,
-        holding: Holding | None,
         measured: Measured,
         reads_ahead: bool,
-        recorder: Recorder | None = None,
-        cluster: Cluster | None = None,
     ) -> None:
         self._pool = pool
-        self._counters = counters
+        self._counters = around.counters
         self._stage_bytes = stage_bytes
         self._reads_ahead = reads_ahead
         self._blocks = BlockStage(stage_bytes)
         self._runs = runs
         self._bare_runs: dict[int, bool] = {}
         """Runs seen so far, and whether no tier holds anything of them."""
-        self._holding = holding
+        self._holding = holding = around.holding
         self._measured = measured
-        self._recorder = recorder
-        self.cluster = cluster
+        self._recorder = around.recorder
+        self.cluster = cluster = around.cluster
         self.latest: tuple[Slot | None, int] = (None, 0)
         """The batch that was planned last, and the number of its job."""
         self._num_jobs = 0

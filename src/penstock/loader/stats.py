@@ -131,6 +131,19 @@ class Stats:
         return "\n".join(lines)
 
 
+@dataclass(slots=True)
+class Seen:
+    """What was last seen of tiers and other nodes: they may be closed when it is asked for."""
+
+    tiers: tuple[TierStats, ...] = ()
+    peers: tuple[PeerStats, ...] = ()
+    events: tuple[str, ...] = ()
+    cache_bytes: int = 0
+    """What all nodes together may keep."""
+    warm_bytes: int | None = None
+    """What they held when they were first opened."""
+
+
 class Counters:
     """The same while it grows; safe to use from many threads."""
 

@@ -38,6 +38,7 @@ class Channel:
         """Whether to have bytes of files copied by `send_many`, not sent by `send_file`."""
         self.wants_write = False
         """Whether reading has to wait until something can be written."""
+        self._wakes_at = 1
 
     def fileno(self) -> int:
         """Return the descriptor, for selectors."""
@@ -57,6 +58,12 @@ class Channel:
     def has_more(self) -> bool:
         """Return whether there are bytes that a selector does not know of."""
         return False
+
+    def wake_at(self, num_bytes: int) -> None:
+        """Let a selector wait for so many bytes before it calls a connection readable."""
+        if num_bytes != self._wakes_at:
+            self._wakes_at = num_bytes
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def send(self, data: memoryview, *, more: bool = False) -> int | None:
         """Send what fits; `more` says that other bytes follow at once."""
@@ -121,6 +128,9 @@ class TlsChannel(Channel):
             return None
         except ssl.SSLEOFError:
             return 0
+
+    def wake_at(self, num_bytes: int) -> None:
+        """Do nothing: how many bytes are to come is for TLS to know."""
 
     def has_more(self) -> bool:
         """Return whether bytes are decrypted but not read yet."""

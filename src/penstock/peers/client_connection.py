@@ -25,8 +25,10 @@ HEAD_BYTES = 512
 """Read at once while a head is awaited."""
 TURN_BYTES = 4 * 2**20
 """Read on one connection before others have their turn."""
+WAKE_BYTES = 64 * 2**10
+"""Of a payload, worth a turn; the least that a link must bring in the time of a silence."""
 ASKS_MAX = 4096
-COST_MAX = 2**16
+COST_MAX = 2**17
 """Outstanding on one connection; more of them wait here. A server takes twice as many."""
 _WASTE_BYTES = 64 * 2**10
 
@@ -191,8 +193,11 @@ class ClientConnection:
             arriving.targets.popleft()
         if not arriving.targets and not arriving.waste_bytes:
             self._arriving = None
+            self.channel.wake_at(1)
             self._arrived(arriving)
             self._take_frames(time.monotonic())
+        elif arriving.targets:
+            self.channel.wake_at(min(WAKE_BYTES, arriving.targets[0].nbytes))
 
     def _take_frames(self, now_s: float) -> None:
         """Take the frames that are there, up to an answer whose payload is not."""

@@ -133,7 +133,7 @@ class Members:
     @property
     def suspects(self) -> frozenset[str]:
         """Nodes that this one cannot use now, whatever others say."""
-        return self._names(self._suspected)
+        return self._names([node for node, peer in enumerate(self._peers) if peer.kind])
 
     @property
     def log(self) -> list[str]:
@@ -179,9 +179,11 @@ class Members:
         state.heard_at_s = at_s
         # That it answers does not make its bytes better: such a suspicion stands for its time.
         if state.kind and (state.kind == "lost" or at_s >= state.retry_at_s):
+            was_reported = node in self._suspected
             self._clear(node, at_s)
-            self._report(node, stands=False)
-            self._settle(at_s)
+            if was_reported:
+                self._report(node, stands=False)
+                self._settle(at_s)
 
     def silent(self, peer: str, kind: str, at_s: float) -> None:
         """Be told that a peer failed; `kind` is one of those of `PeerError`."""
@@ -201,7 +203,8 @@ class Members:
         state.retry_at_s = at_s + min(most_s, doubled)
         state.num_failures += 1
         state.kind = kind
-        if node not in self._suspected:
+        # One that is merely slow to fill answers all the same: nobody else has to do without it.
+        if kind != "stuck" and node not in self._suspected:
             self._suspected.add(node)
             self._report(node, stands=True)
             self._settle(at_s)

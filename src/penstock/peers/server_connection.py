@@ -25,7 +25,7 @@ TURN_BYTES = 2**20
 BUFFERS_MAX = 256
 """Given to one system call."""
 READ_BYTES = 64 * 2**10
-COST_MAX = 2**17
+COST_MAX = 2**18
 """Of the unanswered requests of one connection: about as many ranges."""
 
 

@@ -37,7 +37,7 @@ STRANGERS_MAX = 256
 """Connections of a loop that have not proven who they are."""
 CONNECTIONS_MAX = 8192
 """Of a loop."""
-COST_MAX = 2**20
+COST_MAX = 2**21
 """Of the unanswered requests of a loop: about as many ranges of 40 bytes."""
 ACCEPTS_MAX = 64
 """Before others have their turn."""

@@ -1,0 +1,179 @@
+"""Scanning the units of a data set: each is a piece of work of its own, kept when it is done.
+
+What is found in a unit is kept as a file of its own until the version is committed, so a build that
+was killed, here or on a worker, goes on where it stopped. One machine keeps these files in the
+user's cache; workers elsewhere keep them in the store of the index, where all of them and the one
+who commits can see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from penstock.dataset.build_merge import Outline, Piece, outline_of
+from penstock.dataset.catalog import FOLDER, Catalog, cache_folder
+from penstock.dataset.columns import parse_columns
+from penstock.dataset.formats.base import Format, Unit
+from penstock.dataset.part import Part, open_part, part_of
+from penstock.dataset.writer_index import part_bytes
+from penstock.errors import FormatError, NotFoundError, PenstockError
+from penstock.storage.base import ObjectInfo, Store
+from penstock.storage.folder import FolderStore
+from penstock.storage.pool import Pool
+
+_DELETES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is indexed: everything a version depends on but the bytes."""
+
+    store: Store
+    objects: Sequence[ObjectInfo]
+    """All objects there are now that belong to the format, sorted by key."""
+    format: Format
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Where the parts of units are kept until a version is committed."""
+
+    store: Store
+    prefix: str
+
+    def key(self, name: str) -> str:
+        """Return where the part of a unit is kept."""
+        return f"{self.prefix}{name}.idx"
+
+    def keep(self, name: str, part: Part) -> None:
+        """Keep the part of a unit: visible when it is whole."""
+        if isinstance(self.store, FolderStore):
+            path = self.store.path_of(self.key(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.save(path)
+        else:
+            self.store.write(self.key(name), part_bytes(part))
+
+    def part(self, name: str) -> Part:
+        """Return the part of a unit, or raise `NotFoundError`."""
+        key = self.key(name)
+        if isinstance(self.store, FolderStore):
+            try:
+                return open_part(self.store.path_of(key))
+            except FileNotFoundError:
+                uri = self.store.uri + key
+                raise NotFoundError(f"{uri} does not exist", uri=uri) from None
+        return part_of(parse_columns(self.store.read(key), self.store.uri + key))
+
+    def clear(self, names: Sequence[str]) -> None:
+        """Remove what was kept, and what killed builds left; another may be at work beside us."""
+        with suppress(OSError, PenstockError):
+            if isinstance(self.store, FolderStore):
+                _clear_folder(self.store.path_of(self.prefix + "x").parent, names)
+            else:
+                with Pool(_DELETES_AT_ONCE) as pool:
+                    for _ in pool.map_unordered(self.store.delete, map(self.key, names)):
+                        pass
+
+
+def _clear_folder(folder: Path, names: Sequence[str]) -> None:
+    paths = [folder / f"{name}.idx" for name in names]
+    used = min(p.stat().st_mtime for p in paths)
+    left = [p for p in folder.glob(".penstock-tmp-*") if p.stat().st_mtime < used]
+    for path in paths + left:
+        path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def work_here(recipe: Recipe) -> Work:
+    """Return the place that one machine uses: a folder in the user's cache."""
+    what = [recipe.store.uri, recipe.format.name, dict(recipe.options)]
+    name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(what, order="sorted"))
+    return Work(store=FolderStore(cache_folder() / "work" / name), prefix="")
+
+
+def work_shared(catalog: Catalog) -> Work:
+    """Return the place that many machines use: in the store of the index, beside its catalog."""
+    # Not inside it: there, everybody who looks for versions would list it too.
+    name = catalog.prefix.rstrip("/").rpartition("/")[2]
+    return Work(store=catalog.store, prefix=f"{FOLDER}/work/{name}/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanJob:
+    """What all units of a build share."""
+
+    store: Store
+    format: Format
+    options: Mapping[str, Any]
+    work: Work
+    must_keep: bool
+    """Whether a part that cannot be kept is an error, rather than scanned again should we die."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """What came of a unit."""
+
+    number: int
+    name: str
+    """Of its part in the work."""
+    outline: Outline
+    held: Part | None = None
+    """The part itself where it could not be kept."""
+
+    def piece(self, work: Work) -> Piece:
+        """Return the part as something to be merged."""
+        if self.held is not None:
+            return partial(_itself, self.held)
+        return partial(_kept, work, self.name)
+
+
+def _itself(part: Part) -> Part:
+    return part
+
+
+def _kept(work: Work, name: str) -> Part:
+    try:
+        return work.part(name)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{error}; it was written, but is not seen from here. All nodes must see one folder: "
+            "put the data set, or PENSTOCK_CACHE where that is read-only, on one that they share",
+            uri=error.uri,
+        ) from None
+
+
+def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> Scanned:
+    """Find the samples of one unit, or find that it was done before."""
+    number, unit = numbered
+    name, held = unit_name(unit), None
+    try:
+        part = job.work.part(name)
+    except (NotFoundError, FormatError):  # not there, or of another Penstock
+        part = job.format.scan(unit, job.store, job.options)
+        try:
+            job.work.keep(name, part)
+        except OSError:
+            if job.must_keep:
+                raise
+            held = part
+    return Scanned(number=number, name=name, outline=outline_of(part, number), held=held)
+
+
+def unit_name(unit: Unit) -> str:
+    """Return a name for a unit as it is now."""
+    digest = xxhash.xxh3_128(msgspec.json.encode(unit.note, order="sorted"))
+    for o in unit.objects:
+        digest.update(o.key.encode("utf-8", "surrogateescape"))
+        digest.update(f"\0{o.size_bytes} {o.etag} {o.mtime_ns}\0".encode())
+    return digest.hexdigest()
