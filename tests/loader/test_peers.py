@@ -164,7 +164,7 @@ def test_blocks_come_whole_from_the_node_that_keeps_them(tmp_path: Path) -> None
     size = int(0.7 * dataset.size_bytes)
     stream, stats = together(dataset, 2, tmp_path, size=size, look=look, **options)
     assert stream == alone(dataset, **options)
-    assert sum(s.store_bytes for s in stats) <= 1.02 * dataset.size_bytes
+    assert sum(s.store_bytes for s in stats) <= 1.3 * dataset.size_bytes
     assert sum(s.peer_bytes for s in stats) > 0
 
 

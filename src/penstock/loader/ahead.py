@@ -123,6 +123,12 @@ class Progress:
         with self._lock:
             self._has_ended = True
 
+    def stop(self) -> None:
+        """Take note that what is under way will not come either."""
+        with self._lock:
+            self._has_ended = True
+            self._begun.clear()
+
     def _advance(self) -> None:
         while self._begun and not self._begun[0][1]:
             self._reached = self._begun.pop(0)[0]
@@ -132,6 +138,12 @@ class Progress:
         """Whether what is not there by now will not come."""
         with self._lock:
             return self._has_ended and not self._begun
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are under way, however long the store lets them wait."""
+        with self._lock:
+            return bool(self._begun)
 
     @property
     def num_done(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import PeerError
-from penstock.flow.choice import PEERS_MAX, peer_of, sources_for
+from penstock.flow.choice import PEERS_MAX, peer_of, peer_source, sources_for
 from penstock.loader.buffers import BufferPool
 from penstock.loader.holding import Flags, Holding
 from penstock.loader.stats import Counters, PeerStats
@@ -60,6 +60,23 @@ class Carried:
     run_id: bytes
     node_of_rank: Ints
     closing: tuple[Callable[[], None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where some units can come from."""
+
+    names: tuple[str, ...]
+    """Peers that can be asked, and last the store."""
+    home: str
+    """The one among them that will have the units if it does not yet; others may never."""
+
+
+def _alike(rows: Ints) -> Iterator[tuple[list[int], Ints]]:
+    """Yield the different columns of some rows, and the numbers of those columns."""
+    kinds, back = np.unique(rows.T, axis=0, return_inverse=True)
+    for number, kind in enumerate(kinds.tolist()):
+        yield kind, np.flatnonzero(back.reshape(-1) == number)
 
 
 class Cluster:
@@ -157,21 +174,25 @@ class Cluster:
             can[first, every] = False
         return out
 
-    def by_sources(
-        self, units: Ints, store: str, *, copies_only: bool = False
-    ) -> Iterator[tuple[tuple[str, ...], Ints]]:
-        """Yield sources, and the numbers of those units that should come from them.
+    def by_sources(self, units: Ints, store: str) -> Iterator[tuple[Sources, Ints]]:
+        """Yield sources, and the numbers of those units that should come from them."""
+        rows = np.vstack([self.peers_of(units), self._holders(units)[:1]])
+        for row, numbers in _alike(rows):
+            names = [self._neighbours.names[node] for node in row[:-1] if node >= 0]
+            home = "" if row[-1] < 0 else peer_source(self._neighbours.names[row[-1]])
+            yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
 
-        With `copies_only` what is at home here has no source but its store.
+    def by_home(self, units: Ints, store: str) -> Iterator[tuple[Sources, Ints]]:
+        """Yield the homes of units that are to be copied from there, and their numbers.
+
+        What is at home here, or with nobody who can be asked, has no source but the store. Copies
+        are not made from copies: two nodes could wait for each other's.
         """
-        peers = self.peers_of(units)
-        if copies_only:
-            peers[:, self._holders(units)[0] == self.me] = -1
-        rows, back = np.unique(peers.T, axis=0, return_inverse=True)
-        for number, row in enumerate(rows.tolist()):
-            names = [self._neighbours.names[node] for node in row if node >= 0]
-            sources = sources_for(names, lambda _: True, store)
-            yield sources, np.flatnonzero(back.reshape(-1) == number)
+        homes = self._holders(units)[:1]
+        for (node,), numbers in _alike(np.where(self._usable[homes], homes, -1)):
+            names = [] if node < 0 else [self._neighbours.names[node]]
+            home = "" if node < 0 else peer_source(names[0])
+            yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -184,8 +205,13 @@ class Cluster:
         parked: Callable[[], None],
         done: Callable[[Answer | PeerError], None],
     ) -> None:
-        """Ask a peer by the name of its source; `done` is called once, in another thread."""
-        member = self._neighbours.member(peer_of(source) or "")
+        """Ask a peer by the name of its source; `done` is called once, in any thread."""
+        name = peer_of(source) or ""
+        if not self._usable[self._neighbours.names.index(name)]:
+            # It fell silent since this was planned: a step waits for that once, not twice.
+            done(PeerError(f"{source} cannot be asked now", peer=name, kind="lost"))
+            return
+        member = self._neighbours.member(name)
         self._carried.client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
 
     def blame(self, source: str, what: str) -> None:

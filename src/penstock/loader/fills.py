@@ -203,11 +203,16 @@ class Fills:
 
     def claim(self, fill: Fill) -> bool:
         """Return whether a unit is not in its tier and now ours to fetch."""
-        return self.holding.tier(fill.unit).claim(fill.unit)
+        return not self._has_tier(fill) or self.holding.tier(fill.unit).claim(fill.unit)
+
+    def _has_tier(self, fill: Fill) -> bool:
+        """Return whether a unit belongs here; else it is fetched for those who wait alone."""
+        return self.holding.tiers.tier_of_one(fill.unit) >= 0
 
     def release(self, fill: Fill) -> None:
         """Give the claim back."""
-        self.holding.tier(fill.unit).release(fill.unit)
+        if self._has_tier(fill):
+            self.holding.tier(fill.unit).release(fill.unit)
 
     def found_elsewhere(self, fill: Fill) -> bool:
         """Take a claimed unit from another tier of the node, if it is there."""
@@ -235,5 +240,6 @@ class Fills:
 
     def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
         """Put bytes into the tier; what cannot go there is kept for those who wait for it."""
+        may_write = may_write and self._has_tier(fill)
         if not (may_write and self.holding.tier(fill.unit).write(fill.unit, data)):
             fill.data = data

@@ -106,7 +106,7 @@ def join_cluster(here: Here, rendezvous: Rendezvous, counters: Counters) -> Clus
     holding, world = here.holding, here.world
     if not holding.tiers.tiers and world.is_first_of_node:
         _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
-    filling = Filling(here.num_samples)
+    filling = Filling(holding, here.num_samples)
     serving = _serving(here, filling) if world.is_first_of_node else None
     try:
         joined = join(

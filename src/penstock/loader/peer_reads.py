@@ -19,6 +19,7 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import has_checksums
 from penstock.dataset.part import Ints
 from penstock.errors import PeerError
+from penstock.loader.cluster import Sources
 from penstock.loader.fetcher import Answered, Outcome
 from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.peers.base import Answer, Ask
@@ -109,12 +110,13 @@ class RangesRead:
     def __init__(
         self,
         wanted: PeerRanges,
-        sources: tuple[str, ...],
+        sources: Sources,
         cluster: Asking,
         read: Callable[[PeerRanges, int], tuple[memoryview, int]],
     ) -> None:
         self.wanted = wanted
-        self.sources = sources
+        self.sources = sources.names
+        self._home = sources.home
         self.size_bytes = int(wanted.ranges[:, 4].sum())
         self._cluster = cluster
         self._read = read
@@ -151,7 +153,9 @@ class RangesRead:
                 answer = self._arrived(source, missing, into, answer) or answer
             answered(answer if isinstance(answer, PeerError) else None)
 
-        ask = Ask(shelf=self._cluster.shelf, ranges=ranges, wait_s=_WAIT_S)
+        # Only its home will have a unit some time; a copy is there or not.
+        wait_s = _WAIT_S if source == self._home else 0.0
+        ask = Ask(shelf=self._cluster.shelf, ranges=ranges, wait_s=wait_s)
         self._cluster.ask(source, ask, into, parked=deferred, done=done)
 
     def _arrived(

@@ -109,6 +109,8 @@ class Runner:
             self._work_here.notify_all()
             self._fill_here.notify_all()
             self._ready.notify_all()
+        if self._ahead is not None:
+            self._ahead.progress.stop()
         self._fetcher.stop()
         if threading.current_thread() in self._threads:
             return  # One of our own cannot wait for the others; they end by themselves.

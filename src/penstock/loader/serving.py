@@ -34,7 +34,8 @@ _DONE_BITS = 20
 class Filling:
     """How far this node's part of the data set is filled."""
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, holding: Holding, num_samples: int) -> None:
+        self._holding = holding
         self._num_samples = num_samples
         self._ahead: FillAhead | None = None
         self._is_closed = False
@@ -53,12 +54,16 @@ class Filling:
             return 0
         progress = self._ahead.progress
         epoch, position = progress.reached
-        done = progress.num_done & ((1 << _DONE_BITS) - 1)
-        return (epoch * self._num_samples + position) << _DONE_BITS | done
+        moved = progress.num_done
+        if progress.is_busy:
+            # A store that makes us wait is no reason to go around this node to the same store.
+            moved += int(time.monotonic())
+        moved &= (1 << _DONE_BITS) - 1
+        return (epoch * self._num_samples + position) << _DONE_BITS | moved
 
     def is_filling(self) -> bool:
         """Return whether what is not here yet may come."""
-        if self._is_closed:
+        if self._is_closed or any(tier.is_full for tier in self._holding.tiers.tiers):
             return False
         return self._ahead is None or not self._ahead.progress.is_over
 

@@ -194,7 +194,7 @@ class Stager:
             self._holding, group, places, self._counters, blocks=self, read=self.read_sample
         )
         job.staged[number] = stage
-        fills = [self._fills_of(table.units) for table in places]
+        fills = [self._fills_of(self._not_unpacked(group, table.units)) for table in places]
         for fill, _ in itertools.chain(*fills):
             stage.fills[fill.unit] = fill
             staged.fills.append(fill)
@@ -202,10 +202,21 @@ class Stager:
             new = [fill for fill, is_new in itertools.chain(*fills) if is_new]
             staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
 
+    def _not_unpacked(self, group: Group, units: Ints) -> Ints:
+        """Return the units that are needed; of blocks of other nodes, only those not at hand."""
+        if self.cluster is None or not group.bound.by_block:
+            return units
+        is_here = [self._blocks.has(unit) for unit in units.tolist()]
+        wanted: Ints = units[~np.array(is_here, bool)]
+        return wanted
+
     def _stage_spread(self, job: Job, number: int, staged: Staged) -> None:
         """Ask other nodes for samples; what of them belongs here comes into the tiers as ever."""
         holding, group = self._holding, job.groups[number]
         assert holding is not None
+        if group.bound.by_block:
+            self._stage_tiered(job, number, staged)  # Blocks are whole units, for several batches.
+            return
         places = holding.places(group)
         near = Tiered(holding, group, places, self._counters, blocks=self, read=self.read_sample)
         stage = Spread(near, group, places, blocks=self)
@@ -267,16 +278,16 @@ class Stager:
         units = np.array([fill.unit for fill in fills], np.int64)
         asked: list[FillRun] = []
         own: list[Fill] = []
-        for sources, numbers in cluster.by_sources(units, "", copies_only=True):
+        for sources, numbers in cluster.by_home(units, ""):
             several = [fills[n] for n in numbers.tolist()]
-            if len(sources) == 1:
+            if not sources.home:
                 own += several
                 continue
             ranges = holding.ranges(units[numbers], 0, holding.layout.lengths[units[numbers]])
             for start, stop in peer_cuts(ranges):
                 part = several[start:stop]
-                all_sources = (*sources[:-1], holding.source(part[0].unit))
-                asked.append(UnitsRead(part, work, all_sources, ranges[start:stop], cluster))
+                names = (sources.home, holding.source(part[0].unit))
+                asked.append(UnitsRead(part, work, names, ranges[start:stop], cluster))
         return asked, sorted(own, key=lambda fill: fill.unit)
 
     def _is_damaged(self, unit: int, data: memoryview) -> bool:
