@@ -88,8 +88,8 @@ def test_a_measured_machine_is_believed(penstock: Run, shards: Path, tmp_path: P
 
 def test_many_nodes_and_training(penstock: Run, shards: Path) -> None:
     words = ("plan", shards, "--nodes", 2, "--ranks", 4, "--batch-size", 2, "--json")
-    alone = json_of(penstock(*words, "--disk", "1MB", "--compute", 10))
-    shared = json_of(penstock(*words, "--disk", "1MB", "--compute", 10, "--peers", "fixed"))
+    shared = json_of(penstock(*words, "--disk", "1MB", "--compute", 10))
+    alone = json_of(penstock(*words, "--disk", "1MB", "--compute", 10, "--peers", "none"))
     assert alone["store_bytes"] > shared["store_bytes"]
     assert shared["first"]["bytes"]["peers"] == pytest.approx(shared["size_bytes"] / 2, abs=1)
     assert shared["later"]["bottleneck"] == "compute"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.peers.transport_kit import (
     RUN,
     SECRET,
@@ -144,7 +145,7 @@ def test_a_frozen_peer_is_lost_after_one_silence_and_others_are_not(
         client(gossip=gossip) as c,
     ):
         assert Waiting(c, frozen.address, [5]).is_right()
-        frozen.send(signal.SIGSTOP)
+        frozen.freeze()
         began_s = time.monotonic()
         asks = [Waiting(c, frozen.address, [unit]) for unit in range(20)]
         while not asks[0].is_done:
@@ -154,7 +155,7 @@ def test_a_frozen_peer_is_lost_after_one_silence_and_others_are_not(
         # The system still accepts for it, which is no sign of life.
         assert Waiting(c, frozen.address, [5]).error().kind == "lost"
         assert gossip.events.count(("lost", "node-a")) == 2
-        frozen.send(signal.SIGCONT)
+        frozen.thaw()
         assert Waiting(c, frozen.address, [5]).is_right()
 
 
@@ -227,6 +228,39 @@ def test_parked_asks_wait_while_their_peer_gets_on(
 def test_a_peer_that_talks_nonsense_is_hung_up_on(nonsense: bytes) -> None:
     with liar(lambda sock, _: sock.sendall(nonsense)) as address, client() as c:
         assert Waiting(c, address, [5]).error().kind == "broken"
+
+
+@given(
+    words=st.binary(max_size=200),
+    changes=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 255)), max_size=4),
+    is_random=st.booleans(),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whatever_a_peer_says_ends_every_ask_once_and_hurts_no_other(
+    live: tuple[Client, Address], words: bytes, changes: list[tuple[int, int]], is_random: bool
+) -> None:
+    def speak(sock: socket.socket, frame: wire.Frame) -> None:
+        data = bytearray(words if is_random else an_answer(frame.number, 20_000))
+        for place, value in changes:
+            if data:
+                data[place % len(data)] = value
+        sock.sendall(data + bytes(20_000))
+        sock.shutdown(socket.SHUT_WR)
+
+    c, good = live
+    with liar(speak) as address:
+        result = Waiting(c, address, [5], peer="@liar").wait()
+        assert isinstance(result, Answer) or result.kind in ("lost", "broken", "refused")
+        c.forget("@liar")
+    assert Waiting(c, good, [5]).is_right()
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Client, Address]]:
+    with node(tmp_path) as a, client() as c:
+        yield c, a.address
 
 
 def test_a_peer_that_hangs_up_in_the_middle_of_an_answer_is_lost() -> None:

@@ -76,7 +76,7 @@ class Node:
             "shelves": self.shelves,
             "secrets": {RUN: SECRET}.get,
             "bind": Address(host="127.0.0.1", port=0),
-            "status": lambda: {"fill": 0.5, "words": ["a", "b"]},
+            "status": lambda run_id: {"fill": 0.5, "words": ["a", "b"]},
         }
         self.server = Server(**{**settings, **options})  # type: ignore[arg-type]
         self.server.start()
@@ -199,8 +199,12 @@ class Process:
         with os.fdopen(reading) as pipe:
             self.address = Address(host="127.0.0.1", port=int(pipe.readline()))
 
-    def send(self, number: int) -> None:
-        os.kill(self.pid, number)
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)  # it goes on for a moment
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -79,8 +79,8 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--peers",
         choices=("none", "fixed", "locality"),
-        default="none",
-        help="whether nodes read from each other, and who computes what (default: none)",
+        default="fixed",
+        help="whether nodes read from each other, and who computes what (default: fixed)",
     )
 
 
@@ -108,7 +108,7 @@ def _work(args: argparse.Namespace) -> Work:
         num_epochs=args.epochs,
         shuffle=args.shuffle,
         compute_samples_s=args.compute,
-        peers=None if args.peers == "none" else args.peers,
+        peers=None if args.peers == "none" or args.nodes == 1 else args.peers,
     )
 
 

@@ -80,14 +80,13 @@ def _show(tiers: Sequence[FoundTier], removed: Sequence[str], folders: Sequence[
         state = _state(tier, is_removed=tier.path in removed)
         what = tier.about.get("uri") or tier.name
         screen.line((cut(what, screen.width), "bold"))
-        screen.pairs(
-            {
-                tier.kind: f"{show_bytes(tier.size_bytes)} of at most "
-                f"{show_bytes(max(tier.promised_bytes, tier.size_bytes))}",
-                "state": state,
-                "path": tier.path,
-            }
-        )
+        pairs = {
+            tier.kind: f"{show_bytes(tier.size_bytes)} of at most "
+            f"{show_bytes(max(tier.promised_bytes, tier.size_bytes))}",
+            "state": state,
+            "path": tier.path,
+        }
+        screen.pairs(pairs | ({"node": tier.node} if tier.node else {}))
     freed_bytes = sum(tier.size_bytes for tier in tiers if tier.path in removed)
     if removed:
         screen.line(f"removed {len(removed)} of {len(tiers)}, {show_bytes(freed_bytes)} freed")

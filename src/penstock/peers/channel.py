@@ -19,8 +19,6 @@ from typing import cast
 
 from penstock.peers.base import Address, HeldFile
 
-SOCKET_BYTES = 4 * 2**20
-"""Of the kernel, wished for each direction of a connection."""
 _CHUNK_BYTES = 256 * 2**10
 """Of a file, read at once for TLS."""
 Place = tuple[str, int] | tuple[str, int, int, int]

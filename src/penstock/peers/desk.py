@@ -72,8 +72,10 @@ class Serving:
     name: str
     shelves: Shelves
     secrets: Callable[[bytes], bytes | None]
-    gossip: Gossip
-    status: Callable[[], dict[str, Any]] | None
+    gossip: Callable[[bytes], Gossip]
+    """Of each run."""
+    status: Callable[[bytes], dict[str, Any]] | None
+    """As a member of a run may see it."""
     may_read: Callable[[bytes, bytes], bool] | None
     settler: Settler
 
@@ -125,7 +127,8 @@ class Desk:
         """Take an ask."""
         ask = wire.ask_in(frame.body)
         if ask.gossip:
-            guarded(None, self.serving.gossip.hear, connection.peer, ask.gossip)
+            gossip = self.serving.gossip(connection.run_id)
+            guarded(None, gossip.hear, connection.peer, ask.gossip)
         request = Request(
             connection=connection,
             number=frame.number,
@@ -140,7 +143,8 @@ class Desk:
     def status_asked(self, connection: Asker, frame: Frame) -> None:
         """Answer a question about the node."""
         fault = {"error": "the status could not be made: see the server's log"}
-        status = guarded(fault, self.serving.status) if self.serving.status else {}
+        look = self.serving.status
+        status = guarded(fault, look, connection.run_id) if look else {}
         connection.put(Outgoing(head=memoryview(wire.pack_status(frame.number, status))))
 
     def look(self, request: Request, connection: Asker, now_s: float) -> None:
@@ -211,7 +215,7 @@ class Desk:
         is_here = (found.places > ABSENT).tobytes()
         segments = segments_of(request.ranges, found)
         payload_bytes = sum(segment.length for segment in segments)
-        gossip = guarded(b"", self.serving.gossip.say)
+        gossip = guarded(b"", self.serving.gossip(connection.run_id).say)
         head = wire.pack_answer(
             request.number,
             cursor=guarded(0, shelf.cursor) if shelf is not None else 0,

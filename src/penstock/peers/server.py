@@ -48,12 +48,15 @@ class Server:
         shelves: Shelves,
         secrets: Callable[[bytes], bytes | None],
         bind: Address,
-        gossip: Gossip | None = None,
+        gossip: Gossip | Callable[[bytes], Gossip] | None = None,
         tls: ssl.SSLContext | None = None,
-        status: Callable[[], dict[str, Any]] | None = None,
+        status: Callable[[bytes], dict[str, Any]] | None = None,
         may_read: Callable[[bytes, bytes], bool] | None = None,
     ) -> None:
-        """`may_read` is asked with a run and a shelf; without it every run may read every shelf."""
+        """`may_read` is asked with a run and a shelf; without it every run may read every shelf.
+
+        A server of several runs is given a function that returns the gossip of each.
+        """
         check_name(name)
         self.name = name
         self._bind = bind
@@ -62,7 +65,7 @@ class Server:
             name=name,
             shelves=shelves,
             secrets=secrets,
-            gossip=gossip or NoGossip(),
+            gossip=gossip if callable(gossip) else _always(gossip or NoGossip()),
             status=status,
             may_read=may_read,
             settler=Settler(),
@@ -138,3 +141,7 @@ class Server:
         for loop in self._loops:
             loop.close_descriptors()
         self._loops = []
+
+
+def _always(gossip: Gossip) -> Callable[[bytes], Gossip]:
+    return lambda run_id: gossip

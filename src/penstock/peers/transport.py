@@ -90,7 +90,7 @@ class Transport(Protocol):
         secrets: Callable[[bytes], bytes | None],
         bind: Address,
         gossip: Gossip,
-        status: Callable[[], dict[str, Any]] | None = None,
+        status: Callable[[bytes], dict[str, Any]] | None = None,
     ) -> Serves:
         """Return the side that serves; it begins with `start`."""
         ...
@@ -115,7 +115,7 @@ class TcpTransport:
         secrets: Callable[[bytes], bytes | None],
         bind: Address,
         gossip: Gossip,
-        status: Callable[[], dict[str, Any]] | None = None,
+        status: Callable[[bytes], dict[str, Any]] | None = None,
     ) -> Server:
         """Return the side that serves."""
         return Server(

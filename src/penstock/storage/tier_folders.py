@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.errors import OptionError
@@ -41,6 +41,8 @@ class Folder:
 
     path: str
     descriptor: int
+    is_shared: bool = False
+    """Whether files of several users lie in it, see `_is_shared`."""
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -57,7 +59,10 @@ class Folder:
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        is_ours = status.st_uid == os.geteuid()
+        if stat.S_ISREG(status.st_mode) and (is_ours or self.is_shared):
+            if is_ours and self.is_shared:
+                os.fchmod(descriptor, os.fstat(self.descriptor).st_mode & 0o666)
             return descriptor
         os.close(descriptor)
         raise OSError(errno.EPERM, "not a file of this user", f"{self.path}/{name}")
@@ -114,7 +119,25 @@ def _base_of(wish: Wish) -> Folder:
             raise error
 
 
+SHARED_MARK = ".penstock-shared"
+"""Put into a folder by root, it lets users whom the folder's mode admits share their tiers."""
+
+
+def _is_shared(base: Folder) -> bool:
+    """Return whether root has set a folder up for several users (`penstock node --share`).
+
+    They can spoil each other's bytes then, so only root may decide it.
+    """
+    try:
+        mark = os.stat(SHARED_MARK, dir_fd=base.descriptor, follow_symlinks=False)
+    except OSError:
+        return False
+    return mark.st_uid == os.fstat(base.descriptor).st_uid == 0
+
+
 def _root(base: Folder, wish: Wish, *, make: bool) -> Folder:
+    if _is_shared(base):
+        return open_folder(replace(base, is_shared=True), "penstock", make=make)
     if wish.kind == "memory":
         return _private(open_folder(base, f"penstock-{os.geteuid()}", make=make))
     if not _is_free_or_ours(base, "penstock"):
@@ -168,6 +191,9 @@ def open_folder(parent: Folder, name: str, *, make: bool = True) -> Folder:
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent.descriptor)
+            if parent.is_shared:  # whatever our umask says
+                mode = stat.S_IMODE(os.fstat(parent.descriptor).st_mode)
+                os.chmod(name, mode, dir_fd=parent.descriptor)
     try:
         descriptor = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=parent.descriptor)
     except OSError as error:
@@ -177,8 +203,9 @@ def open_folder(parent: Folder, name: str, *, make: bool = True) -> Folder:
                 "places may be traps; remove it or name another folder for the tier"
             ) from error
         raise
-    folder = Folder(path=path, descriptor=descriptor)
-    _check_owner(folder)
+    folder = Folder(path=path, descriptor=descriptor, is_shared=parent.is_shared)
+    if not folder.is_shared:
+        _check_owner(folder)
     return folder
 
 

@@ -1,0 +1,159 @@
+"""Who gets how much: what a data set is granted in each place, and what has to go for it.
+
+Pure. A *place* is a memory or a disk of this node with the bytes that the service may use there. A
+data set in use keeps what it was granted, whether it has filled it or not; one that nobody has open
+only counts what it holds, and goes when room is needed, the one unused for longest first. It goes
+place by place: who needs memory does not cost others their disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """A data set of an owner."""
+
+    owner: str
+    """A user, a group, or all: the name of its folder."""
+    dataset: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A place, as far as grants are concerned."""
+
+    kind: str
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one data set takes in each place."""
+
+    key: Key
+    size_bytes: tuple[int, ...]
+    is_open: bool
+    used_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that is granted, over all places."""
+
+    dataset_bytes: int | None = None
+    owner_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A data set that somebody wants to open."""
+
+    key: Key
+    size_bytes: int
+    overhead_bytes: int = 0
+    """What its tables take in every place where it is."""
+    slack_bytes: int = 0
+    """No unit is cut in two: where one place ends and the next begins some room is lost."""
+    wished_bytes: Mapping[str, int] | None = None
+    """By kind of place, the most that is wanted; None: whatever can be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is granted in each place, and which parts of which data sets go first."""
+
+    granted_bytes: tuple[int, ...]
+    drops: tuple[tuple[Key, int], ...] = ()
+    """Keys, and numbers of places."""
+    bound: str = ""
+    """What kept it from being more, in words; empty where all fits."""
+
+
+@dataclass(slots=True)
+class _Books:
+    """What is taken while a decision is made."""
+
+    rooms: Sequence[Room]
+    taken: dict[Key, list[int]]
+    idle: list[Key]
+    """Data sets that may go, longest unused first."""
+    drops: list[tuple[Key, int]] = field(default_factory=list)
+
+    def in_place(self, place: int) -> int:
+        return sum(sizes[place] for sizes in self.taken.values())
+
+    def of_owner(self, owner: str) -> int:
+        return sum(sum(sizes) for key, sizes in self.taken.items() if key.owner == owner)
+
+    def drop(self, key: Key, place: int) -> None:
+        self.taken[key][place] = 0
+        self.drops.append((key, place))
+
+
+def decide(
+    rooms: Sequence[Room], others: Sequence[Taken], request: Request, limits: Limits
+) -> Decision:
+    """Return what a data set gets beside all others; its own old part is not among them."""
+    assert all(other.key != request.key for other in others)
+    idle = sorted((other for other in others if not other.is_open), key=lambda one: one.used_at_s)
+    books = _Books(
+        rooms=rooms,
+        taken={other.key: list(other.size_bytes) for other in others},
+        idle=[other.key for other in idle],
+    )
+    wanted_bytes, bound = _allowed(books, request, limits)
+    granted: list[int] = []
+    for place, room in enumerate(rooms):
+        slack_bytes = request.slack_bytes if sum(granted) else 0
+        most = min(wanted_bytes, request.size_bytes + slack_bytes) - sum(granted)
+        if request.wished_bytes is not None:
+            same = sum(granted[p] for p in range(place) if rooms[p].kind == room.kind)
+            most = min(most, request.wished_bytes.get(room.kind, 0) - same)
+        granted.append(_granted(books, place, most, request.overhead_bytes))
+    if sum(granted) >= request.size_bytes:
+        bound = ""
+    elif sum(granted) < wanted_bytes:
+        bound = "what the job wished for" if _is_as_wished(rooms, granted, request) else "the room"
+    return Decision(granted_bytes=tuple(granted), drops=tuple(books.drops), bound=bound)
+
+
+def _allowed(books: _Books, request: Request, limits: Limits) -> tuple[int, str]:
+    """Return how much limits leave of what is wanted, after the owner's own idle sets went."""
+    wanted_bytes, bound = request.size_bytes + request.slack_bytes, ""
+    if limits.dataset_bytes is not None and limits.dataset_bytes < wanted_bytes:
+        wanted_bytes, bound = limits.dataset_bytes, "the limit of a data set"
+    if limits.owner_bytes is None:
+        return wanted_bytes, bound
+    own = [key for key in books.idle if key.owner == request.key.owner]
+    for key, place in [(key, place) for key in own for place in range(len(books.rooms))]:
+        if books.of_owner(request.key.owner) + wanted_bytes <= limits.owner_bytes:
+            break
+        if books.taken[key][place]:
+            books.drop(key, place)
+    left_bytes = max(0, limits.owner_bytes - books.of_owner(request.key.owner))
+    return (
+        (left_bytes, "the limit of a user") if left_bytes < wanted_bytes else (wanted_bytes, bound)
+    )
+
+
+def _granted(books: _Books, place: int, most_bytes: int, overhead_bytes: int) -> int:
+    if most_bytes <= 0:
+        return 0
+    room_bytes = books.rooms[place].capacity_bytes - overhead_bytes
+    for key in books.idle:
+        if room_bytes - books.in_place(place) >= most_bytes:
+            break
+        if books.taken[key][place]:
+            books.drop(key, place)
+    return max(0, min(most_bytes, room_bytes - books.in_place(place)))
+
+
+def _is_as_wished(rooms: Sequence[Room], granted: Sequence[int], request: Request) -> bool:
+    if request.wished_bytes is None:
+        return False
+    kinds = {room.kind for room in rooms}
+    had = {k: sum(g for r, g in zip(rooms, granted, strict=True) if r.kind == k) for k in kinds}
+    return all(had[kind] >= request.wished_bytes.get(kind, 0) for kind in kinds)

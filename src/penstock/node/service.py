@@ -1,0 +1,270 @@
+"""The service as a whole: places, data sets, runs, the door for jobs, the server for peers.
+
+    with Signals() as signals, Service(options) as service:
+        service.wait(signals)       # until SIGTERM or SIGINT, then it drains
+
+Draining: nobody new is let in, answers under way are finished within `DRAIN_S_MAX`, memory that no
+job uses is given back, disks stay as they are. Jobs go on: their tiers are theirs, and other nodes
+read from the store what was here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import PeerError
+from penstock.node.door import Client, Door
+from penstock.node.folders import check_dataset
+from penstock.node.grants import Key
+from penstock.node.metrics import text_of
+from penstock.node.notify import tell_systemd
+from penstock.node.options import NodeOptions
+from penstock.node.places import Place, identity_of, take_places
+from penstock.node.report import metrics_of, node_status
+from penstock.node.runs import RelayedGossip, Runs
+from penstock.node.sets import KnownSet, Sets
+from penstock.node.signals import Signals
+from penstock.node.web import Web
+from penstock.peers.addresses import addresses_here
+from penstock.peers.base import Address, Shelves
+from penstock.peers.local_words import (
+    FORMAT,
+    Answered,
+    Asked,
+    Done,
+    Heard,
+    Keep,
+    Look,
+    Open,
+    Opened,
+    Progress,
+    Register,
+    Seen,
+)
+from penstock.peers.server import Server
+from penstock.peers.status import NodeStatus, as_dict
+from penstock.peers.tls import server_context
+from penstock.units import show_bytes
+
+DRAIN_S_MAX = 30.0
+TICK_S = 1.0
+
+_log = logging.getLogger("penstock.node")
+
+
+class Service:
+    """One node service; a context that drains it at the end."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self._began_s = time.monotonic()
+        self._places: list[Place] = []
+        self._draining = ""
+        """Why nobody is let in any more; empty while all is well."""
+        self._draining_since_s = 0.0
+        self._has_ended = threading.Event()
+        self.known: list[KnownSet] = []
+        """The data sets, as they were a moment ago."""
+
+    # -- beginning and end -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        _raise_limit_of_files()
+        self.door = Door(self.options.socket, self._answer, self._left)
+        self.door.take()
+        self._places = take_places(self.options.wishes)
+        self.name = identity_of(self._places, self.options.socket)
+        self.sets = Sets(self._places, self.options.limits)
+        self.sets.sweep()
+        shelves = Shelves()
+        self.runs = Runs(shelves)
+        self.server = Server(
+            name=self.name,
+            shelves=shelves,
+            secrets=self.runs.secret_of,
+            bind=self.options.listen,
+            gossip=RelayedGossip(self.runs),
+            tls=server_context(),
+            status=self._status,
+            may_read=self.runs.may_read,
+        )
+        self.look()
+        self.server.start()
+        threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
+        self.web = self._web()
+        self.door.start()
+        tell_systemd(READY=1, STATUS=f"serving at {self.server.address}")
+        return self
+
+    def _web(self) -> Web | None:
+        if self.options.http is None:
+            return None
+        web = Web(self.options.http, lambda: text_of(metrics_of(self)), self.health)
+        web.start()
+        return web
+
+    def wait(self, signals: Signals) -> int:
+        """Serve until a signal comes, drain, and return the exit code."""
+        told = signals.wait()
+        assert told is not None
+        drained = threading.Thread(target=self.drain, args=(told.name,), daemon=True)
+        drained.start()
+        while drained.is_alive():
+            if signals.wait(0.1) is not None:
+                _log.warning("a second signal: ending at once")
+                return 128 + told
+        return 0
+
+    def _watch(self) -> None:
+        """Do what has to be done now and then."""
+        while not self._has_ended.wait(TICK_S):
+            try:
+                for key in self.runs.take_over():
+                    self.sets.end_run(key)
+                self.look()
+            except Exception:
+                _log.exception("the data sets could not be looked after")
+
+    def look(self) -> None:
+        """Take note of what lies where.
+
+        Those who ask are told what was seen last: a look waits while room is made for somebody,
+        and the thread that serves peers must not.
+        """
+        self.known = self.sets.known()
+
+    def drain(self, why: str) -> None:
+        """Let nobody in, and finish what is under way."""
+        self._draining_since_s = time.monotonic()
+        self._draining = why
+        _log.info("%s: draining, at most %g s", why, DRAIN_S_MAX)
+        tell_systemd(STOPPING=1, STATUS="draining")
+        self.door.close()
+        self.server.stop(drain_s=DRAIN_S_MAX)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._draining:
+            self.drain("the end")
+        self._has_ended.set()
+        self.door.stop()
+        self.sets.close()
+        if self.web is not None:
+            self.web.stop()
+        for place in self._places:
+            place.close()
+        _log.info("stopped; %s were served", show_bytes(self.server.counts()["bytes"]))
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where other nodes reach the server."""
+        bound = self.server.address
+        if bound.host not in ("", "::", "0.0.0.0"):
+            return (bound,)
+        found = addresses_here(bound.port)
+        return tuple(each for each in found if bound.host != "0.0.0.0" or ":" not in each.host)
+
+    @property
+    def uptime_s(self) -> float:
+        """How long the service runs."""
+        return time.monotonic() - self._began_s
+
+    # -- what is asked ---------------------------------------------------------------------------
+
+    def _answer(self, client: Client, word: Asked) -> Answered:
+        if isinstance(word, Look):
+            return self._seen(client)
+        if isinstance(word, Progress):
+            return Heard(gossip=self.runs.progress(client.number, word))
+        if self._draining:
+            raise PeerError(f"the node service is being stopped ({self._draining})", kind="refused")
+        owner = self.options.owner_of(client.user, client.group)
+        check_dataset(word.dataset)
+        if isinstance(word, Open):
+            return self._opened(client, word)
+        key = Key(owner.name, word.dataset)
+        tiers = self.sets.keep(client.number, key)
+        if isinstance(word, Keep):
+            return Done()
+        assert isinstance(word, Register)
+        uri = self.sets.uri_of(key)
+        if self.runs.register(client.number, client.user, key, word, tiers, uri=uri):
+            self.sets.begin_run(key)
+            _log.info("serving %s to the run %s", uri or word.dataset, word.run_id.hex()[:8])
+        return Done()
+
+    def _opened(self, client: Client, word: Open) -> Opened:
+        if word.format > FORMAT:
+            raise PeerError(
+                f"this node service speaks format {FORMAT}, the job {word.format}; start it anew "
+                "with the job's version of penstock",
+                kind="refused",
+            )
+        owner = self.options.owner_of(client.user, client.group)
+        tiers = self.sets.open(client.number, owner, word)
+        granted = " + ".join(f"{show_bytes(tier.size_bytes)} {tier.kind}" for tier in tiers)
+        _log.info(
+            "process %d of user %d opened %s (%s): %s",
+            client.pid,
+            client.user,
+            word.about.get("uri") or word.dataset,
+            show_bytes(word.size_bytes),
+            granted or "no room",
+        )
+        return Opened(
+            name=self.name,
+            host=socket.gethostname(),
+            tiers=tiers,
+            served_at=tuple((each.host, each.port) for each in self.addresses),
+        )
+
+    def _seen(self, client: Client) -> Seen:
+        mine = os.geteuid() in (0, client.user)
+        return Seen(
+            status=self.status(lambda _, user: mine and client.user in (0, user)),
+            served_at=tuple((each.host, each.port) for each in self.addresses),
+            runs=self.runs.seen(client.user) if mine else (),
+        )
+
+    def _left(self, client: Client) -> None:
+        self.runs.leave(client.number)
+        self.sets.leave(client.number)
+
+    # -- what is told ----------------------------------------------------------------------------
+
+    def _status(self, run_id: bytes = b"") -> dict[str, Any]:
+        return as_dict(self.status(lambda run, _: run == run_id))
+
+    def status(self, may_see: Any) -> NodeStatus:
+        """Return how the node does, and how the runs do that somebody may see."""
+        return node_status(self, self.runs.status(may_see))
+
+    def health(self) -> tuple[int, str]:
+        """Return 200 while serving, 503 while draining, and a line that says so."""
+        if not self._draining:
+            return 200, "ok"
+        since_s = time.monotonic() - self._draining_since_s
+        parked = self.server.counts()["connections"]
+        return 503, f"draining: {self._draining} {since_s:.0f} s ago, {parked} connections left"
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nobody is let in any more."""
+        return bool(self._draining)
+
+
+def _raise_limit_of_files() -> None:
+    """Take as many descriptors as the system gives: several a data set, one a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,169 @@
+"""A run seen from outside: which there are, and how its nodes do.
+
+Runs of this user are found at the node service of this host, and by the files that ranks leave
+(`peers.run_files`). With a run's secret its nodes are asked for their status, all at once; one that
+does not answer is part of the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from penstock.errors import PeerError
+from penstock.peers.base import Address, NoGossip, unnamed
+from penstock.peers.client import Client
+from penstock.peers.local import LocalNode, RunMember, Seen, SeenRun, read_run_files
+from penstock.peers.status import NodeStatus, RunStatus, status_of
+from penstock.peers.tls import client_context
+
+_ANSWER_S_MAX = 3.0
+_AT_ONCE_MAX = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node of a run, as it answered."""
+
+    member: RunMember
+    status: NodeStatus | None
+    run: RunStatus
+    """How the run does there; empty where it did not say."""
+    error: str = ""
+    """Why there is no status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What one node had from another."""
+
+    source: str
+    """A node's name."""
+    to: str
+    size_bytes: int
+    bytes_per_s: float = 0.0
+    """Since the look before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A run at one moment."""
+
+    run: SeenRun
+    nodes: tuple[NodeView, ...]
+    links: tuple[Link, ...]
+    at_s: float
+
+    @property
+    def dataset(self) -> str:
+        """The URI of its data, as far as anybody says."""
+        told = [node.run.dataset for node in self.nodes if node.run.dataset]
+        return self.run.dataset or (told[0] if told else "")
+
+
+def found_here() -> tuple[list[SeenRun], Seen | None]:
+    """Return this user's runs that can be found, the newest first, and the node service."""
+    seen: Seen | None = None
+    node = LocalNode.connect()
+    if node is not None:
+        with node:
+            seen = node.look()
+    runs = {file.run.run_id: file.run for file in read_run_files()}
+    if seen is not None:
+        here = RunMember(name=seen.status.name, host=seen.status.host, addresses=seen.served_at)
+        for run in reversed(seen.runs):
+            if run.run_id not in runs:  # else a file of its ranks says more
+                members = run.members or (here,)
+                runs[run.run_id] = msgspec.structs.replace(run, members=members)
+    return list(runs.values()), seen
+
+
+class Survey:
+    """Looks at one run as often as wanted; a context."""
+
+    def __init__(self, run: SeenRun, only: Sequence[Address] = ()) -> None:
+        """`only` these addresses, whether they are known as members or not."""
+        self._run = run
+        self._members = _members(run, only)
+        self._before: View | None = None
+        self._pool = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="penstock-survey")
+        self._client = Client(
+            name=f"survey-{os.getpid()}",
+            run_id=run.run_id,
+            secret=run.secret,
+            gossip=NoGossip(),
+            tls=client_context(),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    def look(self) -> View:
+        """Ask all nodes; rates are since the look before."""
+        nodes = tuple(self._pool.map(self._asked, self._members))
+        at_s = time.monotonic()
+        view = View(run=self._run, nodes=nodes, links=_links(nodes, at_s, self._before), at_s=at_s)
+        self._before = view
+        return view
+
+    def _asked(self, member: RunMember) -> NodeView:
+        addresses = [Address(host=host, port=port) for host, port in member.addresses]
+        try:
+            plain = self._client.status(member.name, addresses, _ANSWER_S_MAX)
+            status = status_of(plain, peer=member.host or member.name)
+        except PeerError as error:
+            text = str(error).removeprefix(f"peer {member.name}: ")
+            return NodeView(member=member, status=None, run=RunStatus(), error=text)
+        run = self._run.run_id.hex()
+        mine = [each for each in status.runs if each.run in ("", run)]
+        if not member.host:  # only an address was given
+            member = msgspec.structs.replace(member, name=status.name, host=status.host)
+        return NodeView(member=member, status=status, run=mine[0] if mine else RunStatus())
+
+
+def _members(run: SeenRun, only: Sequence[Address]) -> list[RunMember]:
+    if not only:
+        return sorted(run.members, key=lambda member: member.node)
+    by_address = {place: member for member in run.members for place in member.addresses}
+    chosen = [
+        by_address.get((each.host, each.port))
+        or RunMember(name=unnamed(each), node=-1, addresses=((each.host, each.port),))
+        for each in only
+    ]
+    return list({member.name: member for member in chosen}.values())
+
+
+def _links(nodes: Sequence[NodeView], at_s: float, before: View | None) -> tuple[Link, ...]:
+    known = {(link.source, link.to): link for link in before.links} if before is not None else {}
+    found = []
+    for node in nodes:
+        for link in node.run.links:
+            last = known.get((link.peer, node.member.name))
+            per_s = 0.0
+            if last is not None and before is not None and at_s > before.at_s:
+                per_s = max(0, link.in_bytes - last.size_bytes) / (at_s - before.at_s)
+            found.append(
+                Link(
+                    source=link.peer,
+                    to=node.member.name,
+                    size_bytes=link.in_bytes,
+                    bytes_per_s=per_s,
+                )
+            )
+    return tuple(found)
