@@ -280,6 +280,28 @@ def test_two_packs_at_once_make_two_versions_or_a_conflict_and_never_a_mix(
     assert penstock.verify(uri, store=options).ok
 
 
+def write_one(first: int, uri: str, options: StoreOptions) -> None:
+    with penstock.Writer(uri, append=True, shard_size="4KB", store=options) as writer:
+        for number in range(first, first + PER_VERSION):
+            writer.write({"txt": text_of(number)})
+
+
+def test_two_writers_at_once_make_two_versions_or_a_conflict_and_never_a_mix(
+    place: tuple[str, StoreOptions], sources: Path
+) -> None:
+    root, options = place
+    for attempt in range(3):
+        uri = f"{root.rstrip('/')}/{attempt}/"
+        append_version(sources, uri, options, 1)
+        both = (10, 20)
+        errors = at_once(write_one, *((first, uri, options) for first in both))
+        assert all(e.startswith("DatasetError") or not e for e in errors), errors
+        done = [first for first, error in zip(both, errors, strict=True) if not error]
+        dataset = penstock.open(uri, store=options)
+        assert sorted(runs_of(dataset)) == [0, *(first // PER_VERSION for first in done)]
+        assert dataset.version == 1 + len(done)
+
+
 def index_all(uri: str, options: StoreOptions) -> None:
     write_index(look_up(uri, store=options))
 

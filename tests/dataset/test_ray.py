@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,7 +48,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # Paths of sockets are short, those of pytest's folders are not.
+    folder = tempfile.mkdtemp(prefix="ray-")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PENSTOCK_CACHE", str(tmp_path_factory.mktemp("head")))
         cluster = Cluster()
@@ -58,6 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ray.shutdown()
     cluster.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def node() -> dict[str, Any]:
@@ -160,6 +166,19 @@ def test_a_bad_sample_leaves_the_destination_free(crew: RayCrew, tmp_path: Path)
     with pytest.raises(OptionError, match="numbers of one shape"):
         pack(source, tmp_path / "out", PackOptions(format="npy"), crew=crew)
     assert not list((tmp_path / "out").rglob("*.*"))
+
+
+def test_the_command_works_on_the_cluster_that_it_is_given(cluster: Any, tmp_path: Path) -> None:
+    source = make_shards(tmp_path / "source", 12)
+    command = [sys.executable, "-m", "penstock.cli.main", "pack", str(source)]
+    command += [str(tmp_path / "out"), "--shard-size", "8KB", "--json", "--ray", cluster.address]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["num_samples"] == 120
+    assert ended.stderr == "", "Ray has nothing to say to the user"
+    pack(source, tmp_path / "plain", PackOptions(shard_size="8KB"))
+    by_ray, plain = (penstock.open(tmp_path / name) for name in ("out", "plain"))
+    assert by_ray.fingerprint == plain.fingerprint
 
 
 # -- deaths -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.clock import VirtualClock
-from penstock.dataset import build_merge
+from penstock.dataset import build_merge, pack_plan
 from penstock.dataset.build_merge import Outline, merged, outline_of
 from penstock.dataset.catalog import Catalog, Manifest, PartRef, cache_folder
 from penstock.dataset.catalog_copies import STUCK_S, Copy, local_copy
@@ -60,6 +60,8 @@ def test_latest_is_itself_until_there_is_a_newer_version(tmp_path: Path) -> None
     assert newest[19]["txt"] == len("sample 19"), "with the same decoders"
     assert newest.at_version(1).fingerprint == first.fingerprint
     assert newest.fingerprint == penstock.open(tmp_path / "set").fingerprint
+    assert newest.origin is not None
+    assert newest.origin.manifest.fingerprint == newest.fingerprint, "known before it is opened"
 
 
 def test_to_find_nothing_new_costs_one_request(s3: Any) -> None:
@@ -360,3 +362,25 @@ def test_merging_piece_by_piece_gives_the_bytes_of_merging_at_once(
             part.save(folder / "piece by piece")
     assert (folder / "piece by piece").read_bytes() == (folder / "at once").read_bytes()
     assert sorted(p.name for p in folder.iterdir()) == ["at once", "piece by piece"]
+
+
+# -- planning ---------------------------------------------------------------------------------
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=60),
+    at_once=st.integers(1, 70),
+    seed=st.none() | st.integers(0, 9),
+    limit=st.none() | st.integers(1, 70),
+)
+def test_a_pack_is_planned_the_same_some_samples_at_a_time(
+    sizes: list[int], at_once: int, seed: int | None, limit: int | None
+) -> None:
+    def plan(at_once: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pack_plan, "_AT_ONCE", at_once)
+            sizes_of = np.array(sizes).__getitem__
+            words = {"num_fields": 1, "shard_size": 12_000, "seed": seed, "limit": limit}
+            return pack_plan.make_plan(sizes_of, len(sizes), **words).starts.tolist()
+
+    assert plan(at_once) == plan(1000)

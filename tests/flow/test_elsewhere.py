@@ -126,6 +126,17 @@ def test_two_peers_are_asked_before_the_store_each_in_its_time() -> None:
     assert told.wait(0.08) == [Begin(number=late, copy=2, source=STORE)]
 
 
+def test_a_second_peer_that_fails_does_not_hide_that_the_first_one_hangs() -> None:
+    told = Story(PEER, OTHER, STORE, pace_s=0.05)
+    told.see(200, OTHER)
+    told.see(200, STORE)
+    (late,) = told.want(1)
+    told.flow.on(Waiting(step=told.step, at_s=told.now_s))
+    told.wait(0.08)
+    assert told.flow.on(Failed(number=late, copy=1, at_s=told.now_s)) == []
+    assert told.wait(0.08) == [Begin(number=late, copy=2, source=STORE)]
+
+
 def test_a_failure_while_the_next_source_is_full_waits_for_its_turn_there() -> None:
     told = story()
     level = told.flow.limit(STORE)

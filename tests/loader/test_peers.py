@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
 from penstock import Disk, World
 from penstock.errors import OptionError
+from penstock.loader.peer_parts import ask_in_pieces
 from penstock.order.stream_hash import StreamHash
+from penstock.peers.base import Answer, Ask
+from penstock.peers.wire import ANSWER_BYTES_MAX
 
 from .conftest import write_tar
 
@@ -222,3 +227,46 @@ def test_peers_without_tiers_or_a_place_to_meet_say_what_to_do(
     tiers = [Disk(tmp_path, "1GB")]
     with pytest.raises(OptionError, match="have to meet"):
         next(iter(penstock.Loader(large, batch_size=8, world=world, peers=True, tiers=tiers)))
+
+
+@given(
+    lengths=st.lists(
+        st.sampled_from([0, 1, 5_000, (16 << 20) - 1, 16 << 20, 41 << 20]), max_size=5
+    ),
+    absent=st.sets(st.integers(0, 4)),
+)
+@settings(max_examples=25, deadline=None)
+def test_what_is_larger_than_an_answer_comes_in_pieces(
+    lengths: list[int], absent: set[int]
+) -> None:
+    """As if it had been one answer."""
+    ranges = np.array([[7 + i, 0, n + 9, 9, n] for i, n in enumerate(lengths)], np.int64)
+    ranges = ranges.reshape(-1, 5)
+    into = memoryview(np.zeros(sum(lengths), np.uint8))
+    found: list[Any] = []
+
+    def ask_one(ask: Ask, view: memoryview, done: Any) -> None:
+        assert len(view) == int(ask.ranges[:, 4].sum()) <= ANSWER_BYTES_MAX
+        at, gone = 0, []
+        for number, (unit, _, size, inside, length) in enumerate(ask.ranges.tolist()):
+            assert 9 <= inside <= inside + length <= size
+            if unit - 7 in absent:
+                gone.append(number)
+            else:
+                part = np.frombuffer(view, np.uint8)[at : at + length]
+                part[:] = (np.arange(inside, inside + length) + unit) % 251
+            at += length
+        sums = tuple(0 if i in gone else 1000 for i in range(len(ask.ranges)))
+        done(Answer(absent=tuple(gone), sums=sums, cursor=3, was_parked=False, seconds=1.0))
+
+    ask = Ask(shelf=bytes(16), ranges=ranges)
+    ask_in_pieces(ask, into, ask_one, found.append)
+    (answer,) = found
+    assert answer.absent == tuple(sorted(i for i in absent if i < len(lengths)))
+    assert answer.sums == tuple(0 if i in absent else 1000 for i in range(len(lengths)))
+    at = 0
+    for i, length in enumerate(lengths):
+        expected = (np.arange(9, 9 + length) + 7 + i) % 251
+        if i not in absent:
+            assert (np.frombuffer(into, np.uint8)[at : at + length] == expected).all()
+        at += length

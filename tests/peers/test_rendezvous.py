@@ -64,9 +64,14 @@ def test_a_value_that_does_not_come_is_named(tmp_path: Path) -> None:
         StoreRendezvous(tmp_path).get("run/never", timeout_s=0.05)
 
 
-def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_secrets_lie_in_a_folder_of_their_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "meet").mkdir(mode=0o777)
     StoreRendezvous(tmp_path / "meet").put("run/secret", b"hush")
-    assert stat.S_IMODE((tmp_path / "meet").stat().st_mode) == 0o700
+    (own,) = (tmp_path / "meet").iterdir()
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    own.chmod(0o755)
+    with pytest.raises(RendezvousError, match="of this user alone"):
+        StoreRendezvous(tmp_path / "meet").put("run/secret", b"hush")
 
 
 def test_a_store_that_is_away_for_a_moment_is_looked_at_again() -> None:

@@ -415,7 +415,10 @@ def test_what_fails_in_somebody_elses_code_hurts_no_loop(tmp_path: Path) -> None
     class Broken(Shelf):
         name = b"a broken shelf's"
 
-    with node(tmp_path, gossip=Fails(), status=lambda run_id: 1 / 0) as a, client(gossip=Fails()) as c:
+    with (
+        node(tmp_path, gossip=Fails(), status=lambda run_id: 1 / 0) as a,
+        client(gossip=Fails()) as c,
+    ):
         a.shelves.add(Broken())
         assert Waiting(c, a.address, [5], shelf=Broken.name, wait_s=9).answer().absent == (0,)
         assert Waiting(c, a.address, []).answer().absent == ()

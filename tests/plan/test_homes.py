@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,8 +54,16 @@ def test_homes_are_pinned() -> None:
     ]
 
 
-PINNED = [[2, 0, 1, 1, 1, 0, 2, 1], [1, 2, 2, 2, 2, -1, 1, -1]]
+PINNED = [[2, 0, 1, 1, 1, 0, 2, 1], [-1, 2, 2, 2, 2, -1, -1, -1]]
 WITHOUT = [[1, 0, 1, 1, 1, 0, 1, 1], [-1] * 8]
+
+
+def test_thousands_of_homes_are_pinned() -> None:
+    lengths = 900 + np.arange(5_000) * 7_919 % 400
+    homes = homes_of(lengths, [600_000, 900_000, 1_400_000, 5_000_000, 3_000_000, 2_500_000])
+    later = homes.without([0, 4])
+    found = [xxhash.xxh3_64_intdigest(h.holders.astype("<i8").tobytes()) for h in (homes, later)]
+    assert found == [2019345831417600962, 14893839353947373299]
 
 
 @given(lengths=LENGTHS, capacities=CAPACITIES, lost=st.sets(st.integers(0, 6)))
@@ -111,14 +120,17 @@ def test_room_is_used_for_one_more_copy_of_everything_after_the_other(
 ) -> None:
     homes = even(2_000, num_nodes, times)
     counts = (homes.holders != NOBODY).sum(axis=1) / 2_000
-    rows = min(times, HOLDERS_MAX, num_nodes)
-    assert counts.sum() == pytest.approx(rows, abs=0.02)
+    # Where a node cannot hold everything it leaves room for what it takes over from a lost one.
+    reserve = 1 / (num_nodes - 1) if num_nodes > 2 and times < num_nodes else 0
+    used = max(min(times, 1.0), times - reserve)
+    rows = min(used, HOLDERS_MAX, num_nodes)
+    assert counts.sum() == pytest.approx(rows, abs=0.05)
     assert (counts[:-1] >= counts[1:]).all()
     whole = int(rows + 0.02)
     assert (counts[:whole] > 0.98).all()
-    share = min(1.0, times / num_nodes)
+    share = min(1.0, used / num_nodes)
     assert [homes.holds(n).mean() for n in range(num_nodes)] == pytest.approx(
-        [share] * num_nodes, abs=0.02
+        [share] * num_nodes, abs=0.05
     )
 
 

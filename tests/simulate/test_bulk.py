@@ -57,6 +57,13 @@ def test_nodes_share_what_the_store_gives_all_of_them() -> None:
     assert result.time_s == pytest.approx(2 * COMPUTE_S + 0.01)
 
 
+def test_a_node_that_needs_more_gets_what_others_leave() -> None:
+    machine = store(shared={"counts": [1], "bytes_s": [1e6]}, throughput=flat(1e9))
+    result = run(scenario(dataset={"spread_bytes": 400}, machine=machine), "double-buffering")
+    # The store never idles: all bytes, and then the last step.
+    assert result.time_s == pytest.approx(result.store_bytes / 1e6 + 0.01)
+
+
 def test_requests_a_second_are_a_limit_of_all_nodes_together() -> None:
     result = run(scenario(machine=store(requests_s_max=2000.0)), "double-buffering")
     assert result.time_s == pytest.approx(2 * COMPUTE_S + 0.01)
@@ -112,3 +119,4 @@ def test_no_policy_beats_computing_nor_the_bound(
     # Shards and what is in memory are other draws: an epoch does not visit every sample once.
     if everything and policy not in ("deepio-opportunistic", "parallel-staging"):
         assert result.store_bytes >= result.bound_bytes * (1 - 1e-9)
+        assert result.time_s >= result.least_s * (1 - 1e-9)

@@ -11,7 +11,7 @@ from tests.simulate.scenarios import cached
 
 from penstock.cli.main import main
 from penstock.simulate import Result, run, sweep
-from penstock.simulate.chart import chart_svg, panels_of
+from penstock.simulate.chart import LATER_EPOCH, chart_svg, panels_of
 from penstock.simulate.page import COLUMNS, page_html, row_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -60,6 +60,14 @@ def test_a_sweep_is_lines_with_axes_and_a_legend() -> None:
     assert [len(line.attrib["points"].split()) for line in lines] == [3, 3]
     assert len({line.attrib["class"] for line in lines}) == 2
     assert "prefers-color-scheme:dark" in svg
+
+
+def test_seconds_have_a_line_for_the_least_possible() -> None:
+    results = list(sweep(cached(0.5), policies=["lru", "ours"], nodes=[2, 4, 8]))
+    svg = chart_svg(results, "title", LATER_EPOCH)
+    assert {"the least possible", "seconds of an epoch after the first", "0.3"} <= set(words(svg))
+    assert len(ElementTree.fromstring(svg).findall(f"{SVG}polyline")) == 3
+    assert all(r.epoch_s[-1] >= r.least_later_s * (1 - 1e-9) for r in results)
 
 
 def test_a_sweep_of_both_has_a_panel_for_each_capacity() -> None:

@@ -45,6 +45,28 @@ def test_small_samples_are_fetched_in_runs() -> None:
     assert ours.time_s < plain.time_s / 10
 
 
+def test_locality_moves_what_the_formula_says_and_reads_the_same_from_the_store() -> None:
+    sizes = {"num_samples": 40_960, "sample_bytes": 70_000}
+    made = cached(1.01, dataset=sizes, job={"nodes": 8, "batch": 64, "ranks": 2, "epochs": 3})
+    fixed, local = run(made, "ours"), run(made, "ours-locality")
+    assert fixed.store_bytes == local.store_bytes == fixed.bound_bytes
+    used = 3 * 40_960 * 70_000
+    assert fixed.peer_bytes / used == pytest.approx(7 / 8, rel=0.01)
+    expected = math.sqrt((1 - 1 / 8) / (2 * math.pi * 128))
+    assert local.peer_bytes / used == pytest.approx(expected, rel=0.1)
+    assert local.num_visited == 40_960
+
+
+def test_room_for_more_than_the_set_holds_copies_that_come_from_peers_once() -> None:
+    sizes = {"num_samples": 2_400, "sample_bytes": 70_000}
+    made = cached(4.0, dataset=sizes, job={"nodes": 4, "batch": 25, "epochs": 8})
+    result = run(made, "ours")
+    assert result.byte_ratio == 1.0
+    # Every node keeps what it has used: of the uses in epoch e, (3/4)**e are of something new.
+    expected = sum(0.75 * 0.75**e for e in range(8)) * 2_400 * 70_000
+    assert result.peer_bytes == pytest.approx(expected, rel=0.05)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     epochs=st.lists(st.permutations(range(12)), min_size=1, max_size=4),

@@ -6,7 +6,9 @@ where everything that has a place was seen once.
 
 Alone, a node goes by its own batches. Among several, what is at home here is used by all of them:
 then it goes by the batches of the whole world, and its *cursor*, the position before which
-everything is there, tells the others what they can count on.
+everything is there, tells the others what they can count on. The ranks of a node deal out its homes
+among them; when the first of them, which serves, is done with its own, it goes over those of the
+others, which may be late.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class FillAhead:
         slots_a_job: int,
     ) -> None:
         self._slots_from = slots_from
+        self._start = start
         self._slots = slots_from(*start)
+        self._for_others = False
         self._dataset = dataset
         self._stager = stager
         self._slots_a_job = slots_a_job
@@ -59,8 +63,12 @@ class FillAhead:
     def next(self) -> list[tuple[int, FillRun]]:
         """Return requests that nobody has begun, with the job of each, for the next batches."""
         if self._version != self._stager.homes_version:
-            self._begin_again()
+            self._begin_again(for_others=False)
+            self.progress = Progress()
         first = next(self._slots, None)
+        if first is None and self._stager.fills_for_others and not self._for_others:
+            self._begin_again(for_others=True)
+            first = next(self._slots, None)
         if first is None:
             self._is_exhausted = True
             self.progress.end()
@@ -74,21 +82,26 @@ class FillAhead:
         out: list[tuple[int, FillRun]] = []
         for bound, where, local_ids in self._dataset.groups(ids):
             group = Group(bound=bound, where=where, local_ids=local_ids)
-            out += self._stager.fills_ahead(group, job_of[where], first.epoch)
+            out += self._stager.fills_ahead(
+                group, job_of[where], first.epoch, of_others=self._for_others
+            )
         out.sort(key=lambda item: item[0])
         last = several[-1]
         self.progress.began([read for _, read in out], last.epoch, int(last.positions[-1]) + 1)
         return out
 
-    def _begin_again(self) -> None:
+    def _begin_again(self, *, for_others: bool) -> None:
         """Go over everything once more from where the batches are: other units are ours now."""
+        self._for_others = for_others
         self._version = self._stager.homes_version
         slot, number = self._stager.latest
         if slot is not None:
             self._slots = self._slots_from(slot.epoch, int(slot.positions[0]))
             self._num_seen = number * self._slots_a_job
+        else:
+            self._slots = self._slots_from(*self._start)
+            self._num_seen = 0
         self._is_exhausted = False
-        self.progress = Progress()
 
 
 class Progress:

@@ -23,6 +23,7 @@ from penstock.errors import PeerError
 from penstock.flow.choice import PEERS_MAX, peer_of, peer_source, sources_for
 from penstock.loader.buffers import BufferPool
 from penstock.loader.holding import Flags, Holding
+from penstock.loader.peer_parts import ask_in_pieces
 from penstock.loader.stats import Counters, PeerStats
 from penstock.peers.base import Answer, Ask
 from penstock.world import World
@@ -155,11 +156,20 @@ class Cluster:
         spans = self._homes.spans.number_of(self._holding.layout.offsets[units])
         return self._homes.holders[:_HOLDERS_MAX, spans]
 
-    def is_mine(self, units: Ints) -> Flags:
-        """Return which units are at home here, and this rank's to fetch before they are needed."""
-        home = self._holders(units)[0] == self.me
-        mine: Flags = home & (units % self._world.num_local_ranks == self._world.local_rank)
+    def is_mine(self, units: Ints, *, of_others: bool) -> Flags:
+        """Return which units are at home here, and this rank's to fetch before they are needed.
+
+        With `of_others` also those of the other ranks of this node, should they be late.
+        """
+        mine: Flags = self._holders(units)[0] == self.me
+        if not of_others:
+            mine = mine & (units % self._world.num_local_ranks == self._world.local_rank)
         return mine
+
+    @property
+    def fills_for_others(self) -> bool:
+        """Whether this rank sees to it that all of the node's homes are filled: one of each."""
+        return self._world.num_local_ranks > 1 and self._world.is_first_of_node
 
     def peers_of(self, units: Ints) -> Ints:
         """Return other nodes that can be asked for each unit, a row of the best; -1 for none."""
@@ -211,8 +221,12 @@ class Cluster:
             # It fell silent since this was planned: a step waits for that once, not twice.
             done(PeerError(f"{source} cannot be asked now", peer=name, kind="lost"))
             return
-        member = self._neighbours.member(name)
-        self._carried.client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
+        member, client = self._neighbours.member(name), self._carried.client
+
+        def ask_one(ask: Ask, into: memoryview, done: Callable[[Answer | PeerError], None]) -> None:
+            client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
+
+        ask_in_pieces(ask, into, ask_one, done)
 
     def blame(self, source: str, what: str) -> None:
         """Take note that a peer has sent something wrong."""

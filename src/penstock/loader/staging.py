@@ -146,6 +146,11 @@ class Stager:
         job.groups = groups
 
     @property
+    def fills_for_others(self) -> bool:
+        """Whether this rank fills what other ranks of its node leave undone."""
+        return self.cluster is not None and self.cluster.fills_for_others
+
+    @property
     def homes_version(self) -> int:
         """What grows when other units have become this node's to keep."""
         return self.cluster.homes_version if self.cluster is not None else 0
@@ -327,8 +332,13 @@ class Stager:
         around = np.concatenate(units)
         return around[self._holding.has_place(around)] if placed_only else around
 
-    def fills_ahead(self, group: Group, jobs: Ints, epoch: int) -> list[tuple[int, FillRun]]:
-        """Return requests for what a group needs and nobody has begun, with the job of each."""
+    def fills_ahead(
+        self, group: Group, jobs: Ints, epoch: int, *, of_others: bool = False
+    ) -> list[tuple[int, FillRun]]:
+        """Return requests for what a group needs and nobody has begun, with the job of each.
+
+        With `of_others` also for what other ranks of this node should have begun.
+        """
         assert self._holding is not None
         places = self._holding.places(group)
         out: list[tuple[int, FillRun]] = []
@@ -336,9 +346,8 @@ class Stager:
             if self.cluster is None:
                 placed = np.flatnonzero(self._holding.is_placed(places))
             else:
-                placed = np.flatnonzero(
-                    self._holding.has_place(table.units) & self.cluster.is_mine(table.units)
-                )
+                mine = self.cluster.is_mine(table.units, of_others=of_others)
+                placed = np.flatnonzero(self._holding.has_place(table.units) & mine)
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
             new = [fill for fill, is_new in self._fills_of(table.units[placed]) if is_new]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -87,7 +88,11 @@ class StoreRendezvous:
         self, place: str | os.PathLike[str] | Store, options: StoreOptions | None = None
     ) -> None:
         self._store = place if isinstance(place, Store) else open_store(place, options)
-        self._folder = Path(self._store.uri) if self._store.source == "folder" else None
+        self._folder = None
+        if self._store.source == "folder":
+            # Its own folder in the one that was named: others may look into that.
+            self._folder = Path(self._store.uri) / f"penstock-{os.geteuid()}"
+            self._store = open_store(self._folder, options)
 
     def __repr__(self) -> str:
         return f"StoreRendezvous({self._store.uri!r})"
@@ -132,5 +137,15 @@ class StoreRendezvous:
 
     def _prepare(self) -> None:
         """Make the folder, for its owner alone: secrets of runs lie in it."""
-        if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._folder is None:
+            return
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        status = self._folder.stat(follow_symlinks=False)
+        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        if not is_private or status.st_uid != os.geteuid():
+            raise RendezvousError(
+                f"{self._folder} is not a folder of this user alone (owner {status.st_uid}, mode "
+                f"{stat.S_IMODE(status.st_mode):o}), and the secrets of runs would lie in it; "
+                "remove it, or meet somewhere else"
+            )

@@ -9,7 +9,9 @@ Where that is all of it, the rest of the room holds *copies*: every span gets a 
 best node that has room and does not hold it yet, in the order of the layout; then a third, and so
 on. So a lost node's spans are there once more before any is there three times. The table of holders
 has `HOLDERS_MAX` rows. What a node has room for beyond them it keeps for itself, its best draws
-first; nobody else needs to know.
+first; nobody else needs to know. One part in N - 1 of what a node is home to is left free: that is
+what it takes over when another one is lost, and what lies in a tier by then cannot make room, since
+somebody may be reading it. A node that holds everything needs no such reserve.
 
 A node that is lost costs what it held and moves nothing else. A span whose home it was goes to its
 next holder; if there is none, to the best node left that has room. Such a span is worth more than a
@@ -95,10 +97,15 @@ class Homes:
         """Return by span whether a node keeps it: as its home, as a copy, or for itself."""
         held: Bools = (self.holders == node).any(axis=0)
         lengths, one = self.spans.lengths, self.nodes[node]
+        if self.whole is not None:
+            # Nothing is kept anew for oneself now, and nothing that is there is given up.
+            return held if node in self.lost else held | self.whole.holds(node)
+        home_bytes = int(lengths[self.holders[0] == node].sum())
         room = one.capacity_bytes - int(lengths[held].sum())
+        room -= _reserve(home_bytes, one, len(self.nodes), self.spans.size_bytes)
         others = np.flatnonzero(~held & (self.holders[0] != NOBODY))
-        least = min(lengths[others][lengths[others] > 0].tolist(), default=0)
-        if node in self.lost or room < max(1, least):
+        shortest = int(lengths[others].min(initial=room + 1, where=lengths[others] > 0))
+        if room < shortest:
             return held
         if int(lengths[others].sum()) > room:
             costs = costs_of(others, one.name, one.capacity_bytes)
@@ -126,7 +133,12 @@ def _placed(spans: Spans, nodes: Sequence[Node]) -> Ints:
     held = np.flatnonzero(rows[0] != NOBODY)
     # Who was closed because its part was full, and not its room, has room for copies.
     has_room = giving.is_open[:-1] | (free > limits)
-    free -= _bytes_by_node(rows[0][held], spans.lengths[held], len(nodes))
+    home_bytes = _bytes_by_node(rows[0][held], spans.lengths[held], len(nodes))
+    reserves = [
+        _reserve(mine, node, len(nodes), spans.size_bytes)
+        for mine, node in zip(home_bytes.tolist(), nodes, strict=True)
+    ]
+    free = np.maximum(0, free - home_bytes - np.array(reserves, np.int64))
     giving.reopen(np.where(has_room, free, 0))
     while len(rows) < min(HOLDERS_MAX, len(nodes)):
         row = giving.row(held, rows)
@@ -135,6 +147,16 @@ def _placed(spans: Spans, nodes: Sequence[Node]) -> Ints:
             break
         rows.append(row)
     return np.stack(rows)
+
+
+def _reserve(home_bytes: int, node: Node, num_nodes: int, all_bytes: int) -> int:
+    """Return what a node leaves free for the spans of one that is lost.
+
+    Of two nodes each copy is of the other's spans, so there copies are the reserve.
+    """
+    if num_nodes <= 2 or node.capacity_bytes >= all_bytes:
+        return 0
+    return -(-home_bytes // (num_nodes - 1))
 
 
 def _weights(spans: Spans, nodes: Sequence[Node]) -> list[int]:

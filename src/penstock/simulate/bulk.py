@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.errors import OptionError
-from penstock.plan.bound import epochs_bound
+from penstock.plan.bound import epoch_bound, epochs_bound
 from penstock.simulate.devices import Devices
 from penstock.simulate.in_turn import in_turn_s, overtaking_s
 from penstock.simulate.job import Floats, Job
@@ -122,6 +122,10 @@ class _Run:
         job, time_s = self._job, self._ends[-1]
         own, peer, store = np.split(self._bytes, [job.num_tiers, job.store])
         more_store, more_peer = self._policy.background_bytes(time_s)
+        epochs = job.scenario.job.epochs
+        bound_bytes = epochs_bound(job.size_bytes, job.capacity_bytes, epochs)
+        later_bytes = epoch_bound(job.size_bytes, job.capacity_bytes)
+        rate = self._devices.all_bytes_s()
         return Result(
             policy=policy,
             nodes=job.num_nodes,
@@ -130,13 +134,24 @@ class _Run:
             start_s=self._start_s,
             epoch_s=tuple(self._epoch_s),
             bound_s=self._bound_s,
+            least_s=self._least_s(bound_bytes, rate),
+            least_later_s=max(self._bound_s / epochs, later_bytes / rate),
             store_bytes=float(store.sum()) + self._filled + more_store,
-            bound_bytes=epochs_bound(job.size_bytes, job.capacity_bytes, job.scenario.job.epochs),
+            bound_bytes=bound_bytes,
             local_bytes=float(own.sum()),
             peer_bytes=float(peer.sum()) + more_peer,
             num_visited=int(self._visited.sum()),
             num_samples=len(self._visited),
         )
+
+    def _least_s(self, bound_bytes: int, rate: float) -> float:
+        """Return the time that no loader goes below: its least bytes, and computing.
+
+        The first epoch has all bytes of the set to read; computing the others comes after that.
+        """
+        epochs = self._job.scenario.job.epochs
+        later_s = self._bound_s * (epochs - 1) / epochs
+        return max(self._bound_s, bound_bytes / rate, self._job.size_bytes / rate + later_s)
 
     # -- epochs --------------------------------------------------------------------------------
 

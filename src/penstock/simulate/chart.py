@@ -25,6 +25,8 @@ _COLOURS = (
 """For light and for dark."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _TICKS = (1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 200, 500, 1000, 10_000)
+_FAR_TICKS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 10_000)
+"""For values below 1, or over more than two powers of ten."""
 _STYLE = (
     ".bg{fill:#fff}text{font:12px system-ui,sans-serif;fill:#1b1f24}.dim{fill:#57606a}"
     ".title{font-size:15px;font-weight:600}.grid{stroke:#d8dee4}.axis{stroke:#57606a}"
@@ -33,7 +35,25 @@ _DARK = (
     ".bg{fill:#0d1117}text{fill:#e6edf3}.dim{fill:#9198a1}.grid{stroke:#30363d}"
     ".axis{stroke:#9198a1}"
 )
-_AXIS = "time over computing alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What is drawn of a result."""
+
+    axis: str
+    """In words, for the axis."""
+    of: Callable[[Result], float]
+    least: Callable[[Result], float] | None = None
+    """What no policy can go below, for a line of its own."""
+
+
+OVER_COMPUTING = Measure(axis="time over computing alone", of=lambda r: r.time_ratio)
+LATER_EPOCH = Measure(
+    axis="seconds of an epoch after the first",
+    of=lambda r: r.epoch_s[-1],
+    least=lambda r: r.least_later_s,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +66,17 @@ class Series:
     points: tuple[tuple[float, float], ...]
 
 
-def chart_svg(results: Sequence[Result], title: str) -> str:
-    """Return a chart of time over computing alone: bars, or lines where something was swept."""
+def chart_svg(results: Sequence[Result], title: str, measure: Measure = OVER_COMPUTING) -> str:
+    """Return a chart of times: bars, or lines where something was swept."""
     shown = [r for r in results if not r.why_not]
     groups = panels_of(shown)
     if len({(r.nodes, round(r.cache_share, 3)) for r in shown}) <= 1:
-        return _bars(shown, title)
+        return _bars(shown, title, measure)
     by_nodes = len({r.nodes for r in shown}) > 1
-    panels = [(name, _series(part, by_nodes=by_nodes)) for name, part in groups]
-    return _lines(panels, title, "nodes" if by_nodes else "cache over data set")
+    names = list(dict.fromkeys(r.policy for r in results if r.policy != "ours"))
+    panels = [(name, _series(part, measure, names, by_nodes=by_nodes)) for name, part in groups]
+    axes = ("nodes" if by_nodes else "cache over data set", measure.axis)
+    return _lines(panels, title, axes)
 
 
 def panels_of(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
@@ -78,13 +100,18 @@ def title_of(policy: str) -> str:
     return POLICIES[policy].title if policy in POLICIES else policy
 
 
-def _series(results: Sequence[Result], *, by_nodes: bool) -> list[Series]:
+def _series(
+    results: Sequence[Result], measure: Measure, names: Sequence[str], *, by_nodes: bool
+) -> list[Series]:
+    """Return the lines of one panel; a policy has the same colour in all of them."""
     points: dict[str, list[tuple[float, float]]] = {}
+    least: dict[float, float] = {}
     for r in results:
         x = float(r.nodes) if by_nodes else r.cache_share
-        points.setdefault(r.policy, []).append((x, r.time_ratio))
-    names = [name for name in points if name != "ours"]
-    return [
+        points.setdefault(r.policy, []).append((x, measure.of(r)))
+        if measure.least is not None:
+            least[x] = measure.least(r)
+    out = [
         Series(
             name=title_of(name),
             colour=1 + names.index(name) if name in names else 0,
@@ -92,42 +119,47 @@ def _series(results: Sequence[Result], *, by_nodes: bool) -> list[Series]:
         )
         for name, some in points.items()
     ]
+    if least:
+        line = tuple(sorted(least.items()))
+        out.append(Series(name="the least possible", colour=1 + len(names), points=line))
+    return out
 
 
 # -- bars ----------------------------------------------------------------------------------------
 
 
-def _bars(results: Sequence[Result], title: str) -> str:
-    """Return a bar for each policy, from 1, which is computing alone."""
-    most = max((r.time_ratio for r in results), default=1.0)
+def _bars(results: Sequence[Result], title: str, measure: Measure) -> str:
+    """Return a bar for each policy, from 1."""
+    most = max((measure.of(r) for r in results), default=1.0)
     room = _WIDTH - _LEFT - 250
     scale = room / math.log(max(most, 1.5))
     height = 70 + 24 * len(results)
-    out = [_text(20, 26, title, "title"), _text(20, 46, f"{_AXIS} (log scale)", "dim")]
+    out = [_text(20, 26, title, "title"), _text(20, 46, f"{measure.axis} (log scale)", "dim")]
     for number, r in enumerate(results):
         y = 62 + 24 * number
-        wide = max(2.0, math.log(max(r.time_ratio, 1.0)) * scale)
+        ratio = measure.of(r)
+        wide = max(2.0, math.log(max(ratio, 1.0)) * scale)
         kind = "c0" if r.policy == "ours" else "c1"
         out.append(_text(178, y + 13, title_of(r.policy), anchor="end"))
         out.append(f'<rect class="f{kind}" x="186" y="{y}" width="{wide:.1f}" height="17" rx="2"/>')
-        out.append(_text(192 + wide, y + 13, f"{r.time_ratio:.2f}"))
+        out.append(_text(192 + wide, y + 13, f"{ratio:.2f}"))
     return _document(out, height, title)
 
 
 # -- lines ---------------------------------------------------------------------------------------
 
 
-def _lines(panels: Sequence[tuple[str, list[Series]]], title: str, x_label: str) -> str:
+def _lines(panels: Sequence[tuple[str, list[Series]]], title: str, axes: tuple[str, str]) -> str:
     values = [y for _, some in panels for one in some for _, y in one.points]
     ticks = _ticks_between(min(values), max(values))
     out = [_text(20, 26, title, "title")]
     for number, (name, some) in enumerate(panels):
-        out += _panel(some, name, x_label, ticks, top=44 + number * (_PANEL + 70))
+        out += _panel(some, name, axes, ticks, top=44 + number * (_PANEL + 70))
     return _document(out, 44 + len(panels) * (_PANEL + 70), title)
 
 
 def _panel(
-    some: list[Series], name: str, x_label: str, ticks: list[float], top: float
+    some: list[Series], name: str, axes: tuple[str, str], ticks: list[float], top: float
 ) -> list[str]:
     """Return one pair of axes with its lines and its legend."""
     xs = sorted({x for one in some for x, _ in one.points})
@@ -141,10 +173,10 @@ def _panel(
         out.append(_text(_LEFT - 8, y + 4, f"{tick:g}", "dim", "end"))
     out += [_text(x_of(x), bottom + 18, f"{x:g}", "dim", "middle") for x in xs]
     out.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    out.append(_text((_LEFT + right) / 2, bottom + 36, x_label, "dim", "middle"))
+    out.append(_text((_LEFT + right) / 2, bottom + 36, axes[0], "dim", "middle"))
     middle = (top + 22 + bottom) / 2
     turned = f"translate(18 {middle:.0f}) rotate(-90)"
-    out.append(f'<text class="dim" text-anchor="middle" transform="{turned}">{_AXIS}</text>')
+    out.append(f'<text class="dim" text-anchor="middle" transform="{turned}">{axes[1]}</text>')
     for number, one in enumerate(some):
         out += _line(one, x_of, y_of)
         y = top + 30 + 18 * number
@@ -198,10 +230,13 @@ def _ticks_between(low: float, high: float) -> list[float]:
 
     >>> _ticks_between(1.0, 3.4)
     [1, 1.2, 1.5, 2, 3, 4]
+    >>> _ticks_between(0.32, 80.0)
+    [0.3, 1, 3, 10, 30, 100]
     """
-    first = max((i for i, t in enumerate(_TICKS) if t <= low + 1e-9), default=0)
-    last = min((i for i, t in enumerate(_TICKS) if t >= high - 1e-9), default=len(_TICKS) - 1)
-    return [float(t) if t % 1 else int(t) for t in _TICKS[first : max(last, first + 1) + 1]]
+    ticks = _FAR_TICKS if low < 0.999 or high > 100 * low else _TICKS
+    first = max((i for i, t in enumerate(ticks) if t <= low * 1.001), default=0)
+    last = min((i for i, t in enumerate(ticks) if t >= high * 0.999), default=len(ticks) - 1)
+    return [float(t) if t % 1 else int(t) for t in ticks[first : max(last, first + 1) + 1]]
 
 
 # -- the document --------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ Two limits hold at once, and the slower one counts.
   a tier, the link (either way), the cores that decode.
 
 The store is shared: when n nodes read at once each gets shared(n)/n, or less where its own
-connection is the limit.
+connection is the limit. What a node that needs little does not use goes to the others.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -71,6 +73,16 @@ class Devices:
         out: Floats = np.minimum(own, at(self.store.shared, readers) / readers)
         return out
 
+    def all_bytes_s(self) -> float:
+        """Return what the store gives all nodes together, at its best."""
+        nodes = self.job.num_nodes
+        if self.per_thread:
+            return math.inf
+        own = nodes * max(self.store.throughput.bytes_s)
+        if self.store.shared is None:
+            return own
+        return min(own, max(self.store.shared.at(n) for n in (*self.store.shared.counts, nodes)))
+
     def fill_s(self, size_bytes: Floats, sample_bytes: float, source: int) -> Floats:
         """Return how long each node needs to fill a tier while all others do, too."""
         job = self.job
@@ -100,8 +112,7 @@ class Devices:
         job, machine = self.job, self.machine
         tiers = job.num_tiers
         from_store = load.bytes[..., job.store] + load.filled
-        store_bytes_s = self.node_bytes_s(num_readers, threads) * left
-        out = from_store / store_bytes_s[..., None]
+        out = self._store_s(from_store, num_readers, threads, left)
         if self.store.requests_s_max is not None:
             asked = (load.counts[..., job.store] + load.num_filled).sum(axis=-1, keepdims=True)
             out = np.maximum(out, asked / self.store.requests_s_max)
@@ -116,3 +127,17 @@ class Devices:
             out = np.maximum(out, load.bytes.sum(axis=-1) / decode_bytes_s)
         busiest: Floats = out
         return busiest
+
+    def _store_s(
+        self, size_bytes: Floats, num_readers: Floats, threads: int, left: float
+    ) -> Floats:
+        """Return how long the store needs for what nodes read at once, by step and node."""
+        if self.per_thread or self.store.shared is None:
+            alone: Floats = self.node_bytes_s(num_readers, threads)[..., None] * left
+            return size_bytes / alone
+        own = self.store.throughput.at(threads) * left
+        # A step has its bytes when all nodes have theirs: who needs more gets what others leave.
+        all_bytes_s = at(self.store.shared, np.maximum(num_readers, 1))[..., None] * left
+        together = np.where(size_bytes > 0, size_bytes.sum(axis=-1, keepdims=True), 0.0)
+        out: Floats = np.maximum(size_bytes / own, together / all_bytes_s)
+        return out

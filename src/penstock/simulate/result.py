@@ -21,6 +21,10 @@ class Result:
     epoch_s: tuple[float, ...] = ()
     bound_s: float = 0.0
     """Computing alone, with the barrier after every step."""
+    least_s: float = 0.0
+    """What any loader needs with a cache of this capacity: computing, or the store at its best."""
+    least_later_s: float = 0.0
+    """The same for an epoch after the first."""
     store_bytes: float = 0.0
     bound_bytes: float = 0.0
     """The least that any cache of this capacity could read."""
@@ -34,6 +38,11 @@ class Result:
     def time_ratio(self) -> float:
         """The time over that of computing alone."""
         return self.time_s / self.bound_s if self.bound_s else 0.0
+
+    @property
+    def least_ratio(self) -> float:
+        """The time over the least that any loader needs here."""
+        return self.time_s / self.least_s if self.least_s else 0.0
 
     @property
     def stall_share(self) -> float:

@@ -7,6 +7,7 @@ What a scenario leaves out has a default; what it misspells is refused by name.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,7 +120,7 @@ class Scenario:
         tiers = self.machine.tiers or (_plain_memory(self.machine),)
         total = sum(tier.capacity_bytes for tier in tiers)
         cut = [
-            replace(tier, capacity_bytes=int(per_node * tier.capacity_bytes / total))
+            replace(tier, capacity_bytes=math.ceil(per_node * tier.capacity_bytes / total))
             for tier in tiers
         ]
         return replace(self, machine=replace(self.machine, tiers=tuple(cut)))

@@ -82,7 +82,9 @@ class Samples:
                     columns.append(np.zeros(len(dataset), np.int64))
                 columns[table][where] = units.locate(number, table, local_ids)[0]
                 lengths[where] += bound.part.tables[table].extents(local_ids).length
-        return cls(lengths=lengths, units=np.stack(columns, axis=1), unit_lengths=units.lengths)
+        return cls(
+            lengths=lengths, units=np.stack(columns, axis=1), unit_lengths=np.asarray(units.lengths)
+        )
 
 
 class VirtualNode:

@@ -13,7 +13,7 @@ from penstock.simulate.policies.evicting import Belady, Lru
 from penstock.simulate.policies.lbann import LbannDynamic, LbannPreloading
 from penstock.simulate.policies.locality import LocalityAware
 from penstock.simulate.policies.nopfs import Nopfs, NopfsReleased
-from penstock.simulate.policies.ours import Ours
+from penstock.simulate.policies.ours import Ours, OursLocal
 from penstock.simulate.policies.plain import DoubleBuffering, Naive, Perfect
 from penstock.simulate.policies.sharding import ParallelStaging
 
@@ -32,6 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
     "lru": Lru,
     "belady": Belady,
     "ours": Ours,
+    "ours-locality": OursLocal,
     "perfect": Perfect,
 }
 

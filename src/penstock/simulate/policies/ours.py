@@ -5,20 +5,32 @@ tiers really keep: a sample, or a run of small ones. In the first epoch the home
 the store when it is first needed, keeps it and sends on what was asked for; from then on it comes
 from there. What is not cached comes from the store. So the store is read S + (E-1) max(0, S-C)
 bytes, which is the least that any cache of C bytes can do.
+
+Where nodes together hold more than the set, a node also keeps copies of what others are the home
+of. A copy is there from its first use on that node on, and needs the store no second time.
+
+Who computes a sample: whoever has its place in the batch, or, with locality, its home as far as the
+shares allow (`plan.assignment`).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.plan.assignment import assign_local
 from penstock.plan.cost import requests_in_flight
-from penstock.plan.homes import NOBODY, Node, homes_of
+from penstock.plan.homes import NOBODY, Homes, Node, cluster_homes
 from penstock.plan.placement import Layout, offsets_of
+from penstock.plan.spans import spans_of
 from penstock.plan.units import ALONE_BYTES, RUN_BYTES
-from penstock.simulate.job import Job
-from penstock.simulate.policies.base import Policy, sources_of
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.job import Accesses, Codes, Job
+from penstock.simulate.policies.base import Policy
+from penstock.simulate.reads import Flags, Reads, Start
+
+_NOT_HELD = 255
 
 
 class Ours(Policy):
@@ -29,32 +41,55 @@ class Ours(Policy):
     def start(self) -> Start | None:
         """Decide what is cached where."""
         job = self.job
-        self._unit_of, lengths = units_of(job.sizes)
-        layout = Layout(offsets=offsets_of(lengths), lengths=lengths, size_bytes=job.size_bytes)
+        self._unit_of, self._lengths = units_of(job.sizes)
+        offsets = offsets_of(self._lengths)
+        layout = Layout(offsets=offsets, lengths=self._lengths, size_bytes=job.size_bytes)
         capacity = int(job.capacities.sum())
         nodes = [Node(name=f"node {n}", capacity_bytes=capacity) for n in range(job.num_nodes)]
-        self._lengths = lengths
-        self._homes = homes_of(layout, nodes)
-        self._tiers = tiers_of(job, layout, self._homes)
-        self._is_filled = np.zeros(len(lengths), np.bool_)
+        homes = cluster_homes(spans_of(layout), nodes)
+        self._homes = homes.home_of(offsets)
+        self._spans = homes.spans.number_of(offsets)
+        self._tiers = tiers_of(job, homes)
+        self._is_filled = np.zeros(len(self._lengths), np.bool_)
+        self._copied = np.zeros(0, np.int64)
         return None
 
+    def uses(self, epoch: int) -> Accesses:
+        """Return who uses what."""
+        return self.job.accesses(epoch)
+
     def reads(self, epoch: int) -> Reads:
-        """Return the home's tier, by way of the store where it is not filled yet."""
-        job, uses = self.job, self.job.accesses(epoch)
-        units = self._unit_of[uses.ids]
-        homes = self._homes[units]
+        """Return the own tier or the home's, by way of the store where it is not filled yet."""
+        job, uses = self.job, self.uses(epoch)
+        units, nodes = self._unit_of[uses.ids], job.nodes_of(uses.workers)
+        homes, spans = self._homes[units], self._spans[units]
+        is_near = (homes == nodes) | self._is_copied(units, nodes)
+        near = self._tiers[nodes, spans]
+        far = job.num_tiers + self._tiers[homes, spans]
+        sources = np.where(homes == NOBODY, job.store, np.where(is_near, near, far))
         fillers, fill_bytes = self._fills(units)
         return Reads(
             ids=uses.ids,
             steps=uses.steps,
             workers=uses.workers,
-            sources=sources_of(job, homes, job.nodes_of(uses.workers), self._tiers[units]),
+            sources=sources.astype(np.uint8),
             holders=homes,
             fillers=fillers,
             fill_bytes=fill_bytes,
             threads=self._threads(),
         )
+
+    def _is_copied(self, units: Ints, nodes: Ints) -> Flags:
+        """Return by access whether its node has a copy, and have it keep those that it may."""
+        found = np.zeros(len(units), np.bool_)
+        may = self._tiers[nodes, self._spans[units]] != _NOT_HELD
+        may &= self._homes[units] != nodes
+        keys = (nodes * len(self._lengths) + units)[may]
+        if len(keys):
+            at = np.searchsorted(self._copied, keys)
+            found[may] = np.append(self._copied, -1)[at] == keys
+            self._copied = np.union1d(self._copied, keys)
+        return found
 
     def _fills(self, units: Ints) -> tuple[Ints | None, Ints | None]:
         """Return by access which node fetches its unit now, and how many bytes that are."""
@@ -79,6 +114,25 @@ class Ours(Policy):
         return max(useful, job.scenario.loader.threads)
 
 
+class OursLocal(Ours):
+    """The same homes; samples are computed there as far as the shares stay equal."""
+
+    title = "Penstock, locality"
+
+    def uses(self, epoch: int) -> Accesses:
+        """Return the same samples in the same steps, used by their homes where shares allow."""
+        job, uses = self.job, self.job.accesses(epoch)
+        homes = self._homes[self._unit_of[uses.ids]]
+        ranks = np.arange(job.num_workers)
+        bounds = np.searchsorted(uses.steps, np.arange(job.num_steps + 1)).tolist()
+        taken = []
+        for start, stop in pairwise(bounds):
+            sizes = np.bincount(uses.workers[start:stop], minlength=job.num_workers)
+            taken.append(start + assign_local(homes[start:stop], job.nodes_of(ranks), sizes))
+        # The share of each rank is what it was, so steps and ranks stay in their places.
+        return Accesses(ids=uses.ids[np.concatenate(taken)], steps=uses.steps, workers=uses.workers)
+
+
 def units_of(sizes: Ints) -> tuple[Ints, Ints]:
     """Return the unit of each sample and the bytes of each unit, as if all lay in one object.
 
@@ -94,15 +148,12 @@ def units_of(sizes: Ints) -> tuple[Ints, Ints]:
     return units, lengths
 
 
-def tiers_of(job: Job, layout: Layout, homes: Ints) -> Ints:
-    """Return the tier of each unit on its home: the layout's first bytes in the fastest.
-
-    Nothing straddles two tiers. What fits none has no home: `homes` is changed.
-    """
-    order = np.lexsort((layout.offsets, homes))
-    sorted_homes, total = homes[order], np.cumsum(layout.lengths[order])
-    before = np.concatenate([[0], total])[np.searchsorted(sorted_homes, sorted_homes)]
-    tiers = np.empty(len(order), np.int64)
-    tiers[order] = np.searchsorted(np.cumsum(job.capacities), total - before, side="left")
-    homes[tiers >= job.num_tiers] = NOBODY
-    return np.minimum(tiers, max(0, job.num_tiers - 1))
+def tiers_of(job: Job, homes: Homes) -> Codes:
+    """Return by node and span the tier that holds it: the layout's first bytes in the fastest."""
+    limits = np.cumsum(job.capacities)
+    tiers = np.full((job.num_nodes, homes.spans.num_spans), _NOT_HELD, np.uint8)
+    for node in range(job.num_nodes if job.num_tiers else 0):
+        held = np.flatnonzero(homes.holds(node))
+        ends = np.cumsum(homes.spans.lengths[held])
+        tiers[node, held] = np.searchsorted(limits, ends, side="left")
+    return tiers

@@ -1,0 +1,199 @@
+"""What a simulated cluster is to do: the data, the order, and where everything is at home.
+
+Samples are units of their own. The order and the batches are those of a real job, and so are the
+homes: `order`, `plan.spans` and `plan.homes` compute them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.order import GlobalOrder, Steps, StreamHash
+from penstock.plan.homes import NOBODY, Homes, Node, cluster_homes
+from penstock.plan.placement import Layout, offsets_of
+from penstock.plan.spans import spans_of
+from penstock.simulate.cluster_faults import Fault, drawn_faults
+
+_UNIT_BYTES = (65_536, 200_000)
+_STORE_BYTES_S = 10e6
+_NODE_BYTES_S = 100e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Where units are, without some nodes."""
+
+    holders: list[tuple[int, ...]]
+    """By unit, the home first; nobody where no node has room."""
+    placed: list[frozenset[int]]
+    """By node: the units that it keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterJob:
+    """A job on a cluster, with all that will go wrong."""
+
+    seed: int
+    nodes: int = 4
+    ranks: int = 1
+    """Of each node."""
+    steps: int = 16
+    """Of each epoch."""
+    epochs: int = 3
+    batch: int = 2
+    """Samples of a rank at each step."""
+    capacity: float = 1.2
+    """What all tiers hold together, in data sets."""
+    compute_s: float = 0.1
+    """The training loop's own time for a step."""
+    lockstep: bool = True
+    """Whether ranks wait for each other at each step, as a real job does."""
+    faults: tuple[Fault, ...] = ()
+    _views: dict[frozenset[int], View] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def drawn(cls, seed: int, *, nodes: int | None = None, faults: int | None = None) -> ClusterJob:
+        """Draw a job and its faults."""
+        draws = random.Random(seed)
+        num_nodes = nodes or draws.choice((2, 3, 3, 4, 4, 5, 6, 8))
+        num_faults = faults if faults is not None else draws.choice((0, 1, 1, 2, 2, 3, 5))
+        job = cls(
+            seed=seed,
+            nodes=num_nodes,
+            ranks=draws.choice((1, 1, 2)) if num_nodes < 5 else 1,
+            capacity=draws.choice((0.6, 1.0, 1.05, 1.5, 2.5)),
+            lockstep=draws.random() < 0.8,
+            epochs=draws.choice((2, 3)),
+        )
+        drawn = drawn_faults(
+            draws, num_nodes=num_nodes, num_faults=num_faults, within_s=job.quick_s
+        )
+        return cls(**{**job.options(), "faults": drawn})
+
+    def options(self) -> dict[str, object]:
+        """Return what it was made from."""
+        names = ["seed", "nodes", "ranks", "steps", "epochs", "batch", "capacity", "compute_s", "lockstep", "faults"]
+        return {name: getattr(self, name) for name in names}
+
+    # -- the data ----------------------------------------------------------------------------
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.ranks
+
+    @property
+    def num_steps(self) -> int:
+        """Of all epochs."""
+        return self.steps * self.epochs
+
+    @property
+    def quick_s(self) -> float:
+        """About how long it takes when nothing goes wrong."""
+        return max(self.num_steps * self.compute_s, self.size_bytes / _STORE_BYTES_S) + 1.0
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """By unit: its bytes."""
+        num_samples = self.num_ranks * self.batch * self.steps
+        sizes = np.random.default_rng(self.seed).integers(*_UNIT_BYTES, num_samples)
+        out: list[int] = sizes.tolist()
+        return out
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Of all units."""
+        return sum(self.lengths)
+
+    @property
+    def store_bytes_s(self) -> float:
+        """The store's link, for all nodes together."""
+        return _STORE_BYTES_S
+
+    @property
+    def node_bytes_s(self) -> float:
+        """The link of a node."""
+        return _NODE_BYTES_S
+
+    # -- the order ---------------------------------------------------------------------------
+
+    @cached_property
+    def _split(self) -> Steps:
+        return Steps(
+            num_samples=len(self.lengths),
+            global_batch_size=self.num_ranks * self.batch,
+            num_ranks=self.num_ranks,
+        )
+
+    @cached_property
+    def order(self) -> list[Ints]:
+        """By epoch: all samples in the order of their use."""
+        order = GlobalOrder(num_samples=len(self.lengths), seed=self.seed)
+        return [order.ids(epoch, 0, order.num_samples) for epoch in range(self.epochs)]
+
+    def batch_of(self, rank: int, step: int) -> tuple[int, Ints, Ints]:
+        """Return epoch, positions and samples of a rank's batch; steps count over all epochs."""
+        epoch, inside = divmod(step, self.steps)
+        positions, _ = self._split.positions(inside, rank)
+        return epoch, positions, self.order[epoch][positions]
+
+    def hash_of(self, rank: int) -> StreamHash:
+        """Return the hash of everything that a rank is to deliver, without delivering it."""
+        hashed = StreamHash()
+        for step in range(self.num_steps):
+            epoch, positions, ids = self.batch_of(rank, step)
+            hashed = hashed.update(epoch, positions, ids)
+        return hashed
+
+    # -- homes -------------------------------------------------------------------------------
+
+    @cached_property
+    def homes(self) -> Homes:
+        """As everybody computes them from the list of members."""
+        layout = Layout(
+            offsets=self._offsets,
+            lengths=np.array(self.lengths),
+            size_bytes=self.size_bytes,
+        )
+        capacity = int(self.capacity * self.size_bytes / self.nodes)
+        nodes = [
+            Node(name=self.name_of(number), capacity_bytes=capacity) for number in range(self.nodes)
+        ]
+        return cluster_homes(spans_of(layout), nodes)
+
+    @cached_property
+    def _offsets(self) -> Ints:
+        return offsets_of(np.array(self.lengths))
+
+    def name_of(self, node: int) -> str:
+        """Return what a node is called."""
+        return f"{self.seed:x}-{node}"
+
+    def view(self, lost: Collection[int] = ()) -> View:
+        """Return where units are without some nodes."""
+        key = frozenset(lost)
+        if key not in self._views:
+            homes = self.homes.without(key)
+            spans = homes.spans.number_of(self._offsets)
+            holders = homes.holders[:, spans].T.tolist()
+            self._views[key] = View(
+                holders=[tuple(n for n in row if n != NOBODY) for row in holders],
+                placed=[
+                    frozenset(np.flatnonzero(homes.holds(node)[spans]).tolist())
+                    for node in range(self.nodes)
+                ],
+            )
+        return self._views[key]
+
+    def home_bytes(self, node: int) -> int:
+        """Return the bytes whose home is a node while all are there."""
+        holders = self.view().holders
+        return sum(
+            size for size, who in zip(self.lengths, holders, strict=True) if who and who[0] == node
+        )

@@ -1,0 +1,111 @@
+"""What connects the nodes of a simulated cluster, and the store that they share.
+
+A message takes a latency and is then held until its way is open: a cut link or a frozen process
+loses nothing, it only takes time, as with TCP. What dies is a connection: when the client gives it
+up, or when either end is gone. The bytes of answers share the link of the node that sends them.
+
+A server with something to answer says at least a few times a second that it is alive. That is not
+played out beat by beat: a client hears from a server as long as the way between them is open, and
+knows since when it is not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from penstock.simulate.virtual import Call, Pipe, VirtualTime
+
+LATENCY_S = 0.0005
+SILENCE_S, STUCK_S = 2.0, 5.0
+"""As `peers.client_link` has them."""
+_STORE_LATENCY_S, _STORE_SIGMA = 0.015, 0.4
+_WAIT_S, _WAIT_MAX_S = 0.1, 10.0
+"""As `storage.retry` has them."""
+
+
+class Ways:
+    """Which node can reach which, and since when it cannot."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_closed: Counter[tuple[int, int]] = Counter()
+        """By asker and server: the reasons why nothing passes."""
+        self._closed_s: dict[tuple[int, int], float] = {}
+        self._held: dict[tuple[int, int], list[Call]] = {}
+        self._num_nodes = num_nodes
+
+    def is_open(self, asker: int, server: int) -> bool:
+        """Return whether messages pass, in both directions."""
+        return not self._num_closed[asker, server]
+
+    def closed_since_s(self, asker: int, server: int) -> float:
+        """Return when the way was closed."""
+        return self._closed_s[asker, server]
+
+    def close(self, asker: int, server: int, now_s: float) -> None:
+        """Let nothing pass; must be opened as often as it was closed."""
+        if self.is_open(asker, server):
+            self._closed_s[asker, server] = now_s
+        self._num_closed[asker, server] += 1
+
+    def open(self, asker: int, server: int) -> None:
+        """Take back one reason; what was held passes with the last."""
+        self._num_closed[asker, server] -= 1
+        if self.is_open(asker, server):
+            for call in self._held.pop((asker, server), []):
+                call()
+
+    def to_and_from(self, node: int) -> list[tuple[int, int]]:
+        """Return the ways on which a node is asked."""
+        return [(asker, node) for asker in range(self._num_nodes) if asker != node]
+
+    def pass_on(self, asker: int, server: int, call: Call) -> None:
+        """Do something as soon as the way is open."""
+        if self.is_open(asker, server):
+            call()
+        else:
+            self._held.setdefault((asker, server), []).append(call)
+
+
+class SharedStore:
+    """The store: one link for all nodes, and 503 at times."""
+
+    def __init__(self, time: VirtualTime, bytes_s: float, seed: int) -> None:
+        self._time = time
+        self._pipe = Pipe(time, bytes_s)
+        self._draws = random.Random(seed)
+        self._num_refusing = 0
+        self._num_lagging = 0
+        self.read_bytes: Counter[str] = Counter()
+        """What was asked for, by reason."""
+        self.num_refused = 0
+
+    def refuse(self, change: int) -> None:
+        """Begin (1) or cease (-1) to refuse everything."""
+        self._num_refusing += change
+
+    def lag(self, change: int, factor: float) -> None:
+        """Become slow (1), or as before (-1)."""
+        self._num_lagging += change
+        self._pipe.slow_down(factor if self._num_lagging else 1.0)
+
+    def read(self, size_bytes: int, why: str, done: Call, told: Call) -> None:
+        """Read; `told` is called for each refusal once it is over, then `done`."""
+        self.read_bytes[why] += size_bytes
+        self._ask(size_bytes, done, told, 0)
+
+    def _ask(self, size_bytes: int, done: Call, told: Call, attempt: int) -> None:
+        latency_s = _STORE_LATENCY_S * self._draws.lognormvariate(0.0, _STORE_SIGMA)
+        if self._num_refusing:
+            self.num_refused += 1
+            wait_s = self._draws.uniform(0.0, min(_WAIT_MAX_S, _WAIT_S * 2**attempt))
+            again = lambda: self._ask(size_bytes, done, told, attempt + 1)  # noqa: E731
+            self._time.after(latency_s + wait_s, again)
+            return
+
+        def finish() -> None:
+            for _ in range(min(attempt, 8)):
+                told()
+            done()
+
+        self._time.after(latency_s, lambda: self._pipe.send(size_bytes, finish))

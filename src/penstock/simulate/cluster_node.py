@@ -1,0 +1,221 @@
+"""A node of a simulated cluster: a tier, a server that parks what is not there yet, and its ranks.
+
+The first rank carries the server, so they live and die together. A process that is frozen does
+nothing, and all that came meanwhile afterwards; one that was killed and started again is another
+*life*, to which nothing of the former one belongs but what lies in the tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.simulate.cluster_net import LATENCY_S, Ways
+from penstock.simulate.virtual import Call, Pipe, VirtualTime
+
+if TYPE_CHECKING:
+    from penstock.simulate.cluster_link import Link
+
+
+class Voice(Protocol):
+    """What a server says and hears about other nodes: `peers.members.Members`."""
+
+    def say(self) -> bytes:
+        """Return what to tell others."""
+        ...
+
+    def hear(self, peer: str, data: bytes, at_s: float) -> None:
+        """Take what another node says."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """Units that one rank wants from another node."""
+
+    link: Link
+    life: int
+    """Of the connection."""
+    units: tuple[int, ...]
+    may_wait: bool
+    """Whether it may be parked; else what is there is answered at once."""
+    gossip: bytes
+    parked: Call
+    answered: Callable[[Answered], None]
+    failed: Callable[[str], None]
+    parked_s: float | None = None
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a server has sent."""
+
+    payload: dict[int, int]
+    """By unit: its content, which is its number; absent ones are missing."""
+    gossip: bytes
+
+
+@dataclass(slots=True, eq=False)
+class ClusterNode:
+    """What the ranks of a node share."""
+
+    number: int
+    name: str
+    time: VirtualTime
+    ways: Ways
+    lengths: list[int]
+    """Of all units, in bytes."""
+    egress: Pipe
+    life: int = 1
+    is_up: bool = True
+    is_corrupt: bool = False
+    is_full: bool = False
+    num_frozen: int = 0
+    thawed_s: float = 0.0
+    """When it went on last."""
+    present: set[int] = field(default_factory=set)
+    num_done: int = 0
+    """Fills that are over: the cursor that beats carry."""
+    voice: Voice | None = None
+    is_coming: Callable[[int], bool] = lambda unit: False
+    """Whether a unit that is not there is at home here, and on its way."""
+    _backlog: list[tuple[int, Call]] = field(default_factory=list)
+    _claims: dict[int, list[Call]] = field(default_factory=dict)
+    _parked: list[Asked] = field(default_factory=list)
+
+    # -- the process -------------------------------------------------------------------------
+
+    def do(self, life: int, call: Call) -> None:
+        """Have this life of the process do something, as soon as it runs."""
+        if life != self.life or not self.is_up:
+            return
+        if self.num_frozen:
+            self._backlog.append((life, call))
+        else:
+            call()
+
+    def after(self, seconds: float, call: Call) -> None:
+        """Have it do something later."""
+        self.at(self.time.now_s + seconds, call)
+
+    def at(self, at_s: float, call: Call) -> None:
+        """Have it do something at a time."""
+        life = self.life
+        self.time.at(at_s, lambda: self.do(life, call))
+
+    def freeze(self) -> None:
+        """Stop it; may be done several times."""
+        self.num_frozen += 1
+        if self.num_frozen > 1:
+            return
+        for way in self.ways.to_and_from(self.number):
+            self.ways.close(*way, self.time.now_s)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.num_frozen -= 1
+        if self.num_frozen:
+            return
+        self.thawed_s = self.time.now_s
+        backlog, self._backlog = self._backlog, []
+        for life, call in backlog:
+            self.do(life, call)
+        for way in self.ways.to_and_from(self.number):
+            self.ways.open(*way)
+
+    def die(self, *, keeps_tier: bool) -> None:
+        """End the process."""
+        self.is_up = False
+        self.life += 1
+        self._claims.clear()
+        self._parked.clear()
+        self._backlog.clear()
+        self.num_done = 0
+        if not keeps_tier:
+            self.present.clear()
+
+    # -- the tier ----------------------------------------------------------------------------
+
+    def claim(self, unit: int) -> bool:
+        """Return whether a unit is the caller's to fetch; else somebody is at it."""
+        if unit in self._claims:
+            return False
+        self._claims[unit] = []
+        return True
+
+    def when_filled(self, unit: int, call: Call) -> None:
+        """Be called when a unit that is being fetched is there."""
+        self._claims[unit].append(call)
+
+    def filled(self, units: Iterable[int]) -> None:
+        """Take units in; a tier that is full hands them over to who waits here, and keeps none."""
+        calls: list[Call] = []
+        for unit in units:
+            if unit not in self._claims:
+                continue
+            calls += self._claims.pop(unit)
+            self.num_done += 1
+            if not self.is_full:
+                self.present.add(unit)
+        for call in calls:
+            call()
+        self.look_at_parked()
+
+    # -- the server --------------------------------------------------------------------------
+
+    def asked(self, asked: Asked) -> None:
+        """Answer what is there, park what is coming."""
+        assert self.voice is not None
+        if asked.gossip:
+            self.voice.hear(asked.link.asker_name, asked.gossip, self.time.now_s)
+        if self._may_wait(asked):
+            self._parked.append(asked)
+            self._reply(asked, asked.parked)
+        else:
+            self._answer(asked)
+
+    def look_at_parked(self) -> None:
+        """Answer what waits no more."""
+        waiting, self._parked = self._parked, []
+        for asked in waiting:
+            if asked.link.life != asked.life:
+                continue
+            if self._may_wait(asked):
+                self._parked.append(asked)
+            else:
+                self._answer(asked)
+
+    def _may_wait(self, asked: Asked) -> bool:
+        """Whether all that is missing will come; else nobody waits for the rest of it."""
+        missing = [unit for unit in asked.units if unit not in self.present]
+        if not missing or self.is_full or not asked.may_wait:
+            return False
+        return all(map(self.is_coming, missing))
+
+    def _answer(self, asked: Asked) -> None:
+        assert self.voice is not None
+        here = [unit for unit in asked.units if unit in self.present]
+        wrong = -1 if self.is_corrupt else 0
+        payload = {unit: unit ^ wrong for unit in here}
+        answer = Answered(payload=payload, gossip=self.voice.say())
+        size_bytes = sum(self.lengths[unit] for unit in here)
+        life = self.life
+
+        def sent() -> None:
+            if life == self.life:
+                self._reply(asked, lambda: asked.answered(answer))
+
+        self.egress.send(size_bytes, sent)
+
+    def _reply(self, asked: Asked, call: Call) -> None:
+        """Send something back on the connection of an ask, if that is still the same."""
+        link, life = asked.link, self.life
+
+        def arrive() -> None:
+            if life == self.life and self.is_up and link.life == asked.life:
+                link.do(lambda: link.take(asked, call))
+
+        way = link.node.number, self.number
+        self.time.after(LATENCY_S, lambda: self.ways.pass_on(*way, arrive))
