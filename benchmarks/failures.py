@@ -6,7 +6,8 @@ A job of 3 epochs runs on nodes in network namespaces (links of 1 Gbit/s, tiers 
 In the middle of the first epoch all ranks stop, something is done to the last node, and they go on.
 `longest step` is the longest wait for a batch after that, on any rank that nothing was done to; its
 limit is one timeout. `more of S/N` is what the store's interface sent beyond an undisturbed job,
-over S/N: its limit is 1 for each lost node. `stream` compares every global batch with the order.
+over S/N, and what a job that went on in its place has read; the limit is 1 for each lost node.
+`stream` compares every global batch with the order.
 """
 
 import argparse
@@ -25,19 +26,10 @@ from penstock.testing.servers import ServerError
 
 SAMPLE_BYTES = 110_000
 NUM_SAMPLES = 640
-NODE_RATE = "1gbit"
+NODE_RATE, STORE_RATE = "1gbit", "200mbit"
+"""The store is slow enough to be at work in the whole of the first epoch."""
 TIMEOUT_S = 2.0
 """A peer that is silent for so long is passed over."""
-
-COLUMNS: dict[str, Callable[[Outcome, Outcome | None, int], str]] = {
-    "longest step s": lambda seen, _, __: f"{seen.longest_s:.2f}",
-    "limit s": lambda seen, clean, _: f"{limit_s(seen, clean):.2f}",
-    "more of S/N": lambda seen, clean, share: f"{more_of_share(seen, clean, share):.2f}",
-    "limit": lambda seen, _, __: f"{seen.num_lost}",
-    "stream": lambda seen, _, __: "right" if seen.is_right else "WRONG",
-    "seconds": lambda seen, _, __: f"{seen.seconds:.1f}",
-    "the summary says": lambda seen, _, __: seen.said,
-}
 
 
 def limit_s(seen: Outcome, clean: Outcome | None) -> float:
@@ -45,8 +37,29 @@ def limit_s(seen: Outcome, clean: Outcome | None) -> float:
     return (clean or seen).longest_s + TIMEOUT_S + seen.outage_s
 
 
-def more_of_share(seen: Outcome, clean: Outcome | None, share_bytes: int) -> float:
-    return 0.0 if clean is None else (seen.sent_bytes - clean.sent_bytes) / share_bytes
+def more_of_share(seen: Outcome, clean: Outcome | None, share_bytes: int) -> str:
+    """Return what the store sent beyond an undisturbed job, over S/N.
+
+    A job that was killed at once has sent less: what it lacked is part of what its successor read.
+    """
+    if clean is None:
+        return "-"
+    sent, again = seen.sent_bytes - clean.sent_bytes, seen.resent_bytes
+    if sent < 0:
+        sent, again = sent + again, 0
+    more = f"{sent / share_bytes:.2f}"
+    return f"{more} + {again / share_bytes:.2f}" if again else more
+
+
+COLUMNS: dict[str, Callable[[Outcome, Outcome | None, int], str]] = {
+    "longest step s": lambda seen, _, __: f"{seen.longest_s:.2f}",
+    "limit s": lambda seen, clean, _: f"{limit_s(seen, clean):.2f}",
+    "more of S/N": more_of_share,
+    "limit": lambda seen, _, __: f"{seen.num_lost}",
+    "stream": lambda seen, _, __: "right" if seen.is_right else "WRONG",
+    "seconds": lambda seen, _, __: f"{seen.seconds:.1f}",
+    "the summary says": lambda seen, _, __: seen.said,
+}
 
 
 def measure(site: Site, num_nodes: int, names: list[str], root: Path) -> dict[str, Outcome]:
@@ -89,7 +102,9 @@ def main() -> None:
     kept: dict[str, dict] = {}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-failures-") as root,
-        open_site(nodes, num_samples=NUM_SAMPLES, sample_bytes=SAMPLE_BYTES) as site,
+        open_site(
+            nodes, num_samples=NUM_SAMPLES, sample_bytes=SAMPLE_BYTES, store_rate=STORE_RATE
+        ) as site,
     ):
         for number in range(args.rounds):
             for num_nodes in args.nodes:

@@ -18,7 +18,8 @@ from penstock.testing.network_store import Front
 EPOCHS = 3
 BATCH = 32
 STEP_S = 0.15
-HOLD_AT = (0, 8)
+HOLD_AT = (0, 4)
+"""Early enough that the tiers are not full yet."""
 JOB_S = 240.0
 SMALL_DISK = "256MB"
 BY_HAND = Launch(by="hand", private_shm=SMALL_DISK, env={"TORCHELASTIC_USE_AGENT_STORE": "True"})
@@ -40,6 +41,9 @@ class Outcome:
     """By the summary of a rank."""
     longest_s: float = 0.0
     sent_bytes: int = 0
+    """By the store, until the first job had ended."""
+    resent_bytes: int = 0
+    """By the store, to the job that went on in its place."""
     is_right: bool = False
     seconds: float = 0.0
     num_lost: int = 0
@@ -103,14 +107,16 @@ def outcome_of(case: Case, site: Site, num_nodes: int, folder: Path) -> Outcome:
         with meeting(scene, case), Job(task, scene.nodes, BY_HAND) as job:
             job.wait_for_step(HOLD_AT[1], range(num_nodes))
             case.do(scene, job)
+        between = site.store.host.counters()
         attempts = [job, *resumed(scene, case, job)]
-    sent = site.store.host.counters() - before
+    after = site.store.host.counters()
     ends = [end for each in attempts for end in each.ends()]
     judged = [e for e in ends if case.spares_victim or e["rank"] != num_nodes - 1]
     return Outcome(
         said=said(ends),
         longest_s=longest_s(attempts),
-        sent_bytes=sent.out_bytes,
+        sent_bytes=(between - before).out_bytes,
+        resent_bytes=(after - between).out_bytes,
         is_right=delivered(folder) == expected(site.num_samples, task)
         and not any(end["num_wrong"] for end in judged),
         seconds=time.monotonic() - began_s,

@@ -21,6 +21,11 @@ if ! "$python" -c "import ensurepip, venv" 2>/dev/null; then
     fi
 fi
 
+# Tests of many nodes run in network namespaces; where these cannot be made they are skipped.
+if [ "$(id -u)" = 0 ] && ! command -v ip >/dev/null && command -v apt-get >/dev/null; then
+    tools/install_network.sh
+fi
+
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 echo "setting up .venv (once; a few minutes, most of it torch)"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

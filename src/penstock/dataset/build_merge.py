@@ -252,8 +252,8 @@ class _Filling:
 def _opened(pieces: Sequence[Piece]) -> Iterator[Part]:
     """Yield all parts in their order, some of them opened ahead."""
     with Pool(_OPENED_AT_ONCE) as pool:
-        for start in range(0, len(pieces), 4 * _OPENED_AT_ONCE):
-            some = list(enumerate(pieces[start : start + 4 * _OPENED_AT_ONCE]))
+        for start in range(0, len(pieces), 2 * _OPENED_AT_ONCE):
+            some = list(enumerate(pieces[start : start + 2 * _OPENED_AT_ONCE]))
             opened = dict(pool.map_unordered(lambda numbered: (numbered[0], numbered[1]()), some))
             for number in range(len(some)):
                 yield opened.pop(number)

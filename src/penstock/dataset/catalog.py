@@ -56,6 +56,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     parts: list[PartRef]
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what this version holds, known without opening any of it."""
+        return xxhash.xxh3_128_hexdigest("".join(r.fingerprint for r in self.parts).encode())
+
 
 def cache_folder() -> Path:
     """Return the folder where indexes and work in progress of this user are kept."""

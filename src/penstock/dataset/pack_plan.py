@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from penstock.order import GlobalOrder, Order, SequentialOrder
 from penstock.units import bytes_of
 
 _NPY_HEADER_BYTES = 128
+_AT_ONCE = 1 << 22
+"""Samples whose sizes are looked at together, so that any number is planned in little memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +54,42 @@ class PackPlan:
 
 
 def make_plan(
-    sizes: Ints, num_fields: int, shard_size: int | str, seed: int | None, limit: int | None
+    sizes_of: Callable[[Ints], Ints],
+    num_samples: int,
+    *,
+    num_fields: int,
+    shard_size: int | str,
+    seed: int | None = None,
+    limit: int | None = None,
 ) -> PackPlan:
-    """Return a plan for samples of these sizes.
+    """Return a plan for samples whose sizes can be asked for, some at a time.
 
-    >>> plan = make_plan(np.array([5000, 100, 100, 9000]), 1, "7KB", None, None)
+    >>> sizes = np.array([5000, 100, 100, 9000])
+    >>> plan = make_plan(sizes.__getitem__, 4, num_fields=1, shard_size="7KB")
     >>> [plan.numbers(shard).tolist() for shard in range(plan.num_shards)]
     [[0, 1], [2], [3]]
     """
-    order: Order = SequentialOrder(num_samples=len(sizes))
+    order: Order = SequentialOrder(num_samples=num_samples)
     if seed is not None:
-        order = GlobalOrder(num_samples=len(sizes), seed=seed)
-    count = len(sizes) if limit is None else min(limit, len(sizes))
-    # A header for each member, and on average half a block to fill its last one.
-    taken = sizes[order.ids(0, 0, count)] + num_fields * (TAR_BLOCK + TAR_BLOCK // 2)
-    return PackPlan(order=order, starts=cut(taken, bytes_of(shard_size)))
+        order = GlobalOrder(num_samples=num_samples, seed=seed)
+    count = num_samples if limit is None else min(limit, num_samples)
+    size_bytes_max = bytes_of(shard_size)
+    starts = np.zeros(1, np.int64)
+    begin, at_once = 0, _AT_ONCE
+    while begin < count:
+        end = min(begin + at_once, count)
+        # A header for each member, and on average half a block to fill its last one.
+        taken = sizes_of(order.ids(0, begin, end)) + num_fields * (TAR_BLOCK + TAR_BLOCK // 2)
+        found = begin + cut(taken, size_bytes_max)
+        if end < count:
+            # The last run may go on in the samples that follow, which therefore begin with it.
+            found = found[:-1]
+            if len(found) == 1:
+                at_once *= 2
+                continue
+        starts = np.append(starts, found[1:])
+        begin, at_once = int(found[-1]), _AT_ONCE
+    return PackPlan(order=order, starts=starts)
 
 
 def cut(sizes: Ints, size_bytes_max: int, count_max: int | None = None) -> Ints:

@@ -82,7 +82,12 @@ class Packing:
         if not len(sizes):
             raise DatasetError(f"{source.uri} has no samples to pack")
         plan = make_plan(
-            sizes, source.num_fields, options.shard_size, options.shuffle, options.limit
+            sizes.__getitem__,
+            len(sizes),
+            num_fields=source.num_fields,
+            shard_size=options.shard_size,
+            seed=options.shuffle,
+            limit=options.limit,
         )
         layout: Layout = TarLayout()
         if options.format == "npy":

@@ -95,6 +95,8 @@ def look_elsewhere(
         care, place = request.care, request.place + 1
         if request.is_beaten or place == len(care.fetch.sources):
             continue
+        # One between may have failed already: then it is the one after that.
+        place = min(max(place, care.num_tried), len(care.fetch.sources) - 1)
         following = source_of(care.fetch.sources[place])
         late_s = late_after_s(request.source, following, care.fetch.size_bytes)
         late_at_s = request.began_s + late_s
@@ -102,7 +104,7 @@ def look_elsewhere(
             found.again_s = min(found.again_s, late_at_s)
             continue
         found.num_late[request.source] = found.num_late.get(request.source, 0) + 1
-        if not may_turn(care, place) or following.limit.is_throttled(now_s):
+        if not may_turn(request) or following.limit.is_throttled(now_s):
             found.again_s = min(found.again_s, now_s + late_s)
             continue
         near_at_s = _near_at_s(care, following, pace, now_s)
@@ -126,14 +128,14 @@ def look_deferred(
     if step is None:
         return Elsewhere()
     if waited_s < PATIENCE_S:
-        return Elsewhere(again_s=now_s + PATIENCE_S - waited_s)
+        return Elsewhere(again_s=now_s + max(PATIENCE_S - waited_s, LOOK_S_MIN))
     found = Elsewhere(again_s=now_s + _AGAIN_S)
     busy = _steps_at(requests, deferred)
     for request in deferred:
-        care, place = request.care, request.place + 1
-        if care.fetch.step > step or place == len(care.fetch.sources) or not may_turn(care, place):
+        care = request.care
+        if care.fetch.step > step or not may_turn(request):
             continue
-        following = source_of(care.fetch.sources[place])
+        following = source_of(care.fetch.sources[care.num_tried])
         in_line = following.ready[0][0] if following.ready else inf
         is_busy = min(in_line, busy.get(following, inf)) <= care.fetch.step
         if not (is_busy or following.limit.is_throttled(now_s)):
@@ -156,9 +158,12 @@ def _steps_at(requests: Collection[Request], deferred: Collection[Request]) -> d
     return steps
 
 
-def may_turn(care: Care, place: int) -> bool:
-    """Whether a fetch is still to come, and the source at a place is the one to be asked next."""
-    return care.num_tried == place and not (care.is_queued or care.is_there or care.is_dropped)
+def may_turn(request: Request) -> bool:
+    """Whether a fetch is still to come, has a source left, and this request is all it waits for."""
+    care = request.care
+    if care.num_tried == len(care.fetch.sources) or not request.is_counted_on:
+        return False
+    return not (care.is_queued or care.is_there or care.is_dropped)
 
 
 def _near_at_s(care: Care, following: Source, pace: Pace, now_s: float) -> float:

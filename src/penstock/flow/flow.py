@@ -197,7 +197,6 @@ class Flow:
             return
         source, care = request.source, request.care
         source.answered(request, self._now_s, moved=event.moved)
-        care.num_open -= 1
         if not care.is_there:
             care.is_there = True
             self._beat_others(care)
@@ -232,7 +231,10 @@ class Flow:
 
     def _take_out(self, number: int, copy: int) -> Request | None:
         key = number, copy
-        return self._requests.pop(key, None) or self._deferred.pop(key, None)
+        request = self._requests.pop(key, None) or self._deferred.pop(key, None)
+        if request is not None:
+            request.care.open_copies &= ~(1 << copy)
+        return request
 
     def _failed(self, event: Failed) -> None:
         request = self._take_out(event.number, event.copy)
@@ -240,8 +242,7 @@ class Flow:
             return
         source, care = request.source, request.care
         source.leave(request)
-        care.num_open -= 1
-        if not (care.is_there or care.is_queued or care.num_open):
+        if not (care.is_there or care.is_queued or care.open_copies):
             if care.is_dropped:
                 self._forget(care)
             elif care.num_tried < len(care.fetch.sources):
@@ -260,7 +261,7 @@ class Flow:
         if care is None:
             return
         care.is_dropped = care.is_unwanted = True
-        if care.is_there or not care.num_open:
+        if care.is_there or not care.open_copies:
             self._forget(care)
 
     def _consumed(self, event: Consumed) -> None:
@@ -305,14 +306,14 @@ class Flow:
         level = source.limit.level
         while source.in_flight < level and source.hedges:
             care = source.hedges.popleft()
-            if care.num_open and not (care.is_there or care.is_dropped):
+            if care.open_copies and not (care.is_there or care.is_dropped):
                 self._num_hedges += 1
                 self._begin(care, source)
         while source.in_flight < level and source.ready:
             care = heappop(source.ready)[2]
             care.is_queued = False
             if not (care.is_there or care.is_dropped):
-                self._num_hedges += care.num_open > 0
+                self._num_hedges += care.open_copies > 0
                 source.tokens = min(source.tokens + TOKEN_SHARE, TOKENS_MAX)
                 self._begin(care, source)
 
@@ -322,7 +323,7 @@ class Flow:
             care, source, copy, care.num_tried - 1, self._now_s, source.in_flight, source.num_done
         )
         care.num_copies += 1
-        care.num_open += 1
+        care.open_copies |= 1 << copy
         source.in_flight += 1
         if self._look_at_s == inf:
             self._look_at_s = self._now_s + LOOK_S_MIN

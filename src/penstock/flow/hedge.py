@@ -63,8 +63,8 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
             continue
         if care.num_hedges >= HEDGES_MAX or care.is_dropped or care.is_there:
             continue
-        if request.copy + 1 < care.num_copies:
-            continue  # Its later copy is what is counted on.
+        if not request.is_counted_on:
+            continue
         if source.tail.num_seen < SEEN_MIN:
             again_s = min(again_s, now_s + _UNKNOWN_LOOK_S)
             continue

@@ -20,8 +20,8 @@ class Care(msgspec.Struct):
     """Sources asked so far, from the front of `fetch.sources`."""
     num_copies: int = 0
     """Requests made so far."""
-    num_open: int = 0
-    """Of these, those not answered yet, deferred ones included."""
+    open_copies: int = 0
+    """Of these, those not answered yet, deferred ones included: a bit for each copy."""
     is_queued: bool = False
     """Whether it waits for its turn at the last source tried."""
     is_admitted: bool = False
@@ -40,6 +40,11 @@ class Care(msgspec.Struct):
 
 class Request(msgspec.Struct):
     """One copy of a fetch, asked of one source."""
+
+    @property
+    def is_counted_on(self) -> bool:
+        """Whether no later copy is under way: this is the one to ask again for."""
+        return self.care.open_copies >> self.copy == 1
 
     care: Care
     source: Source

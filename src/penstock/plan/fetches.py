@@ -39,7 +39,7 @@ _RANGE_BYTES_MAX = 8 << 20
 
 Flags = npt.NDArray[np.bool_]
 Homes = npt.NDArray[np.signedinteger[Any]]
-"""The home of each unit, as `homes_of` returns it, or in fewer bytes."""
+"""The home of each unit, as `Homes.home_of` returns it, or in fewer bytes."""
 _Rows = TypeVar("_Rows", "Fills", "Reads", "Asks")
 
 
