@@ -23,6 +23,10 @@ class MissingPackageError(PenstockError, ImportError):
             f"{feature} needs the package {package!r}, which is not installed: "
             f"pip install 'penstock[{extra}]'"
         )
+        self._made_of = feature, package, extra
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self._made_of
 
 
 class StoreError(PenstockError):
@@ -123,6 +127,13 @@ class PeerError(PenstockError):
         super().__init__(message)
         self.peer = peer
         self.kind = kind
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake_peer, (str(self), self.peer, self.kind)
+
+
+def _remake_peer(message: str, peer: str, kind: str) -> PeerError:
+    return PeerError(message, peer=peer, kind=kind)
 
 
 class RendezvousError(PenstockError):

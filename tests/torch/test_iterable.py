@@ -284,3 +284,10 @@ def test_a_state_of_something_else_is_refused(dataset: penstock.Dataset) -> None
         IterableDataset(dataset, batch_size=8, seed=9).load_state_dict(state)
     with pytest.raises(StateError, match=r"num_workers 2.*penstock\.Loader"):
         IterableDataset(dataset, batch_size=4, seed=9).load_state_dict({**state, "num_workers": 2})
+
+
+def test_nodes_do_not_lend_to_worker_processes(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(100))
+    dataset = penstock.open(tmp_path / "rows.npy")
+    with pytest.raises(OptionError, match=r"use penstock\.Loader"):
+        IterableDataset(dataset, batch_size=8, peers=True)  # type: ignore[call-arg]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from penstock.cli.options import format_options_of, store_of, uri_of
 from penstock.cli.progress import Progress
-from penstock.dataset.build import BuildProgress, Changes, compare
+from penstock.dataset.build import BuildProgress, Changes
+from penstock.dataset.build_changes import compare_with_store
 from penstock.dataset.catalog import FOLDER, Catalog, Manifest
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import Found, look_up, write_index
@@ -78,7 +79,8 @@ def changes_since(found: Found, catalog: Catalog, manifest: Manifest) -> Changes
     recipe = found.recipe
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
     parts = [catalog.part(ref) for ref in manifest.parts]
-    return compare(parts, [o for unit in units for o in unit.objects])
+    objects = [o for unit in units for o in unit.objects]
+    return compare_with_store(parts, objects, recipe.store)
 
 
 def open_named(args: argparse.Namespace, *, check: bool = True) -> Opened:

@@ -24,11 +24,11 @@ from penstock.dataset.pack_options import PackOptions, PackProgress, PackReport,
 from penstock.dataset.pack_plan import PackPlan, make_plan
 from penstock.dataset.part import Part, part_of
 from penstock.dataset.sources import Source
-from penstock.dataset.versions import Addition, next_version
+from penstock.dataset.versions import Addition
 from penstock.dataset.writer import sample_key, write_shard
-from penstock.dataset.writer_destination import JOBS, Destination, open_destination, unfinished_jobs
+from penstock.dataset.writer_destination import JOBS, Destination, open_destination
 from penstock.dataset.writer_layouts import Layout, TarLayout, npy_layout
-from penstock.errors import DatasetError, ExistsError, OptionError
+from penstock.errors import DatasetError, OptionError
 from penstock.storage.options import StoreOptions
 from penstock.storage.pool import Pool
 from penstock.units import bytes_of
@@ -78,12 +78,11 @@ class Packing:
         store: StoreOptions | None,
     ) -> Packing:
         """Plan the shards and take the destination."""
-        sizes = source.sizes()
-        if not len(sizes):
+        if not source.num_samples:
             raise DatasetError(f"{source.uri} has no samples to pack")
         plan = make_plan(
-            sizes.__getitem__,
-            len(sizes),
+            source.sizes_of,
+            source.num_samples,
             num_fields=source.num_fields,
             shard_size=options.shard_size,
             seed=options.shuffle,
@@ -101,8 +100,6 @@ class Packing:
             append=options.append,
             options=store,
         )
-        if not goes_on:
-            _refuse_others(place)
         return cls(
             source=source,
             plan=plan,
@@ -129,7 +126,7 @@ class Packing:
             if not self.goes_on and not self._has_written():
                 self.place.forget()
             raise
-        manifest = self._commit(addition)
+        manifest = self.place.commit(addition, self.layout)
         return report_of(self.place.store.uri, manifest, self.plan.num_shards, num_reused)
 
     def _write_all(self, crew: Crew, report: Report | None) -> tuple[Addition, int]:
@@ -166,32 +163,6 @@ class Packing:
         with Pool(_READERS) as readers:
             yield replace(self, readers=readers, holds=self.plan.num_shards <= _HELD_PARTS_MAX)
 
-    def _commit(self, addition: Addition) -> Manifest:
-        """Make all shards visible as one version, and forget the job."""
-        place = self.place
-        manifest = next_version(
-            place.catalog,
-            place.base,
-            addition,
-            version=place.job.base_version + 1,
-            format=place.format,
-            options=self.layout.options,
-        )
-        try:
-            place.catalog.commit(manifest)
-        except ExistsError:
-            there = place.catalog.read(manifest.version)
-            assert there is not None
-            if [r.fingerprint for r in there.parts] != [r.fingerprint for r in manifest.parts]:
-                raise DatasetError(
-                    f"{place.catalog.uri}: another writer committed version {manifest.version} "
-                    f"first; {self.plan.num_shards} shards from {place.key(0)} on belong to no "
-                    "version unless it names them: delete those it does not, and append again"
-                ) from None
-            manifest = there  # The same pack was started twice: both have made the same.
-        place.forget()
-        return manifest
-
     def _num_workers(self) -> int:
         if self.options.workers is not None:
             return self.options.workers
@@ -210,25 +181,6 @@ class Packing:
                 f"{self.place.store.uri} lies in the memory of this process, which workers "
                 "elsewhere cannot write; use a folder that all nodes share, or an object store"
             )
-
-
-def _refuse_others(place: Destination) -> None:
-    """Raise when another writes there too, or has since this one looked for the first time.
-
-    All note their jobs before they look here. So of two that begin in one moment at least one sees
-    the other, and nobody goes on from a version that is no longer the latest: it would write over
-    the shards of the one that is.
-    """
-    others = [name for name in unfinished_jobs(place.store) if name != place.job_name]
-    base_version = place.job.base_version
-    newest = place.catalog.newest(base_version)
-    if others or newest != base_version:
-        place.forget()
-        what = f"is being written by {others[0]}" if others else f"has version {newest} since now"
-        raise DatasetError(
-            f"{place.store.uri} {what}, which began in the same moment; nothing was written: let "
-            "the other finish, then run this again"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,13 @@ class Source(Protocol):
         """Fields of a sample, at most."""
         ...
 
-    def sizes(self) -> Ints:
-        """Return how many bytes each sample has, about."""
+    @property
+    def num_samples(self) -> int:
+        """How many there are."""
+        ...
+
+    def sizes_of(self, numbers: Ints) -> Ints:
+        """Return how many bytes some samples have, about."""
         ...
 
     def key(self, number: int) -> str | None:
@@ -95,10 +100,22 @@ class DatasetSource:
         """Fields of a sample, at most."""
         return len(self._dataset.fields)
 
-    def sizes(self) -> Ints:
-        """Return the stored length of each sample; of a block's samples, their even share."""
-        per_part = [stored_bytes(part) for part in self._dataset.parts]
-        return np.concatenate(per_part)[self._dataset.base_ids(np.arange(len(self._dataset)))]
+    @property
+    def num_samples(self) -> int:
+        """Samples of the data set, or of the view."""
+        return len(self._dataset)
+
+    def sizes_of(self, numbers: Ints) -> Ints:
+        """Return the stored length of samples; of a block's samples, their even share."""
+        out = np.zeros(len(numbers), np.int64)
+        for bound, where, local in self._dataset.groups(numbers):
+            for table in bound.part.tables:
+                extents = table.extents(local)
+                length = extents.length
+                if table.addressing == "blocks":
+                    length = length // np.maximum(np.diff(table.block_starts())[extents.block], 1)
+                out[where] += length
+        return out
 
     def key(self, number: int) -> str | None:
         """Return a sample's own name as a key of a tar."""

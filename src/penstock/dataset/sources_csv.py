@@ -66,9 +66,14 @@ class CsvSource:
         """The file and the columns beside it."""
         return 1 + len(self._columns)
 
-    def sizes(self) -> Ints:
-        """Return the size of each file."""
-        return np.array([info.size_bytes for info in self._files], np.int64)
+    @property
+    def num_samples(self) -> int:
+        """Rows of the table."""
+        return len(self._files)
+
+    def sizes_of(self, numbers: Ints) -> Ints:
+        """Return the sizes of the files of some rows."""
+        return np.array([self._files[n].size_bytes for n in numbers.tolist()], np.int64)
 
     def key(self, number: int) -> str | None:
         """Return the file's name without its extension."""

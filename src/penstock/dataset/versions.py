@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from penstock.dataset.build_merge import Outline, Piece, merged, outline_of
 from penstock.dataset.catalog import Catalog, Manifest, cache_folder
+from penstock.dataset.part import Part
 
 PARTS_MAX = 16
 
@@ -24,6 +25,17 @@ class Addition:
 
     outline: Outline
     pieces: Sequence[Piece]
+
+
+def addition_of(parts: Sequence[Part]) -> Addition:
+    """Return parts that are at hand as an addition."""
+    outlines = [outline_of(part, number) for number, part in enumerate(parts)]
+    pieces = [partial(_itself, part) for part in parts]
+    return Addition(outline=reduce(Outline.joined, outlines), pieces=pieces)
+
+
+def _itself(part: Part) -> Part:
+    return part
 
 
 def next_version(

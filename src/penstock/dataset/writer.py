@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 
 from penstock.dataset.catalog import Manifest
 from penstock.dataset.part import Part
+from penstock.dataset.versions import addition_of
 from penstock.dataset.writer_destination import Destination, open_destination
 from penstock.dataset.writer_index import index_shard
 from penstock.dataset.writer_layouts import Layout, Record, TarLayout, npy_layout
@@ -190,7 +191,7 @@ class Writer:
                 place.forget()
                 raise DatasetError(f"nothing was written to {self._uri}: a data set needs a sample")
             parts = [self._parts[number] for number in range(self.num_shards)]
-            self._manifest = place.commit(parts, self._layout)
+            self._manifest = place.commit(addition_of(parts), self._layout)
         except BaseException as error:
             self._abandon(error)
             raise

@@ -19,7 +19,8 @@ from penstock.dataset.build import compare
 from penstock.dataset.catalog import FOLDER, Catalog, Manifest
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats import format_named
-from penstock.dataset.part import Part, merge_parts, part_of
+from penstock.dataset.part import Part, part_of
+from penstock.dataset.versions import Addition, next_version
 from penstock.dataset.writer_index import part_bytes
 from penstock.dataset.writer_layouts import Layout, NpyLayout
 from penstock.errors import DatasetError, ExistsError, NotFoundError, OptionError
@@ -32,7 +33,6 @@ JOBS = f"{FOLDER}/pack/"
 """Where work that is not finished is noted."""
 SHARDS_MAX = 1_000_000
 """Names have six digits, and must sort as they count."""
-_PARTS_MAX = 16
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,34 +103,29 @@ class Destination:
             return None
         return None if changes.changed or changes.gone else part
 
-    def commit(self, parts: Sequence[Part], layout: Layout) -> Manifest:
+    def commit(self, addition: Addition, layout: Layout) -> Manifest:
         """Make all shards visible as one version, and forget the job."""
-        catalog, new = self.catalog, merge_parts(parts)
-        refs = list(self.base.parts) if self.base else []
-        if len(refs) >= _PARTS_MAX:
-            new, refs = merge_parts([*(catalog.part(ref) for ref in refs), new]), []
-            num_samples, num_objects, size_bytes = 0, 0, 0
-        else:
-            num_samples = self.num_samples_before
-            num_objects = self.base.num_objects if self.base else 0
-            size_bytes = self.base.size_bytes if self.base else 0
-        manifest = Manifest(
+        catalog = self.catalog
+        manifest = next_version(
+            catalog,
+            self.base,
+            addition,
             version=self.job.base_version + 1,
             format=self.format,
             options=layout.options,
-            num_samples=num_samples + new.num_samples,
-            num_objects=num_objects + new.tables[0].num_objects,
-            size_bytes=size_bytes + int(new.tables[0].sizes.sum()),
-            parts=[*refs, catalog.add_part(new)],
         )
         try:
             catalog.commit(manifest)
         except ExistsError:
-            raise DatasetError(
-                f"{catalog.uri}: another writer committed version {manifest.version} first; "
-                f"{len(parts)} shards from {self.key(0)} on belong to no version: delete them and "
-                "append them again"
-            ) from None
+            there = catalog.read(manifest.version)
+            assert there is not None
+            if there.fingerprint != manifest.fingerprint:
+                raise DatasetError(
+                    f"{catalog.uri}: another writer committed version {manifest.version} first; "
+                    f"{addition.outline.num_objects} shards from {self.key(0)} on belong to no "
+                    "version unless it names them: delete those it does not, and append again"
+                ) from None
+            manifest = there  # The same pack was started twice: both have made the same.
         self.forget()
         return manifest
 
@@ -192,7 +187,28 @@ def open_destination(
         job = Job(base_version=base.version if base else 0, first_shard=first)
         store.write(_job_key(job_name), msgspec.json.encode(job), only_if_absent=True)
     place = Destination(store=store, format=layout_format, job_name=job_name, job=job, base=base)
+    if not goes_on:
+        _refuse_others(place)
     return place, goes_on
+
+
+def _refuse_others(place: Destination) -> None:
+    """Raise when another writes there too, or has since this one looked for the first time.
+
+    All note their jobs before they look here. So of two that begin in one moment at least one sees
+    the other, and nobody goes on from a version that is no longer the latest: it would write over
+    the shards of the one that is.
+    """
+    others = [name for name in unfinished_jobs(place.store) if name != place.job_name]
+    base_version = place.job.base_version
+    newest = place.catalog.newest(base_version)
+    if others or newest != base_version:
+        place.forget()
+        what = f"is being written by {others[0]}" if others else f"has version {newest} since now"
+        raise DatasetError(
+            f"{place.store.uri} {what}, which began in the same moment; nothing was written: let "
+            "the other finish, then run this again"
+        )
 
 
 def _checked_first(

@@ -81,6 +81,7 @@ def open_here(
     """Open the tiers, and meet the other nodes if there are any and they are wanted."""
     if not meeting.where:
         return Opened(Holding(dataset, wishes), None)
+    _refuse_workers()
     from penstock.loader.joining import Grant, Here, join_cluster
 
     grant, world = Grant(wishes), meeting.world
@@ -113,6 +114,17 @@ def open_here(
         holding.close()
         grant.close()
         raise
+
+
+def _refuse_workers() -> None:
+    """Refuse worker processes of torch's DataLoader: each of them would be the same rank."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        raise OptionError(
+            "peers=True inside of a DataLoader's worker process: workers come and go, and nodes "
+            "cannot count on them. Use penstock.Loader in the training process itself, or tiers "
+            "without peers"
+        )
 
 
 _meetings: dict[tuple[int, int, str], int] = {}

@@ -24,7 +24,7 @@ def newest_for_all(dataset: Dataset, place: Rendezvous | None, key: str) -> Data
     if place is None:
         return found
     agreed = int(place.put_once(key, str(found.version).encode()))
-    return dataset if agreed <= dataset.version else dataset.at_version(agreed, wait_s=_WAIT_S_MAX)
+    return dataset.at_version(agreed, wait_s=_WAIT_S_MAX)
 
 
 def version_with(dataset: Dataset, fingerprint: str) -> Dataset | None:
@@ -32,12 +32,11 @@ def version_with(dataset: Dataset, fingerprint: str) -> Dataset | None:
     if dataset.fingerprint == fingerprint:
         return dataset
     try:
-        newest = dataset.latest()
-        last = max(0, newest.version - _VERSIONS_BACK_MAX)
-        for version in range(newest.version, last, -1):
-            found = dataset.at_version(version)
-            if found.fingerprint == fingerprint:
-                return found
+        newest = dataset.latest().version
+        for version in range(newest, max(0, newest - _VERSIONS_BACK_MAX), -1):
+            assert dataset.origin is not None
+            if dataset.origin.catalog.read(version).fingerprint == fingerprint:
+                return dataset.at_version(version)
     except PenstockError:
         return None  # A view, or versions that were removed: the error about the state says more.
     return None

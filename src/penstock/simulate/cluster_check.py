@@ -2,7 +2,7 @@
 
 *Right*: each rank that lives has delivered exactly its samples, in order: the hash of what it
 delivered is the closed form's. *Live*: all is done in a bounded time, and no step waits for longer
-than a silence and the flow's patience. *Patient once*: one fault costs a rank at most one time-out
+than one silence and what the store needs to bring a stage instead. *Patient once*: one fault costs a rank at most one time-out
 on the way of its steps, for each server that it strikes. *Agreed*: some time after the last fault,
 everybody knows who is dead and uses everybody else, and nobody was ever lost without cause.
 
@@ -26,7 +26,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.flow.elsewhere import PATIENCE_S
 from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
 from penstock.peers.members import QUORUM
 from penstock.simulate.cluster_faults import DEADLY, Fault
@@ -39,6 +38,8 @@ _AGREE_S = 3.0
 """After a silence: until everybody has heard of it."""
 _RETRY_MAX_S = 30.0
 """As `peers.members` has it."""
+_STAGES = 2
+"""Stages of all ranks that the store may have to bring before the one that is waited for."""
 _LAST_S = 15.0
 """What a fault may cost beyond the time it lasts."""
 _SILENT = ("vanish", "freeze", "cut", "one-way")
@@ -111,11 +112,12 @@ def _slow(job: ClusterJob, log: Log) -> Iterator[str]:
     limit_s = 3 * job.quick_s + lasting_s
     if log.done_s > limit_s:
         yield f"it took {log.done_s:.1f} s, {limit_s:.1f} s are explained"
+    stage_s = _STAGES * job.num_ranks * STAGE_BYTES / job.store_bytes_s
     store_s = sum(2 * _lasts_s(fault) + 10.0 for fault in job.faults if fault.node < 0)
     for rank, at_s, wait_s in log.waits_s:
         own = [f for f in job.faults if f.kind == "freeze" and f.node == rank // job.ranks]
         frozen_s = sum(_lasts_s(fault) for fault in own)
-        limit_s = SILENCE_S + PATIENCE_S + job.quick_s + store_s + frozen_s
+        limit_s = SILENCE_S + stage_s + store_s + frozen_s
         if wait_s > limit_s:
             yield f"a step waited {wait_s:.1f} s at {at_s:.1f} s, {limit_s:.1f} s are explained"
 

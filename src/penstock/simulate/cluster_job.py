@@ -78,7 +78,18 @@ class ClusterJob:
 
     def options(self) -> dict[str, object]:
         """Return what it was made from."""
-        names = ["seed", "nodes", "ranks", "steps", "epochs", "batch", "capacity", "compute_s", "lockstep", "faults"]
+        names = [
+            "seed",
+            "nodes",
+            "ranks",
+            "steps",
+            "epochs",
+            "batch",
+            "capacity",
+            "compute_s",
+            "lockstep",
+            "faults",
+        ]
         return {name: getattr(self, name) for name in names}
 
     # -- the data ----------------------------------------------------------------------------

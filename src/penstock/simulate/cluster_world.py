@@ -132,8 +132,8 @@ class ClusterWorld:
             ranks.append(rank)
             self.ranks[rank.number] = rank
         node.voice = ranks[0]
-        node.is_coming = lambda unit: any(rank.is_filling for rank in ranks) and ranks[0].is_home(
-            unit
+        node.is_coming = lambda unit: (
+            any(rank.is_filling for rank in ranks) and ranks[0].is_home(unit)
         )
         for rank in ranks:
             node.do(node.life, partial(self._ask, rank))

@@ -90,6 +90,11 @@ class IterableDataset(data.IterableDataset[Any]):
                 "with samples=True the DataLoader makes the batches: give it collate_fn= instead "
                 "of collate= or pad= here"
             )
+        if {"peers", "assignment"} & set(options):
+            raise OptionError(
+                "worker processes of a DataLoader come and go, so nodes cannot lend each other what "
+                "they hold here: use penstock.Loader for peers= and assignment="
+            )
         self.dataset = dataset
         self.samples = samples
         self._world = world
