@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np

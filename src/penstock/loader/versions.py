@@ -35,7 +35,8 @@ def version_with(dataset: Dataset, fingerprint: str) -> Dataset | None:
         newest = dataset.latest().version
         for version in range(newest, max(0, newest - _VERSIONS_BACK_MAX), -1):
             assert dataset.origin is not None
-            if dataset.origin.catalog.read(version).fingerprint == fingerprint:
+            manifest = dataset.origin.catalog.read(version)
+            if manifest is not None and manifest.fingerprint == fingerprint:
                 return dataset.at_version(version)
     except PenstockError:
         return None  # A view, or versions that were removed: the error about the state says more.

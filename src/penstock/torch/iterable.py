@@ -92,8 +92,8 @@ class IterableDataset(data.IterableDataset[Any]):
             )
         if {"peers", "assignment"} & set(options):
             raise OptionError(
-                "worker processes of a DataLoader come and go, so nodes cannot lend each other what "
-                "they hold here: use penstock.Loader for peers= and assignment="
+                "worker processes of a DataLoader come and go, so nodes cannot lend each other "
+                "what they hold here: use penstock.Loader for peers= and assignment="
             )
         self.dataset = dataset
         self.samples = samples
