@@ -35,9 +35,9 @@ Step = Callable[[Any], None]
 
 def make_data(folder: Path) -> penstock.Dataset:
     """Write samples that hold nothing but their own number."""
-    with penstock.Writer(folder / "data", format="npy", shard_size="2MB") as writer:
+    with penstock.Writer(folder / "data", shard_size="2MB") as writer:
         for number in range(NUM_SAMPLES):
-            writer.write({"data": np.full(NUM_VALUES, number, np.float32)})
+            writer.write({"npy": np.full(NUM_VALUES, number, np.float32)})
     return penstock.open(folder / "data")
 
 
@@ -62,7 +62,7 @@ def deliver(folder: Path, name: str, step: Step, *, fails: bool = False) -> None
             loader.load_state_dict(state["loader"])
             stream = StreamHash(**state["stream"])
         for number, batch in enumerate(loader, 1):
-            assert (batch["data"] == batch.ids[:, None]).all()
+            assert (batch["npy"] == batch.ids[:, None]).all()
             step(batch)
             stream = stream.update(batch.epoch, batch.positions, batch.ids, batch.mask)
             said = {**asdict(stream), **counts(loader), "node": world.node, "steps": number}
@@ -99,7 +99,7 @@ def ddp_step() -> Step:
     model = DistributedDataParallel(nn.Linear(16, 1))
 
     def step(batch: Any) -> None:
-        model(batch["data"][:, :16]).mean().backward()
+        model(batch["npy"][:, :16]).mean().backward()
         time.sleep(STEP_S)
 
     return step

@@ -138,8 +138,12 @@ class Cluster:
             with self._lock:
                 self._version = self._neighbours.version
                 names = self._neighbours.names
-                gone = [names.index(name) for name in self._neighbours.lost]
-                self._homes = self._base.without([node for node in gone if node != self.me])
+                gone = {names.index(name) for name in self._neighbours.lost} - {self.me}
+                if 2 * len(gone) > len(names):
+                    # More likely this node is cut off than most others are gone: it takes from the
+                    # store what it needs, but does not begin to keep everything.
+                    gone = set()
+                self._homes = self._base.without(gone)
                 self._place()
                 self.homes_version += 1
         if time.monotonic() - self._looked_s > _LOOK_S:
