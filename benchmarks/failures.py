@@ -51,11 +51,18 @@ def more_of_share(seen: Outcome, clean: Outcome | None, share_bytes: int) -> str
     return f"{more} + {again / share_bytes:.2f}" if again else more
 
 
+def victims_share(seen: Outcome, clean: Outcome | None, share_bytes: int) -> str:
+    if clean is None or seen.victim_bytes is None or clean.victim_bytes is None:
+        return "-"
+    return f"{(seen.victim_bytes - clean.victim_bytes) / share_bytes:.2f}"
+
+
 COLUMNS: dict[str, Callable[[Outcome, Outcome | None, int], str]] = {
     "longest step s": lambda seen, _, __: f"{seen.longest_s:.2f}",
     "limit s": lambda seen, clean, _: f"{limit_s(seen, clean):.2f}",
     "more of S/N": more_of_share,
     "limit": lambda seen, _, __: f"{seen.num_lost}",
+    "of it the victim's": victims_share,
     "stream": lambda seen, _, __: "right" if seen.is_right else "WRONG",
     "seconds": lambda seen, _, __: f"{seen.seconds:.1f}",
     "the summary says": lambda seen, _, __: seen.said,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.cluster_job import Job
-from benchmarks.failures_run import JOB_S, SMALL_DISK, Case, Scene
+from benchmarks.failures_run import EPOCHS, JOB_S, SMALL_DISK, Case, Scene
 from penstock.testing.network import Host
 from penstock.testing.shaper import Fault, Shape
 
@@ -137,7 +137,8 @@ CASES = {
     "cut": Case(do=cut, num_lost=1),
     "slow": Case(do=slow, num_lost=1),
     "corrupt": Case(do=corrupt, num_lost=1, spares_victim=False),
-    "full": Case(do=full, num_lost=1, prepare=in_memory),
+    # What has no place any more is read again in each later epoch.
+    "full": Case(do=full, num_lost=EPOCHS - 1, prepare=in_memory),
     "restarted": Case(do=all_killed, restart=lambda scene: scene.nodes),
     "fewer": Case(do=all_killed, num_lost=1, restart=lambda scene: scene.others),
     "more": Case(

@@ -44,6 +44,8 @@ class Outcome:
     """By the store, until the first job had ended."""
     resent_bytes: int = 0
     """By the store, to the job that went on in its place."""
+    victim_bytes: int | None = None
+    """Of it, what the victim has read, where it lived to say so."""
     is_right: bool = False
     seconds: float = 0.0
     num_lost: int = 0
@@ -117,6 +119,9 @@ def outcome_of(case: Case, site: Site, num_nodes: int, folder: Path) -> Outcome:
         longest_s=longest_s(attempts),
         sent_bytes=(between - before).out_bytes,
         resent_bytes=(after - between).out_bytes,
+        victim_bytes=next(
+            (e["store_bytes"] for e in job.ends() if e["rank"] == num_nodes - 1), None
+        ),
         is_right=delivered(folder) == expected(site.num_samples, task)
         and not any(end["num_wrong"] for end in judged),
         seconds=time.monotonic() - began_s,

@@ -97,10 +97,11 @@ class PeerRead(Read, Protocol):
 class _Fetching:
     """A read that is wanted."""
 
-    __slots__ = ("done", "error", "is_over", "num_out", "read")
+    __slots__ = ("done", "error", "is_of_peer", "is_over", "num_out", "read")
 
     def __init__(self, read: Read, done: Done) -> None:
         self.read = read
+        self.is_of_peer = peer_of(read.sources[0]) is not None
         self.done = done
         self.num_out = 0
         self.is_over = False
@@ -131,8 +132,8 @@ class Fetcher:
         self._ready: deque[Begin] = deque()
         self._fetching: dict[int, _Fetching] = {}
         self._num_wanted = 0
-        self._num_asked = 0
-        """Reads that some peer is about to answer."""
+        self._num_of_peers = 0
+        """Reads among them that a peer was to answer: they do not keep the store busy."""
         self._num_idle = 0
         self._tick = threading.Condition(self._lock)
         self._wake_s = inf
@@ -143,7 +144,7 @@ class Fetcher:
     @property
     def num_waiting(self) -> int:
         """Reads that are wanted from stores and not done."""
-        return len(self._fetching) - self._num_asked
+        return len(self._fetching) - self._num_of_peers
 
     @property
     def look_ahead_bytes(self) -> int:
@@ -203,7 +204,8 @@ class Fetcher:
             for read, done in wants:
                 number = self._num_wanted
                 self._num_wanted += 1
-                self._fetching[number] = _Fetching(read, done)
+                fetching = self._fetching[number] = _Fetching(read, done)
+                self._num_of_peers += fetching.is_of_peer
                 fetches.append(
                     Fetch(
                         number=number,
@@ -321,8 +323,6 @@ class Fetcher:
 
     def _ask(self, begin: Begin, fetching: _Fetching) -> None:
         """Ask a peer; whoever hears the answer reports it."""
-        with self._lock:
-            self._num_asked += 1
 
         def deferred() -> None:
             with self._lock:
@@ -331,8 +331,6 @@ class Fetcher:
                     self._act(self._flow.on(event))
 
         def answered(error: BaseException | None) -> None:
-            with self._lock:
-                self._num_asked -= 1
             outcome = Outcome(moved=error is None)
             # Whoever calls this is no thread of ours that would look for work next.
             for finished in self._report(begin, fetching, outcome, error, num_free=0):
@@ -395,5 +393,6 @@ class Fetcher:
                 if f is fetching and error is None:
                     f.error = None
             if fetching.is_over and fetching.num_out == 0:
-                self._fetching.pop(begin.number, None)
+                gone = self._fetching.pop(begin.number, None)
+                self._num_of_peers -= gone is not None and gone.is_of_peer
             return fresh
