@@ -6,7 +6,8 @@ A job of 3 epochs runs on nodes in network namespaces (links of 1 Gbit/s, tiers 
 In the middle of the first epoch all ranks stop, something is done to the last node, and they go on.
 `longest step` is the longest wait for a batch after that, on any rank that nothing was done to; its
 limit is one timeout. `more of S/N` is what the store's interface sent beyond an undisturbed job,
-over S/N, and what a job that went on in its place has read; the limit is 1 for each lost node.
+over S/N, and what a job that went on in its place has read; the limit is 1 for each lost node, and
+what was on its way.
 `stream` compares every global batch with the order.
 """
 
@@ -20,14 +21,16 @@ from pathlib import Path
 
 from benchmarks.cluster_site import Site, open_site
 from benchmarks.failures_cases import CASES
-from benchmarks.failures_run import Outcome, outcome_of
+from benchmarks.failures_run import BATCH, BATCHES_AHEAD, Outcome, outcome_of
 from penstock.testing.network import Link
 from penstock.testing.servers import ServerError
 
 SAMPLE_BYTES = 110_000
-NUM_SAMPLES = 640
-NODE_RATE, STORE_RATE = "1gbit", "200mbit"
+NUM_SAMPLES = 1280
+NODE_RATE, STORE_RATE = "1gbit", "400mbit"
 """The store is slow enough to be at work in the whole of the first epoch."""
+ON_THE_WAY = BATCHES_AHEAD * BATCH / NUM_SAMPLES
+"""Of a lost node's share, what ranks were waiting for: they read it, and its new home as well."""
 TIMEOUT_S = 2.0
 """A peer that is silent for so long is passed over."""
 
@@ -61,7 +64,7 @@ COLUMNS: dict[str, Callable[[Outcome, Outcome | None, int], str]] = {
     "longest step s": lambda seen, _, __: f"{seen.longest_s:.2f}",
     "limit s": lambda seen, clean, _: f"{limit_s(seen, clean):.2f}",
     "more of S/N": more_of_share,
-    "limit": lambda seen, _, __: f"{seen.num_lost}",
+    "limit": lambda seen, _, __: f"{seen.num_lost * (1 + ON_THE_WAY):.2f}",
     "of it the victim's": victims_share,
     "stream": lambda seen, _, __: "right" if seen.is_right else "WRONG",
     "seconds": lambda seen, _, __: f"{seen.seconds:.1f}",

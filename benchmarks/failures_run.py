@@ -16,7 +16,9 @@ from penstock.testing.network_job import Launch
 from penstock.testing.network_store import Front
 
 EPOCHS = 3
-BATCH = 32
+BATCH = 64
+BATCHES_AHEAD = 2.5
+"""What is on its way when a node is lost is read twice: little beside the share of a node."""
 STEP_S = 0.15
 HOLD_AT = (0, 4)
 """Early enough that the tiers are not full yet."""
@@ -141,7 +143,7 @@ def task_of(scene: Scene, case: Case) -> Task:
         disk=int(1.3 * scene.site.size_bytes / max(1, scene.num_nodes - 1)),
         options={"peers": case.has_torch_store or str(scene.folder / "meet")},
         threads=1,
-        look_ahead="8MB",
+        look_ahead=str(int(BATCHES_AHEAD * BATCH * scene.site.sizes.mean() / scene.num_nodes)),
         step_s=STEP_S,
         is_paced=True,
         hold_at=HOLD_AT,

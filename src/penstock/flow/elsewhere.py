@@ -26,7 +26,10 @@ A *deferred* request is not late: its source is alive and will answer when it ha
 ask the store would read them twice. Only when the training loop has been waiting for its step for
 seconds is the next source asked, and then only if nothing that this flow has to wait for there
 belongs to that step or an earlier one: else it is the store that is slow, for everybody, and asking
-it twice makes it slower.
+it twice makes it slower. A source on which the training loop has waited in vain like that is
+*behind*: until it brings something it has deferred, the rest of it is asked for elsewhere as soon
+as its step is near. So a node that cannot fetch what others count on costs one long wait, not one
+for each step.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ not exceed, but not later than this."""
 _NEAR = 4.0
 """Near is this many times what nearly all requests of the next source take: it may have to bring
 the whole share of a peer, not one fetch."""
-_AGAIN_S = 0.25
-"""Between two looks at what is deferred while the training loop waits."""
+_AGAIN_S = 0.1
+"""Between two looks at what is deferred while the training loop waits, or a source is behind."""
 
 SourceOf = Callable[[str], Source]
 
@@ -124,18 +127,24 @@ def look_deferred(
     now_s: float,
 ) -> Elsewhere:
     """Find what is deferred and has been waited for too long."""
-    waited_s, step = pace.waited_s(now_s), pace.waiting_step
-    if step is None:
+    step, is_behind = pace.waiting_step, any(request.source.is_behind for request in deferred)
+    if step is None and not is_behind:
         return Elsewhere()
-    if waited_s < PATIENCE_S:
-        return Elsewhere(again_s=now_s + max(PATIENCE_S - waited_s, LOOK_S_MIN))
+    left_s = PATIENCE_S - pace.waited_s(now_s)
+    if left_s > 0 and not is_behind:
+        return Elsewhere(again_s=now_s + max(left_s, LOOK_S_MIN))
     found = Elsewhere(again_s=now_s + _AGAIN_S)
+    late_step = step if step is not None and left_s <= 0 else -1
     busy = _steps_at(requests, deferred)
     for request in deferred:
         care = request.care
-        if care.fetch.step > step or not may_turn(request):
+        if not may_turn(request):
             continue
         following = source_of(care.fetch.sources[care.num_tried])
+        if care.fetch.step > late_step and not (
+            request.source.is_behind and is_near(care, following, pace, now_s)
+        ):
+            continue
         in_line = following.ready[0][0] if following.ready else inf
         is_busy = min(in_line, busy.get(following, inf)) <= care.fetch.step
         if not (is_busy or following.limit.is_throttled(now_s)):

@@ -52,6 +52,8 @@ from penstock.flow.stage import Stage
 
 _UNKNOWN_SHARE = 4
 """One part in so many of the budget is planned ahead while nothing is known yet."""
+_DEPTH_S = 0.02
+"""Between two looks at all sources for the look-ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class Flow:
         self._look_at_s = inf
         """When to look for late requests next."""
         self._num_hedges = 0
+        self._depth_until_s, self._depth_step, self._depth_bytes = -inf, -1, 0
+        """How long the look-ahead that was computed last is good, and for which step."""
         self._actions: list[Action] = []
         self._handlers: dict[type[Event], Any] = {
             Wanted: self._wanted,
@@ -121,9 +125,18 @@ class Flow:
     def look_ahead_bytes(self) -> int:
         """Bytes of stage that should be planned beyond the last step taken; see `planned_bytes`."""
         budget_bytes = self._budget.stage_bytes_max
-        pace = self._pace
-        if not pace.bytes_per_step:
+        if not self._pace.bytes_per_step:
             return max(1, budget_bytes // _UNKNOWN_SHARE)
+        # Every source has a say in it, and there may be a thousand: it is asked for more often
+        # than it changes.
+        if self._now_s >= self._depth_until_s or self._pace.last_step != self._depth_step:
+            self._depth_until_s = self._now_s + _DEPTH_S
+            self._depth_step = self._pace.last_step
+            self._depth_bytes = self._needed_bytes()
+        return max(1, min(self._depth_bytes, budget_bytes))
+
+    def _needed_bytes(self) -> int:
+        pace = self._pace
         tail_s = source_bytes_s = in_flight_bytes = 0.0
         for source in self._sources.values():
             size_bytes = source.tail.mean_bytes
@@ -133,7 +146,7 @@ class Flow:
         depth = depth_bytes(
             pace, tail_s=tail_s, source_bytes_s=source_bytes_s, in_flight_bytes=in_flight_bytes
         )
-        return max(1, min(int(depth), budget_bytes))
+        return int(depth)
 
     @property
     def planned_bytes(self) -> int:
@@ -357,6 +370,8 @@ class Flow:
             request.care.num_hedges += 1
             request.source.hedges.append(request.care)
             self._begin_at(request.source)
+        for request in overdue.due:
+            request.source.is_behind = True
         for request in (*found.due, *overdue.due):
             self._begin_at(self._make_ready(request.care))
         for source in found.slow:

@@ -39,6 +39,7 @@ class Source:
         "has_prior",
         "hedges",
         "in_flight",
+        "is_behind",
         "limit",
         "name",
         "num_beaten",
@@ -66,6 +67,8 @@ class Source:
         self.in_flight = 0
         self.num_beaten = 0
         """Requests under way that are not counted in flight; see `beat`."""
+        self.is_behind = False
+        """Whether it has deferred what the training loop then waited for in vain."""
         self.num_done = 0
         self.tokens = 0.0
         """Hedges that may still be made; see `hedge`."""
@@ -81,6 +84,7 @@ class Source:
         """
         size_bytes = request.care.fetch.size_bytes
         if moved and request.is_deferred:
+            self.is_behind = self.is_behind and request.care.is_there
             self._meter(now_s, size_bytes)
         elif moved:
             counted_s = self.tail.add(size_bytes, now_s - request.began_s)

@@ -113,6 +113,7 @@ class Cluster:
         self._usable = np.zeros(len(homes.nodes) + 1, bool)
         self._place()
         self._look()
+        self.filling.are_at_home = self._are_at_home
         self._tending = Tending(self._tend, _LOOK_S)
 
     # -- who keeps what ------------------------------------------------------------------------
@@ -169,6 +170,9 @@ class Cluster:
         if not of_others:
             mine = mine & (units % self._world.num_local_ranks == self._world.local_rank)
         return mine
+
+    def _are_at_home(self, units: Ints) -> bool:
+        return bool((self._holders(units)[0] == self.me).all())
 
     @property
     def fills_for_others(self) -> bool:

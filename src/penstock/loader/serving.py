@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.dataset.part import Ints
 from penstock.loader.holding import Holding
 from penstock.loader.neighbours import Neighbours
 from penstock.peers.addresses import addresses_here, bind_host
@@ -39,6 +40,8 @@ class Filling:
         self._num_samples = num_samples
         self._ahead: FillAhead | None = None
         self._is_closed = False
+        self.are_at_home: Callable[[Ints], bool] = lambda units: True
+        """Whether units are at home here, as far as this node knows."""
 
     def watch(self, ahead: FillAhead) -> None:
         """Go by what fills from now on."""
@@ -129,7 +132,16 @@ class ServedHere:
         """Serve the tiers to the members of a run."""
         tiers = self._holding.tiers
         self._secrets[joined.run_id] = joined.secret
-        self._shelves.add(TierShelf(shelf, tiers, self._filling.cursor, self._filling.is_filling))
+        filling = self._filling
+        self._shelves.add(
+            TierShelf(
+                shelf,
+                tiers,
+                filling.cursor,
+                filling.is_filling,
+                lambda units: filling.are_at_home(units),
+            )
+        )
 
     def _status(self, run_id: bytes) -> dict[str, object]:
         del run_id  # there is one

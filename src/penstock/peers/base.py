@@ -166,6 +166,11 @@ class Shelf:
         """Return whether what is absent may still come."""
         raise NotImplementedError
 
+    def are_coming(self, units: Ints) -> bool:
+        """Return whether all of some absent units may still come; those of other nodes may not."""
+        del units
+        return self.is_filling()
+
     def lookup(self, ranges: Ints) -> Lookup:
         """Return where the units of some ranges lie."""
         places = np.full(len(ranges), ABSENT, np.int64)

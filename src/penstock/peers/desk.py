@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.peers import wire
 from penstock.peers.base import ABSENT, UNCHECKED, Gossip, Lookup, Shelf, Shelves
@@ -159,7 +160,7 @@ class Desk:
             self._answer(request, connection, shelf, found)
         elif not request.has_settled and (found.places == UNCHECKED).any():
             self.serving.settler.submit(shelf, request, self.settled)
-        elif now_s < request.deadline_s and self._may_come(shelf):
+        elif now_s < request.deadline_s and self._are_coming(shelf, request, is_here):
             request.missing = int(np.argmin(is_here))
             self._park(request, connection)
         else:
@@ -170,6 +171,10 @@ class Desk:
         if may_read is not None and not guarded(False, may_read, connection.run_id, name):
             return None
         return self.serving.shelves.get(name)
+
+    def _are_coming(self, shelf: Shelf, request: Request, is_here: npt.NDArray[np.bool_]) -> bool:
+        units = request.ranges[~is_here, wire.UNIT]
+        return not self.is_leaving and guarded(False, shelf.are_coming, units)
 
     def _may_come(self, shelf: Shelf) -> bool:
         return not self.is_leaving and guarded(False, shelf.is_filling)

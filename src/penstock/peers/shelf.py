@@ -32,13 +32,16 @@ class TierShelf(Shelf):
         tiers: Tiers,
         cursor: Callable[[], int],
         is_filling: Callable[[], bool],
+        are_at_home: Callable[[Ints], bool] = lambda units: True,
     ) -> None:
+        """`are_at_home` tells of units whether this node is to have them all."""
         assert len(name) == SHELF_BYTES, name
         self.name = name
         self._tiers = tiers.tiers
         self._num_units = tiers.shape.num_units
         self._cursor = cursor
         self._is_filling = is_filling
+        self._are_at_home = are_at_home
         self._files: tuple[HeldFile, ...] | None = None
         self._sizes = np.zeros(len(self._tiers), np.int64)
 
@@ -49,6 +52,10 @@ class TierShelf(Shelf):
     def is_filling(self) -> bool:
         """Return whether what is absent may still come."""
         return self._is_filling()
+
+    def are_coming(self, units: Ints) -> bool:
+        """Return whether all of some absent units may still come."""
+        return self._is_filling() and self._are_at_home(units)
 
     def find(self, unit: int, unit_offset: int, unit_length: int) -> Found | None:
         """Return where a unit lies, checked; None: not here (yet)."""

@@ -2,8 +2,9 @@
 
 *Right*: each rank that lives has delivered exactly its samples, in order: the hash of what it
 delivered is the closed form's. *Live*: all is done in a bounded time, and no step waits for longer
-than one silence and what the store needs to bring a stage instead. *Patient once*: one fault costs a rank at most one time-out
-on the way of its steps, for each server that it strikes. *Agreed*: some time after the last fault,
+than one silence (and the flow's patience, where a node gets nothing from the store) and what the
+store needs to bring a stage instead. *Patient once*: one fault costs a rank at most one time-out on
+the way of its steps, for each server that it strikes. *Agreed*: some time after the last fault,
 everybody knows who is dead and uses everybody else, and nobody was ever lost without cause.
 
 *Frugal*: with S_X the bytes at home on node X,
@@ -26,6 +27,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.flow.elsewhere import PATIENCE_S
 from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
 from penstock.peers.members import QUORUM
 from penstock.simulate.cluster_faults import DEADLY, Fault
@@ -42,6 +44,10 @@ _STAGES = 2
 """Stages of all ranks that the store may have to bring before the one that is waited for."""
 _LAST_S = 15.0
 """What a fault may cost beyond the time it lasts."""
+_RETRY_S = 10.0
+"""The longest wait between two tries at the store."""
+_OWN = ("freeze", "dry")
+"""Faults that keep a rank of the node from anything."""
 _SILENT = ("vanish", "freeze", "cut", "one-way")
 """Faults of which nobody says a word."""
 _LOSING = (*DEADLY, "freeze", "cut", "one-way", "corrupt")
@@ -113,11 +119,14 @@ def _slow(job: ClusterJob, log: Log) -> Iterator[str]:
     if log.done_s > limit_s:
         yield f"it took {log.done_s:.1f} s, {limit_s:.1f} s are explained"
     stage_s = _STAGES * job.num_ranks * STAGE_BYTES / job.store_bytes_s
-    store_s = sum(2 * _lasts_s(fault) + 10.0 for fault in job.faults if fault.node < 0)
+    patience_s = PATIENCE_S if any(fault.kind == "dry" for fault in job.faults) else 0.0
     for rank, at_s, wait_s in log.waits_s:
-        own = [f for f in job.faults if f.kind == "freeze" and f.node == rank // job.ranks]
-        frozen_s = sum(_lasts_s(fault) for fault in own)
-        limit_s = SILENCE_S + stage_s + store_s + frozen_s
+        own_s = sum(
+            2 * _lasts_s(fault) + _RETRY_S
+            for fault in job.faults
+            if fault.node < 0 or (fault.kind in _OWN and fault.node == rank // job.ranks)
+        )
+        limit_s = SILENCE_S + patience_s + stage_s + own_s
         if wait_s > limit_s:
             yield f"a step waited {wait_s:.1f} s at {at_s:.1f} s, {limit_s:.1f} s are explained"
 
@@ -128,12 +137,18 @@ def _impatient(job: ClusterJob, log: Log) -> Iterator[str]:
         lives = 1 + sum(f.kind in DEADLY and f.node == node for f in job.faults)
         for server in set(range(job.nodes)) - {node}:
             times = [at_s for r, s, at_s in log.silences if (r, s) == (rank, server)]
-            causes = sum(f.kind in _SILENT and f.strikes(node, server) for f in job.faults)
+            causes = sum(_may_silence(fault, node, server) for fault in job.faults)
             if len(times) > causes * lives:
                 yield (
                     f"rank {rank} waited for node {server} in vain at {times}, and there were "
                     f"{causes} causes"
                 )
+
+
+def _may_silence(fault: Fault, asker: int, server: int) -> bool:
+    """Return whether a fault explains a time-out; a new life is tried, though a link may be cut."""
+    is_new = fault.kind in DEADLY and fault.stop_s < math.inf
+    return (fault.kind in _SILENT or is_new) and fault.strikes(asker, server)
 
 
 def _disowned(job: ClusterJob, log: Log) -> Iterator[str]:
@@ -152,7 +167,7 @@ def _disowned(job: ClusterJob, log: Log) -> Iterator[str]:
 def _divided(world: ClusterWorld) -> Iterator[str]:
     dead = {node.name for node in world.nodes if not node.is_up}
     for rank in world.ranks.values():
-        if rank.members.lost != dead or not rank.members.suspects <= dead:
+        if not world.knows(rank):
             yield (
                 f"in the end rank {rank.number} holds {sorted(rank.members.lost)} for lost and "
                 f"suspects {sorted(rank.members.suspects)}; dead are {sorted(dead)}"
@@ -186,7 +201,7 @@ def _direct_bytes(job: ClusterJob, log: Log, fault: Fault) -> int:
         node = rank // job.ranks
         servers = {server for server in range(job.nodes) if fault.strikes(node, server)}
         for step in _steps_in(job, log, rank, *_window(fault)):
-            for unit in job.batch_of(rank, step)[2].tolist():
+            for unit in job.batch_of(rank, step):
                 if holders[unit] and holders[unit][0] in servers:
                     total += job.lengths[unit]
     return total

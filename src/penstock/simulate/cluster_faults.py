@@ -13,14 +13,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "kill", "vanish", "wipe", "freeze", "cut", "one-way", "slow", "corrupt", "full", "refuse", "lag"
+    "kill",
+    "vanish",
+    "wipe",
+    "freeze",
+    "cut",
+    "one-way",
+    "slow",
+    "corrupt",
+    "full",
+    "dry",
+    "refuse",
+    "lag",
 ]
 
 DEADLY: tuple[Kind, ...] = ("kill", "vanish", "wipe")
 """The process dies; the machine dies, and nobody says so; the process dies and its tier with it."""
 _LINKS: tuple[Kind, ...] = ("cut", "one-way")
 _STORE: tuple[Kind, ...] = ("refuse", "lag")
-_KINDS: tuple[Kind, ...] = (*DEADLY, "freeze", *_LINKS, "slow", "corrupt", "full", *_STORE)
+_KINDS: tuple[Kind, ...] = (*DEADLY, "freeze", *_LINKS, "slow", "corrupt", "full", "dry", *_STORE)
+"""Dry: a node gets nothing from the store, all others do."""
 SLOW = 10.0
 """How many times slower a slow node or store is."""
 _SHORT_S, _LONG_S = 0.3, 14.0

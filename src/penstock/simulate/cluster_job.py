@@ -7,7 +7,7 @@ homes: `order`, `plan.spans` and `plan.homes` compute them.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from penstock.simulate.cluster_faults import Fault, drawn_faults
 
 _UNIT_BYTES = (65_536, 200_000)
 _STORE_BYTES_S = 10e6
-_NODE_BYTES_S = 100e6
+_NODE_BYTES_S = 20e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,7 @@ class ClusterJob:
     """Whether ranks wait for each other at each step, as a real job does."""
     faults: tuple[Fault, ...] = ()
     _views: dict[frozenset[int], View] = field(default_factory=dict, repr=False)
+    _batches: dict[tuple[int, int], list[int]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def drawn(cls, seed: int, *, nodes: int | None = None, faults: int | None = None) -> ClusterJob:
@@ -148,18 +149,31 @@ class ClusterJob:
         order = GlobalOrder(num_samples=len(self.lengths), seed=self.seed)
         return [order.ids(epoch, 0, order.num_samples) for epoch in range(self.epochs)]
 
-    def batch_of(self, rank: int, step: int) -> tuple[int, Ints, Ints]:
-        """Return epoch, positions and samples of a rank's batch; steps count over all epochs."""
-        epoch, inside = divmod(step, self.steps)
-        positions, _ = self._split.positions(inside, rank)
-        return epoch, positions, self.order[epoch][positions]
+    def batch_of(self, rank: int, step: int) -> list[int]:
+        """Return the samples of a rank's batch; steps count over all epochs."""
+        known = self._batches.get((rank, step))
+        if known is None:
+            epoch, inside = divmod(step, self.steps)
+            positions, _ = self._split.positions(inside, rank)
+            known = self._batches[rank, step] = self.order[epoch][positions].tolist()
+        return known
 
     def hash_of(self, rank: int) -> StreamHash:
         """Return the hash of everything that a rank is to deliver, without delivering it."""
+        steps = [(step, self.batch_of(rank, step)) for step in range(self.num_steps)]
+        return self.hash_of_steps(rank, steps)
+
+    def hash_of_steps(self, rank: int, steps: Iterable[tuple[int, list[int]]]) -> StreamHash:
+        """Return the hash of what a rank has delivered at some steps."""
         hashed = StreamHash()
-        for step in range(self.num_steps):
-            epoch, positions, ids = self.batch_of(rank, step)
-            hashed = hashed.update(epoch, positions, ids)
+        by_epoch: dict[int, tuple[list[Ints], list[int]]] = {}
+        for step, ids in steps:
+            epoch, inside = divmod(step, self.steps)
+            places, all_ids = by_epoch.setdefault(epoch, ([], []))
+            places.append(self._split.positions(inside, rank)[0])
+            all_ids += ids
+        for epoch, (places, all_ids) in by_epoch.items():
+            hashed = hashed.update(epoch, np.concatenate(places), all_ids)
         return hashed
 
     # -- homes -------------------------------------------------------------------------------

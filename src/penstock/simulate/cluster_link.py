@@ -7,6 +7,7 @@ that is gone says so at once, unless its machine is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -52,6 +53,8 @@ class Link:
         self.outstanding: dict[int, Asked] = {}
         self.silences_s: list[float] = []
         """When requests on the way of a step were waited for in vain."""
+        self.served_s = -math.inf
+        """When units came last."""
         self._heard_s = 0.0
         self._cursor, self._moved_s = -1, 0.0
         self._is_checking = False
@@ -117,6 +120,8 @@ class Link:
             asked.is_over = True
             del self.outstanding[id(asked)]
             self._opinion.heard(self.server.name, self._now_s)
+            if asked.units:
+                self.served_s = self._now_s
         call()
 
     def reset(self, life: int) -> None:
@@ -158,8 +163,8 @@ class Link:
 
     def _look_for_stuck(self) -> None:
         now_s = self._now_s
-        if self.server.num_done != self._cursor:
-            self._cursor, self._moved_s = self.server.num_done, now_s
+        if self.server.cursor != self._cursor:
+            self._cursor, self._moved_s = self.server.cursor, now_s
         stuck = [
             asked
             for asked in self.outstanding.values()

@@ -22,6 +22,9 @@ SILENCE_S, STUCK_S = 2.0, 5.0
 _STORE_LATENCY_S, _STORE_SIGMA = 0.015, 0.4
 _WAIT_S, _WAIT_MAX_S = 0.1, 10.0
 """As `storage.retry` has them."""
+_MARKS_MAX = 8
+"""As `loader.fetcher` has it."""
+EVERYBODY = -1
 
 
 class Ways:
@@ -74,38 +77,38 @@ class SharedStore:
         self._time = time
         self._pipe = Pipe(time, bytes_s)
         self._draws = random.Random(seed)
-        self._num_refusing = 0
+        self._refusing: Counter[int] = Counter()
         self._num_lagging = 0
         self.read_bytes: Counter[str] = Counter()
         """What was asked for, by reason."""
-        self.num_refused = 0
 
-    def refuse(self, change: int) -> None:
-        """Begin (1) or cease (-1) to refuse everything."""
-        self._num_refusing += change
+    def refuse(self, change: int, node: int = EVERYBODY) -> None:
+        """Begin (1) or cease (-1) to refuse everything, to one node or to all."""
+        self._refusing[node] += change
 
     def lag(self, change: int, factor: float) -> None:
         """Become slow (1), or as before (-1)."""
         self._num_lagging += change
         self._pipe.slow_down(factor if self._num_lagging else 1.0)
 
-    def read(self, size_bytes: int, why: str, done: Call, told: Call) -> None:
-        """Read; `told` is called for each refusal once it is over, then `done`."""
+    def read(self, size_bytes: int, *, node: int, why: str, done: Call, told: Call) -> None:
+        """Read for a node; `told` is called for each refusal once it is over, then `done`."""
         self.read_bytes[why] += size_bytes
-        self._ask(size_bytes, done, told, 0)
+        attempt = 0
 
-    def _ask(self, size_bytes: int, done: Call, told: Call, attempt: int) -> None:
-        latency_s = _STORE_LATENCY_S * self._draws.lognormvariate(0.0, _STORE_SIGMA)
-        if self._num_refusing:
-            self.num_refused += 1
-            wait_s = self._draws.uniform(0.0, min(_WAIT_MAX_S, _WAIT_S * 2**attempt))
-            again = lambda: self._ask(size_bytes, done, told, attempt + 1)  # noqa: E731
-            self._time.after(latency_s + wait_s, again)
-            return
+        def ask() -> None:
+            nonlocal attempt
+            latency_s = _STORE_LATENCY_S * self._draws.lognormvariate(0.0, _STORE_SIGMA)
+            if self._refusing[EVERYBODY] or self._refusing[node]:
+                wait_s = self._draws.uniform(0.0, min(_WAIT_MAX_S, _WAIT_S * 2**attempt))
+                attempt += 1
+                self._time.after(latency_s + wait_s, ask)
+            else:
+                self._time.after(latency_s, lambda: self._pipe.send(size_bytes, finish))
 
         def finish() -> None:
-            for _ in range(min(attempt, 8)):
+            for _ in range(min(attempt, _MARKS_MAX)):
                 told()
             done()
 
-        self._time.after(latency_s, lambda: self._pipe.send(size_bytes, finish))
+        ask()

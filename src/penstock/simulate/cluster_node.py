@@ -77,10 +77,12 @@ class ClusterNode:
     """When it went on last."""
     present: set[int] = field(default_factory=set)
     num_done: int = 0
-    """Fills that are over: the cursor that beats carry."""
+    """Fills that are over."""
     voice: Voice | None = None
     is_coming: Callable[[int], bool] = lambda unit: False
     """Whether a unit that is not there is at home here, and on its way."""
+    is_trying: Callable[[], bool] = lambda: False
+    """Whether anything that is at home here has been asked for, and has not come."""
     _backlog: list[tuple[int, Call]] = field(default_factory=list)
     _claims: dict[int, list[Call]] = field(default_factory=dict)
     _parked: list[Asked] = field(default_factory=list)
@@ -135,6 +137,14 @@ class ClusterNode:
         self.num_done = 0
         if not keeps_tier:
             self.present.clear()
+
+    @property
+    def cursor(self) -> int:
+        """What beats carry: it stands still only where nothing is even tried.
+
+        A node to which the store does not answer is not stuck: all others wait for that store, too.
+        """
+        return self.num_done + (int(self.time.now_s) if self.is_trying() else 0)
 
     # -- the tier ----------------------------------------------------------------------------
 

@@ -30,7 +30,6 @@ from penstock.flow import (
     Wanted,
 )
 from penstock.flow.choice import peer_of, sources_for
-from penstock.order import StreamHash
 from penstock.peers.members import Members
 from penstock.simulate.cluster_job import ClusterJob, View
 from penstock.simulate.cluster_link import Link
@@ -108,7 +107,8 @@ class ClusterRank:
         }
         self.step = step
         """The step that comes next."""
-        self.hashed = StreamHash()
+        self.delivered: list[tuple[int, list[int]]] = []
+        """Steps, and what their batches had in them."""
         self.on_views: Callable[[frozenset[int]], None] = lambda lost: None
         self.peer_bytes = 0
         self._view: View = job.view()
@@ -129,6 +129,11 @@ class ClusterRank:
         """Whether anything at home here is still to come by this rank."""
         return self._has_ahead or self._num_home_fills > 0
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether it has asked for anything that is at home here."""
+        return self._num_home_fills > 0
+
     def is_home(self, unit: int) -> bool:
         """Return whether a unit is at home here, by what this rank knows."""
         return self._view.holders[unit][:1] == (self.node.number,)
@@ -148,9 +153,7 @@ class ClusterRank:
             return
         batch, taker, self._taker = self._stage.popleft(), self._taker, None
         assert batch.step == self.step
-        epoch, positions, _ = self._job.batch_of(self.number, batch.step)
-        ids = [batch.content[unit] for unit in batch.units]
-        self.hashed = self.hashed.update(epoch, positions, ids)
+        self.delivered.append((batch.step, [batch.content[unit] for unit in batch.units]))
         self.step += 1
         self._tell(Consumed(step=batch.step, at_s=self._now_s))
         taker()
@@ -187,8 +190,7 @@ class ClusterRank:
         self._ahead, self._has_ahead = self._units_ahead(self.step), True
 
     def _plan(self) -> None:
-        _, _, ids = self._job.batch_of(self.number, self._planned)
-        batch = Batch(self._planned, ids.tolist())
+        batch = Batch(self._planned, self._job.batch_of(self.number, self._planned))
         self._planned += 1
         self._stage.append(batch)
         placed = self._view.placed[self.node.number]
@@ -252,10 +254,10 @@ class ClusterRank:
             self._tell(Wanted(fetches=tuple(fetches), at_s=self._now_s))
 
     def _wanted_fill(self, unit: int, step: int) -> Fetch:
-        home = self._view.holders[unit][0]
-        is_home = home == self.node.number
+        is_home = self.is_home(unit)
         # A copy comes from its home alone: two copies that waited for each other would wait long.
-        names = [] if is_home else [self._job.name_of(home)]
+        homes = () if is_home else self._view.holders[unit][:1]
+        names = [self._job.name_of(node) for node in homes]
         sources = sources_for(names, self._is_usable, STORE)
         why = "home" if is_home else "copy"
         filled = partial(self._filled, unit, is_home)
@@ -348,7 +350,8 @@ class ClusterRank:
         told = Throttled(source=STORE, at_s=0.0)
         self._store.read(
             size_bytes,
-            why,
+            node=node.number,
+            why=why,
             done=lambda: node.do(life, lambda: self._from_store(begin, read, missing)),
             told=lambda: node.do(life, lambda: self._tell(told)),
         )

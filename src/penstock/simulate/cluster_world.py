@@ -132,6 +132,7 @@ class ClusterWorld:
             ranks.append(rank)
             self.ranks[rank.number] = rank
         node.voice = ranks[0]
+        node.is_trying = lambda: any(rank.is_trying for rank in ranks)
         node.is_coming = lambda unit: (
             any(rank.is_filling for rank in ranks) and ranks[0].is_home(unit)
         )
@@ -154,9 +155,11 @@ class ClusterWorld:
             if node is not None and rank.node is not node:
                 continue
             number = rank.number
-            self.log.hashes[number] = self.log.hashes[number].merge(rank.hashed)
+            hashed = self.job.hash_of_steps(number, rank.delivered)
+            self.log.hashes[number] = self.log.hashes[number].merge(hashed)
             self.log.peer_bytes += rank.peer_bytes
-            rank.hashed, rank.peer_bytes = StreamHash(), 0
+            rank.peer_bytes = 0
+            rank.delivered.clear()
             for server, link in rank.links.items():
                 self.log.silences += [(number, server, at_s) for at_s in link.silences_s]
                 link.silences_s.clear()
@@ -221,6 +224,8 @@ class ClusterWorld:
             node.egress.slow_down(SLOW)
         elif fault.kind == "corrupt":
             node.is_corrupt = True
+        elif fault.kind == "dry":
+            self.store.refuse(1, fault.node)
         elif fault.kind == "full":
             node.is_full = True
             node.look_at_parked()
@@ -250,6 +255,8 @@ class ClusterWorld:
             node.egress.slow_down(SLOW if self._num_slow[fault.node] else 1.0)
         elif fault.kind == "corrupt":
             node.is_corrupt = False
+        elif fault.kind == "dry":
+            self.store.refuse(-1, fault.node)
 
     def _kill(self, node: ClusterNode, fault: Fault) -> None:
         self._collect(node)
@@ -272,7 +279,7 @@ class ClusterWorld:
     # -- afterwards --------------------------------------------------------------------------
 
     def talk(self) -> None:
-        """Let the nodes that are left greet each other for a while."""
+        """Let the nodes that are left greet each other, for a while or until they agree."""
         last_s = max(
             [self.time.now_s]
             + [fault.stop_s for fault in self.job.faults if fault.stop_s < GIVE_UP_S]
@@ -280,7 +287,16 @@ class ClusterWorld:
         end_s = last_s + CODA_S
         for rank in self.ranks.values():
             self._greet(rank, end_s)
-        self.time.run(lambda: self.time.now_s >= end_s)
+        self.time.run(lambda: self.time.now_s >= end_s or self._is_quiet(last_s))
+
+    def _is_quiet(self, last_s: float) -> bool:
+        """Return whether there is nothing more to find out."""
+        return self.time.now_s > last_s and all(map(self.knows, self.ranks.values()))
+
+    def knows(self, rank: ClusterRank) -> bool:
+        """Return whether a rank knows who is dead, and may use everybody else."""
+        dead = {node.name for node in self.nodes if not node.is_up}
+        return rank.members.lost == dead and rank.members.suspects <= dead
 
     def _greet(self, rank: ClusterRank, end_s: float) -> None:
         if self.time.now_s >= end_s:
