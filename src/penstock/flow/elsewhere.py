@@ -177,5 +177,7 @@ def may_turn(request: Request) -> bool:
 
 def _near_at_s(care: Care, following: Source, pace: Pace, now_s: float) -> float:
     fetch = care.fetch
+    if pace.step_s is None and fetch.step > (pace.waiting_step or pace.last_step + 1) + 2:
+        return now_s + _UNKNOWN_S
     soon_s = max(LATE_S_MIN, _NEAR * following.tail.p99_s(fetch.size_bytes))
     return pace.needed_s(fetch.step, now_s) - soon_s

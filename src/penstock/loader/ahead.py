@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
-from penstock.loader.fills import FillRun
+from penstock.loader.fills import Fill, FillRun
 from penstock.loader.job import Group, Slot
 from penstock.loader.staging import Stager
 
@@ -80,14 +81,21 @@ class FillAhead:
         ids = np.concatenate([s.ids for s in several])
         job_of = np.repeat(jobs, [len(s.ids) for s in several])
         out: list[tuple[int, FillRun]] = []
+        under_way: list[Fill] = []
         for bound, where, local_ids in self._dataset.groups(ids):
             group = Group(bound=bound, where=where, local_ids=local_ids)
-            out += self._stager.fills_ahead(
+            reads, fills = self._stager.fills_ahead(
                 group, job_of[where], first.epoch, of_others=self._for_others
             )
+            out += reads
+            under_way += fills
         out.sort(key=lambda item: item[0])
         last = several[-1]
-        self.progress.began([read for _, read in out], last.epoch, int(last.positions[-1]) + 1)
+        begun: list[FillRun | Fill] = [read for _, read in out]
+        begun += under_way
+        self.progress.began(begun, last.epoch, int(last.positions[-1]) + 1)
+        for fill in under_way:
+            fill.when_done(partial(_over, self.progress, fill))
         return out
 
     def _begin_again(self, *, for_others: bool) -> None:
@@ -95,13 +103,18 @@ class FillAhead:
         self._for_others = for_others
         self._version = self._stager.homes_version
         slot, number = self._stager.latest
-        if slot is not None:
+        # Our own batches are planned far ahead of what others still wait for.
+        if slot is not None and not for_others:
             self._slots = self._slots_from(slot.epoch, int(slot.positions[0]))
             self._num_seen = number * self._slots_a_job
         else:
             self._slots = self._slots_from(*self._start)
             self._num_seen = 0
         self._is_exhausted = False
+
+
+def _over(progress: Progress, fill: Fill, error: BaseException | None) -> None:
+    progress.done(fill)
 
 
 class Progress:
@@ -115,13 +128,13 @@ class Progress:
         self._has_ended = False
         self._num_done = 0
 
-    def began(self, reads: list[FillRun], epoch: int, position: int) -> None:
+    def began(self, reads: list[FillRun | Fill], epoch: int, position: int) -> None:
         """Take note of the requests for everything up to a place in the order."""
         with self._lock:
             self._begun.append(((epoch, position), {id(read) for read in reads}))
             self._advance()
 
-    def done(self, read: FillRun) -> None:
+    def done(self, read: FillRun | Fill) -> None:
         """Take note that a request is over."""
         with self._lock:
             self._num_done += 1

@@ -228,14 +228,17 @@ class UnitsRead(FillRun):
         self._is_asked = True
 
         def take(answer: Answer) -> None:
+            error: BaseException | None
             try:
-                answered(self._arrived(source, into, answer))
-            except BaseException as error:  # It is raised where the batch is asked for.
-                answered(error)
+                error = self._arrived(source, into, answer)
+            except BaseException as raised:  # It is raised where the batch is asked for.
+                error = raised
+            self._is_asked = False
+            answered(error)
 
         def done(answer: Answer | PeerError) -> None:
-            self._is_asked = False
             if isinstance(answer, PeerError):
+                self._is_asked = False
                 answered(answer)
             else:
                 self._cluster.later(lambda: take(answer))

@@ -41,7 +41,11 @@ class Filling:
         self._ahead: FillAhead | None = None
         self._is_closed = False
         self.are_at_home: Callable[[Ints], bool] = lambda units: True
-        """Whether units are at home here, as far as this node knows."""
+        """Set once homes are known."""
+
+    def may_be_home(self, units: Ints) -> bool:
+        """Return whether units are at home here, as far as this node knows by now."""
+        return self.are_at_home(units)
 
     def watch(self, ahead: FillAhead) -> None:
         """Go by what fills from now on."""
@@ -139,7 +143,7 @@ class ServedHere:
                 tiers,
                 filling.cursor,
                 filling.is_filling,
-                lambda units: filling.are_at_home(units),
+                filling.may_be_home,
             )
         )
 

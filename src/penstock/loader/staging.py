@@ -334,14 +334,16 @@ class Stager:
 
     def fills_ahead(
         self, group: Group, jobs: Ints, epoch: int, *, of_others: bool = False
-    ) -> list[tuple[int, FillRun]]:
+    ) -> tuple[list[tuple[int, FillRun]], list[Fill]]:
         """Return requests for what a group needs and nobody has begun, with the job of each.
 
-        With `of_others` also for what other ranks of this node should have begun.
+        With `of_others` also for what other ranks of this node should have begun. Beside that, what
+        batches of this rank have begun already.
         """
         assert self._holding is not None
         places = self._holding.places(group)
         out: list[tuple[int, FillRun]] = []
+        under_way: list[Fill] = []
         for table in places:
             if self.cluster is None:
                 placed = np.flatnonzero(self._holding.is_placed(places))
@@ -350,14 +352,16 @@ class Stager:
                 placed = np.flatnonzero(self._holding.has_place(table.units) & mine)
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
-            new = [fill for fill, is_new in self._fills_of(table.units[placed]) if is_new]
+            found = self._fills_of(table.units[placed])
+            new = [fill for fill, is_new in found if is_new]
+            under_way += [fill for fill, is_new in found if not is_new]
             by_job: dict[int, list[Fill]] = {}
             for fill in new:
                 by_job.setdefault(job_of[fill.unit], []).append(fill)
             for job, fills in by_job.items():
                 chosen = group.part(placed[np.isin(table.units[placed], [f.unit for f in fills])])
                 out += [(job, read) for read in self._fill_reads(chosen, fills, epoch)]
-        return out
+        return out, under_way
 
     def _stage_store(self, job: Job, number: int, staged: Staged) -> None:
         group = job.groups[number]
