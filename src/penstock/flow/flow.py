@@ -239,7 +239,7 @@ class Flow:
         self._stage.put_aside(request.care)
         self._admit()
         self._begin_at(request.source)
-        if self._pace.waiting_step is not None:
+        if request.source.is_behind or self._pace.waiting_step is not None:
             self._look_at_s = min(self._look_at_s, self._now_s + LOOK_S_MIN)
 
     def _take_out(self, number: int, copy: int) -> Request | None:

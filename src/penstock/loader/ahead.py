@@ -105,8 +105,9 @@ class FillAhead:
         slot, number = self._stager.latest
         # Our own batches are planned far ahead of what others still wait for.
         if slot is not None and not for_others:
-            self._slots = self._slots_from(slot.epoch, int(slot.positions[0]))
-            self._num_seen = number * self._slots_a_job
+            # That one has its own reads; what comes after it is ours to see to.
+            self._slots = self._slots_from(*slot.cursor_after)
+            self._num_seen = (number + 1) * self._slots_a_job
         else:
             self._slots = self._slots_from(*self._start)
             self._num_seen = 0

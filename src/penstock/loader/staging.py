@@ -124,7 +124,7 @@ class Stager:
         """
         if self.cluster is not None:
             self.cluster.follow()
-        self.latest = job.slots[0], self._num_jobs
+        self.latest = job.slots[-1], self._num_jobs
         self._num_jobs += 1
         runs = self._runs
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)

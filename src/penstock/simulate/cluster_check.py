@@ -40,6 +40,8 @@ _AGREE_S = 3.0
 """After a silence: until everybody has heard of it."""
 _RETRY_MAX_S = 30.0
 """As `peers.members` has it."""
+_START_S = 1.0
+"""Before the first batch, when nothing goes wrong."""
 _STAGES = 2
 """Stages of all ranks that the store may have to bring before the one that is waited for."""
 _LAST_S = 15.0
@@ -126,7 +128,7 @@ def _slow(job: ClusterJob, log: Log) -> Iterator[str]:
             for fault in job.faults
             if fault.node < 0 or (fault.kind in _OWN and fault.node == rank // job.ranks)
         )
-        limit_s = SILENCE_S + patience_s + stage_s + own_s
+        limit_s = SILENCE_S + patience_s + stage_s + _START_S + own_s
         if wait_s > limit_s:
             yield f"a step waited {wait_s:.1f} s at {at_s:.1f} s, {limit_s:.1f} s are explained"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -55,8 +55,8 @@ class ClusterJob:
     lockstep: bool = True
     """Whether ranks wait for each other at each step, as a real job does."""
     faults: tuple[Fault, ...] = ()
-    _views: dict[frozenset[int], View] = field(default_factory=dict, repr=False)
-    _batches: dict[tuple[int, int], list[int]] = field(default_factory=dict, repr=False)
+    _views: dict[frozenset[int], View] = field(default_factory=dict, repr=False, init=False)
+    _batches: dict[tuple[int, int], list[int]] = field(default_factory=dict, repr=False, init=False)
 
     @classmethod
     def drawn(cls, seed: int, *, nodes: int | None = None, faults: int | None = None) -> ClusterJob:
@@ -75,23 +75,7 @@ class ClusterJob:
         drawn = drawn_faults(
             draws, num_nodes=num_nodes, num_faults=num_faults, within_s=job.quick_s
         )
-        return cls(**{**job.options(), "faults": drawn})
-
-    def options(self) -> dict[str, object]:
-        """Return what it was made from."""
-        names = [
-            "seed",
-            "nodes",
-            "ranks",
-            "steps",
-            "epochs",
-            "batch",
-            "capacity",
-            "compute_s",
-            "lockstep",
-            "faults",
-        ]
-        return {name: getattr(self, name) for name in names}
+        return replace(job, faults=drawn)
 
     # -- the data ----------------------------------------------------------------------------
 

@@ -143,13 +143,13 @@ class Link:
             return
         now_s, way = self._now_s, (self.node.number, self.server.number)
         wait_s = _CHECK_S
-        is_open = self.node.ways.is_open(*way)
+        is_same = self.server.life == self._server_life
         self._heard_s = max(self._heard_s, self.node.thawed_s)  # Its own sleep does not count.
-        if is_open and self.server.life == self._server_life:
+        if is_same and self.node.ways.is_open(*way):
             self._heard_s = now_s
             self._look_for_stuck()
         else:
-            if not is_open:
+            if is_same:
                 self._heard_s = max(self._heard_s, self.node.ways.closed_since_s(*way))
             wait_s = self._heard_s + SILENCE_S - now_s
             if wait_s <= _EPSILON_S:

@@ -240,7 +240,7 @@ class ClusterRank:
     def _fill_ahead(self) -> None:
         fetches: list[Fetch] = []
         mine, here = self.node.number, self.node
-        for step, unit in self._ahead:
+        for step, unit in self._ahead if not here.is_full else ():
             holders = self._view.holders[unit]
             is_mine = holders and holders[0] == mine and unit % self._job.ranks == self.local
             if is_mine and unit not in here.present and here.claim(unit):
