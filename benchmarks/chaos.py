@@ -61,7 +61,8 @@ def report(outcomes: list[Outcome], seconds: float) -> None:
     kinds = Counter(kind for _, found, _, _ in outcomes for kind in found)
     hours = sum(verdict.time_s for *_, verdict in outcomes) / 3600
     print(
-        f"{len(outcomes)} schedules, {hours:.1f} hours of cluster time in {seconds:.0f} s: {bad} failed"
+        f"{len(outcomes)} schedules, {hours:.1f} hours of cluster time in {seconds:.0f} s: "
+        f"{bad} failed"
     )
     print("faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     ratio, seed = max((verdict.store_ratio, seed) for seed, _, _, verdict in outcomes)
@@ -72,8 +73,8 @@ def report(outcomes: list[Outcome], seconds: float) -> None:
             wait_s, _, seed = max(some)
             extra = max(share for _, share, _ in some)
             print(
-                f"{name} a failing store: the longest wait for a batch {wait_s:.2f} s (seed {seed}), "
-                f"at most {extra:.2f} data sets beyond the bound"
+                f"{name} a failing store: the longest wait for a batch {wait_s:.2f} s "
+                f"(seed {seed}), at most {extra:.2f} data sets beyond the bound"
             )
 
 

@@ -1,8 +1,8 @@
 """A store and a consumer in virtual time, small enough to be trusted, to drive a flow with.
 
 A request waits for its first byte (log-normal), then its bytes pass a link that it shares with all
-others of its store, first come first served. Above a rate of requests the store answers "slow down", and the
-request tries again after a random back-off, as a client would.
+others of its store, first come first served. Above a rate of requests the store answers "slow
+down", and the request tries again after a random back-off, as a client would.
 
 Peers are further stores, each with a link of its own; a fetch is asked of one of them first.
 """

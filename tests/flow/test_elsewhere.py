@@ -116,6 +116,13 @@ def test_where_nothing_is_known_a_second_is_long_enough_and_a_prior_is_knowledge
         assert asked(told.wait(0.3 * least_s)) == [late]
 
 
+def test_before_the_pace_is_known_only_the_first_steps_are_near() -> None:
+    told = Story(PEER, STORE, num_seen=0)
+    near, far = told.want(1, ahead=2), told.want(1, ahead=3)
+    assert asked(told.wait(5.0)) == near
+    assert told.flow.in_flight(PEER) == len(near + far)
+
+
 def test_two_peers_are_asked_before_the_store_each_in_its_time() -> None:
     told = Story(PEER, OTHER, STORE, pace_s=0.05)
     told.see(200, OTHER)
@@ -253,7 +260,7 @@ def test_a_deferred_fetch_that_fails_goes_on_with_the_next_source() -> None:
 def test_a_training_loop_that_waits_for_five_seconds_turns_to_the_store() -> None:
     told = story()
     (near,) = told.want(1)
-    (far,) = told.want(1, ahead=1)
+    (far,) = told.want(1, ahead=100)
     defer(told, near, far)
     told.wait(0.1)
     assert told.flow.wake_s is None, "nothing to look at before the training loop waits"
@@ -276,6 +283,23 @@ def test_where_the_store_itself_is_behind_it_is_not_asked_for_deferred_bytes() -
     assert parked not in asked(told.wait(30.0))
     told.arrive(own)
     assert asked(told.wait(1.0)) == [parked]
+
+
+def test_a_peer_that_is_behind_costs_one_long_wait_until_it_brings_something() -> None:
+    told = story()
+    for first in (True, False):
+        (parked,) = told.want(1)
+        defer(told, parked)
+        at_once = told.flow.on(Waiting(step=told.step, at_s=told.now_s))
+        assert asked(at_once + told.wait(1.0)) == ([] if first else [parked])
+        assert asked(told.wait(5.0)) == ([parked] if first else [])
+        told.arrive(parked, copy=1)
+        told.consume()
+    (parked, later) = told.want(2, ahead=100)
+    defer(told, parked, later)
+    told.arrive(parked)
+    told.flow.on(Waiting(step=told.step + 100, at_s=told.now_s))
+    assert told.wait(4.0) == [], "it got on, and is waited for as before"
 
 
 def test_store_reads_for_later_steps_are_no_reason_to_wait_for_a_deferred_one() -> None:

@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, its job goes on: nothing lost, nothing doubled, little read twice."""
+"""Whatever happens to a cluster, its job goes on: nothing lost or doubled, little read twice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def judge(job: ClusterJob) -> tuple[ClusterWorld, Verdict]:
         (2, None, range(50)),
         (3, None, range(50, 110)),
         (4, 3, range(110, 150)),
-        (None, 6, range(150, 180)),
-        (None, None, range(180, 220)),
+        (None, 6, range(150, 175)),
+        (None, None, range(175, 210)),
     ],
 )
 def test_every_schedule_of_faults_ends_well(
@@ -107,16 +107,29 @@ def test_a_full_tier_costs_what_it_does_not_hold_and_no_more() -> None:
     assert verdict.wait_max_s < 2.0
 
 
+def test_a_node_that_gets_nothing_from_the_store_costs_others_one_long_wait() -> None:
+    fault = Fault(kind="dry", start_s=0.3, stop_s=60.0, node=1)
+    job = ClusterJob(seed=6, capacity=1.05, lockstep=False, faults=(fault,))
+    world, _ = judge(job)
+    for rank in (0, 2, 3):
+        long = [wait_s for who, _, wait_s in world.log.waits_s if who == rank and wait_s > 2.0]
+        assert len(long) <= 1
+        assert world.log.taken_s[rank, job.num_steps - 1] < 20.0
+
+
 # -- that it would be noticed ----------------------------------------------------------------------
 
 
-def found(monkeypatch: pytest.MonkeyPatch, num: int = 40) -> str:
-    return " ".join(failure for seed in range(num) for failure in play(seed, faults=3).failures)
+def noticed(what: str) -> bool:
+    """Whether one of a few schedules fails with this."""
+    return any(
+        what in failure for seed in range(60) for failure in play(seed, nodes=3, faults=4).failures
+    )
 
 
 def test_a_peer_that_is_never_tried_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Members, "due", lambda self, at_s: ())
-    assert "in the end" in found(monkeypatch)
+    assert noticed("in the end")
 
 
 def test_samples_that_are_delivered_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +142,7 @@ def test_samples_that_are_delivered_twice_are_noticed(monkeypatch: pytest.Monkey
             batch.units = [batch.units[0], *batch.units[:-1]]
 
     monkeypatch.setattr(ClusterRank, "_plan", doubled)
-    assert "other samples" in found(monkeypatch, 2)
+    assert noticed("other samples")
 
 
 def test_waiting_for_who_is_known_to_be_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +154,7 @@ def test_waiting_for_who_is_known_to_be_silent_is_noticed(monkeypatch: pytest.Mo
         del self._is_usable
 
     monkeypatch.setattr(ClusterRank, "_begin", trusting)
-    assert "in vain" in found(monkeypatch)
+    assert noticed("in vain")
 
 
 def test_a_failure_is_printed_with_what_went_wrong(

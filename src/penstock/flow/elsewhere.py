@@ -52,6 +52,8 @@ not exceed, but not later than this."""
 _NEAR = 4.0
 """Near is this many times what nearly all requests of the next source take: it may have to bring
 the whole share of a peer, not one fetch."""
+_FIRST_STEPS = 3
+"""Near, before the training loop's pace is known."""
 _AGAIN_S = 0.1
 """Between two looks at what is deferred while the training loop waits, or a source is behind."""
 
@@ -177,7 +179,7 @@ def may_turn(request: Request) -> bool:
 
 def _near_at_s(care: Care, following: Source, pace: Pace, now_s: float) -> float:
     fetch = care.fetch
-    if pace.step_s is None and fetch.step > (pace.waiting_step or pace.last_step + 1) + 2:
-        return now_s + _UNKNOWN_S
+    if pace.step_s is None and fetch.step > pace.last_step + _FIRST_STEPS:
+        return now_s + _UNKNOWN_S  # Nobody knows yet how fast steps go by, and all seem needed now.
     soon_s = max(LATE_S_MIN, _NEAR * following.tail.p99_s(fetch.size_bytes))
     return pace.needed_s(fetch.step, now_s) - soon_s
