@@ -45,7 +45,7 @@ def train(data: str, scratch: Path) -> None:
         peers=True,
     ) as loader:
         for batch in loader:
-            losses = (model(batch["npy"]).squeeze(1) - batch["cls"]).square()
+            losses = (model(batch["x"]).squeeze(1) - batch["y"]).square()
             optimizer.zero_grad()
             (losses * batch.mask).mean().backward()
             optimizer.step()
@@ -72,10 +72,10 @@ def show(dataset: penstock.Dataset, seen: StreamHash, stats: penstock.Stats) -> 
 
 def start_two_nodes(folder: Path) -> None:
     """Do what would be done on two machines: one agent each, one disk each."""
-    with penstock.Writer(folder / "data", shard_size="1MB") as writer:
+    with penstock.Writer(folder / "data", format="npy", shard_size="1MB") as writer:
         for number in range(192):
             values = np.random.default_rng(number).normal(size=4096).astype(np.float32)
-            writer.write({"npy": values, "cls": number % 10})
+            writer.write({"x": values, "y": values[:8].sum()})
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

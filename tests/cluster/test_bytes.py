@@ -9,9 +9,7 @@ from tests.cluster.small import NUM_SAMPLES, SAMPLE_BYTES, run, task_of
 
 from penstock.plan.bound import epochs_bound
 
-SLACK = 1.05
-"""A busy machine is late at times, and what is late is asked of the store beside; benchmarks.cluster
-has the figure of a quiet one."""
+SLACK = 1.01
 ASKED_TWICE_BYTES = 10 * SAMPLE_BYTES
 """What is late on a busy machine is asked for again elsewhere; without peers it would be a half."""
 OVERHEAD = 1.25
