@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Disk, World
-from penstock.errors import OptionError
+from penstock.errors import OptionError, PeerError
 from penstock.loader import peer_parts
+from penstock.loader.peer_reads import UnitsRead
 from penstock.order.stream_hash import StreamHash
 from penstock.peers.base import Answer, Ask
 
@@ -289,3 +290,27 @@ def test_homes_may_move_while_the_last_batch_of_an_epoch_is_planned(
         ]
         _, (stream, _) = [run.result(timeout=100) for run in runs]
     assert stream.num_samples == 4 * (20 + 20), "all of its own share"
+
+
+@pytest.mark.parametrize("an_object", [1, 4])
+def test_what_a_lost_peer_had_comes_right_from_any_number_of_objects(
+    tmp_path: Path, an_object: int
+) -> None:
+    """Units that were asked of one peer lie in many objects; the store has to be asked for each."""
+    for number in range(96 // an_object):
+        numbers = range(number * an_object, (number + 1) * an_object)
+        samples = [{"bin": bytes([i]) * BLOB_BYTES} for i in numbers]
+        write_tar(tmp_path / "many" / f"x-{number:03}.tar", samples, number * an_object)
+    dataset = penstock.open(tmp_path / "many")
+    asked = UnitsRead.ask
+
+    def ask(self: UnitsRead, source: str, deferred: Any, answered: Any) -> None:
+        # As if the peer had just gone, each second time.
+        if sum(fill.unit for fill in self.fills) % 2:
+            answered(PeerError("gone", kind="lost"))
+        else:
+            asked(self, source, deferred, answered)
+
+    with mock.patch.object(UnitsRead, "ask", ask):
+        stream, _ = together(dataset, 2, tmp_path, size=2 * dataset.size_bytes)
+    assert stream == alone(dataset)

@@ -26,6 +26,7 @@ from penstock.testing.ports import HOST, free_ports
 from penstock.testing.shaper import Fixed, Shape, Shaper
 
 SCRIPT = Path(launched.__file__)
+EXAMPLE = SCRIPT.parents[2] / "examples" / "torchrun_peers.py"
 FAR = Shape(latency=Fixed(0.2))
 ONCE = 1.05
 """So many times its size is read from the store of what is read once."""
@@ -147,6 +148,17 @@ def test_torchrun_starts_again_and_goes_on(
         run_all(folder, [command] * 2)
     assert len(list(folder.glob("restarted-saved-*.json"))) == 4
     check(site, folder, "restarted", [0, 0, 1, 1])
+
+
+def test_the_example_starts_two_nodes_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    run_all(folder, [[str(EXAMPLE)]])
+    said = (folder / "log-0").read_text()
+    assert "times the data set from the store" in said
+    # What one rank is given: the example on one node would say the same.
+    assert "576 samples, 30a51b297a998bf4" in said
 
 
 # -- Accelerate --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ always the last source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 PEERS_MAX = 2
 """Peers that are asked before the store. A third one would be asked after two have failed, at a
@@ -49,3 +49,15 @@ def sources_for(
     """
     peers = [peer_source(name) for name in dict.fromkeys(holders) if usable(name)]
     return (*peers[:PEERS_MAX], store)
+
+
+def taken_over(lost: Collection[int], num_nodes: int) -> frozenset[int]:
+    """Return those of the lost nodes whose share the others keep from now on.
+
+    Whoever has lost more than half of the nodes is more likely cut off itself: it reads from the
+    store what it needs, and does not begin to keep everything.
+
+    >>> sorted(taken_over({1, 3}, 4)), sorted(taken_over({1, 2, 3}, 4))
+    ([1, 3], [])
+    """
+    return frozenset(lost if 2 * len(lost) <= num_nodes else ())

@@ -65,8 +65,10 @@ class FillRun:
 
     staged = False
 
-    def __init__(self, fills: Sequence[Fill], work: Fills) -> None:
+    def __init__(self, fills: Sequence[Fill], work: Fills, gap_bytes: int = 0) -> None:
+        """`gap_bytes` is the largest gap between two of them that is read with them."""
         self.fills = fills
+        self._gap_bytes = gap_bytes
         self.sources: tuple[str, ...] = (work.holding.source(fills[0].unit),)
         self.size_bytes = sum(work.holding.length(fill.unit) for fill in fills)
         self._work = work
@@ -83,7 +85,7 @@ class FillRun:
             claimed = [fill for fill in left if copy == 0 and work.claim(fill)]
             try:
                 missing = [fill for fill in claimed if not work.found_elsewhere(fill)]
-                for run in _neighbours(missing):
+                for run in work.neighbours(missing, self._gap_bytes):
                     num_retries += work.fetch(run, may_write=True)
                     moved = True
             finally:
@@ -93,24 +95,14 @@ class FillRun:
             if left and time.monotonic() >= give_up_s:
                 if copy == 0:
                     work.hurry()
-                num_retries += sum(work.fetch(run, may_write=False) for run in _neighbours(left))
+                runs = work.neighbours(left, self._gap_bytes)
+                num_retries += sum(work.fetch(run, may_write=False) for run in runs)
                 moved, left = True, []
             elif left:
                 has_waited = True
                 time.sleep(_LOOK_S)
         # Who has waited for others knows nothing about the speed of the store.
         return Outcome(moved=moved and not has_waited, num_retries=num_retries)
-
-
-def _neighbours(fills: list[Fill]) -> list[list[Fill]]:
-    """Cut a list of fills where a unit is missing in between."""
-    runs: list[list[Fill]] = []
-    for fill in fills:
-        if runs and runs[-1][-1].unit + 1 == fill.unit:
-            runs[-1].append(fill)
-        else:
-            runs.append([fill])
-    return runs
 
 
 class Fills:
@@ -155,6 +147,11 @@ class Fills:
         return [*asked, *self._runs(own, gap_bytes_max)]
 
     def _runs(self, by_unit: list[Fill], gap_bytes_max: int) -> list[FillRun]:
+        runs = self.neighbours(by_unit, gap_bytes_max)
+        return [FillRun(run, self, gap_bytes_max) for run in runs]
+
+    def neighbours(self, by_unit: list[Fill], gap_bytes_max: int) -> list[list[Fill]]:
+        """Cut fills, in the order of their units, into runs that one request can bring."""
         runs = [[fill] for fill in by_unit[:1]]
         if len(by_unit) > 1:
             lengths = [self.holding.length(fill.unit) for fill in by_unit]
@@ -166,7 +163,7 @@ class Fills:
                 else:
                     runs.append([fill])
                     size_bytes = length
-        return [FillRun(run, self) for run in runs]
+        return runs
 
     def _joined(self, by_unit: list[Fill], gap_bytes_max: int) -> list[bool]:
         """Return of each fill but the first whether it lies right behind the one before."""

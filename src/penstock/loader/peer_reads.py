@@ -27,6 +27,8 @@ from penstock.peers.base import Answer, Ask
 RANGES_MAX, BYTES_MAX = 32, 1 << 20
 """Asked for together: more makes no link faster, and if the peer is lost all of it comes from the
 store one after the other."""
+_GAP_BYTES = 16 << 10
+"""Between units that the store is asked for together, when no peer has sent them."""
 _WAIT_S = 600.0
 """A peer may take so long to have what it fetches itself; it says that it is there meanwhile."""
 
@@ -212,7 +214,7 @@ class UnitsRead(FillRun):
         ranges: Ints,
         cluster: Asking,
     ) -> None:
-        super().__init__(fills, work)
+        super().__init__(fills, work, _GAP_BYTES)
         self.sources = sources
         self._ranges = ranges
         self._cluster = cluster

@@ -488,6 +488,8 @@ class Stager:
         assert holding is not None
         extents = [holding.extent(u) for u in range(unit, unit + count)]
         e, last = extents[0], extents[-1]
+        place = (e.bound_number, e.table, e.object)
+        assert all((x.bound_number, x.table, x.object) == place for x in extents), extents
         at = At(holding.bounds[e.bound_number], e.table, e.object, e.offset)
         ids = np.zeros(0, np.int64)
         if has_checksums(at.bound):

@@ -29,7 +29,7 @@ from penstock.flow import (
     Waiting,
     Wanted,
 )
-from penstock.flow.choice import peer_of, sources_for
+from penstock.flow.choice import peer_of, sources_for, taken_over
 from penstock.peers.members import Members
 from penstock.simulate.cluster_job import ClusterJob, View
 from penstock.simulate.cluster_link import Link
@@ -185,8 +185,9 @@ class ClusterRank:
             return
         self._version = self.members.version
         lost = {int(name.rsplit("-", 1)[1]) for name in self.members.lost} - {self.node.number}
-        self._view = self._job.view(lost)
-        self.on_views(frozenset(lost))
+        gone = taken_over(lost, self._job.nodes)
+        self._view = self._job.view(gone)
+        self.on_views(gone)
         self._ahead, self._has_ahead = self._units_ahead(self.step), True
 
     def _plan(self) -> None:
