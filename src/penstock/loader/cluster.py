@@ -105,7 +105,7 @@ class Cluster:
         self._counters = counters
         self._lock = threading.Lock()
         self._pool = BufferPool(_ANSWERS_BYTES)
-        self._later: ThreadPoolExecutor | None = None
+        self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
         self._version = neighbours.version
         self.homes_version = 0
         """Grows when homes have moved."""
@@ -151,7 +151,12 @@ class Cluster:
             self._look()
 
     def _place(self) -> None:
-        self._holding.place(self._homes.spans.span_bytes, self._homes.holds(self.me))
+        try:
+            self._holding.place(self._homes.spans.span_bytes, self._homes.holds(self.me))
+        except OSError as error:
+            _log.warning(
+                "this node cannot keep what is at home here (%s); it is read from the store", error
+            )
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
@@ -243,9 +248,6 @@ class Cluster:
 
     def later(self, work: Callable[[], None]) -> None:
         """Have something done by a thread that may wait for a disk."""
-        with self._lock:
-            if self._later is None:
-                self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
         self._later.submit(work)
 
     def buffer(self, size_bytes: int) -> memoryview:
@@ -334,8 +336,7 @@ class Cluster:
         """Ask nobody any more, and stop serving once the others have what they want."""
         self._tending.stop()
         self._carried.client.stop()
-        if self._later is not None:
-            self._later.shutdown(wait=True)
+        self._later.shutdown(wait=True)
         for close in self._carried.closing:
             close()
 

@@ -92,6 +92,7 @@ def open_here(
                 'tiers=[penstock.Disk("/scratch", "200GB")], or start `penstock node` on each host'
             )
         is_alone = world.num_nodes == 1
+        _refuse_unsaid_nodes(world)
         rendezvous = None if is_alone else rendezvous_for(meeting.where, world)
         holding = Holding(dataset, grant, placed=is_alone)
     except BaseException:
@@ -124,6 +125,17 @@ def _refuse_workers() -> None:
             "peers=True inside of a DataLoader's worker process: workers come and go, and nodes "
             "cannot count on them. Use penstock.Loader in the training process itself, or tiers "
             "without peers"
+        )
+
+
+def _refuse_unsaid_nodes(world: World) -> None:
+    """Refuse a world that has one node only because nobody said how many there are."""
+    node = os.environ.get("NODE_RANK", "0")
+    if world.num_nodes == 1 and world.num_ranks > 1 and node != "0":
+        raise OptionError(
+            f"this is node {node}, but nobody said how many there are: give world=penstock.World("
+            "rank=…, num_ranks=…, num_nodes=…) (Lightning: trainer.global_rank, .world_size, "
+            ".num_nodes), or start with torchrun"
         )
 
 

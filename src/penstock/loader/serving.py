@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _LEAVE_S_MAX = 10.0
 """How long the others may still ask this node when it is done itself."""
+_QUIET_S = 1.0
+"""Who has not been asked for so long may go."""
 _LOOK_S = 0.02
 _DONE_BITS = 20
 """The low bits of a cursor count finished fetches, so that it moves inside of a step, too."""
@@ -178,8 +180,16 @@ class ServedHere:
     def close(self) -> None:
         """Stop when nobody is connected any more, or after a while."""
         self._filling.close()
-        end_s = time.monotonic() + _LEAVE_S_MAX
-        while self._server.counts()["connections"] and time.monotonic() < end_s:
+        begin_s = asked_s = time.monotonic()
+        num_asked = -1
+        while time.monotonic() - begin_s < _LEAVE_S_MAX:
+            counts = self._server.counts()
+            if not counts["connections"]:
+                break
+            if counts["requests"] != num_asked:
+                num_asked, asked_s = counts["requests"], time.monotonic()
+            elif time.monotonic() - asked_s > _QUIET_S:
+                break  # They are connected, but want nothing.
             time.sleep(_LOOK_S)
         self._server.stop()
 

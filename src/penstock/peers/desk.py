@@ -123,6 +123,8 @@ class Desk:
     parked: dict[bytes, Parking] = field(default_factory=dict)
     is_leaving: bool = False
     """Whether nobody is let wait any more."""
+    has_room_to_park: Callable[[], bool] = lambda: True
+    """Whether one more may be let wait, with room left for what can be answered at once."""
 
     def asked(self, connection: Asker, frame: Frame, now_s: float) -> Request:
         """Take an ask."""
@@ -160,7 +162,7 @@ class Desk:
             self._answer(request, connection, shelf, found)
         elif not request.has_settled and (found.places == UNCHECKED).any():
             self.serving.settler.submit(shelf, request, self.settled)
-        elif now_s < request.deadline_s and self._are_coming(shelf, request, is_here):
+        elif now_s < request.deadline_s and self._may_park(shelf, request, is_here):
             request.missing = int(np.argmin(is_here))
             self._park(request, connection)
         else:
@@ -172,9 +174,10 @@ class Desk:
             return None
         return self.serving.shelves.get(name)
 
-    def _are_coming(self, shelf: Shelf, request: Request, is_here: npt.NDArray[np.bool_]) -> bool:
-        units = request.ranges[~is_here, wire.UNIT]
-        return not self.is_leaving and guarded(False, shelf.are_coming, units)
+    def _may_park(self, shelf: Shelf, request: Request, is_here: npt.NDArray[np.bool_]) -> bool:
+        if self.is_leaving or not (request.was_parked or self.has_room_to_park()):
+            return False
+        return guarded(False, shelf.are_coming, request.ranges[~is_here, wire.UNIT])
 
     def _may_come(self, shelf: Shelf) -> bool:
         return not self.is_leaving and guarded(False, shelf.is_filling)

@@ -8,7 +8,7 @@ would place units where nobody looks for them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.errors import OptionError
 from penstock.peers.meeting import Hello, Meeting, new_hello
@@ -28,7 +28,7 @@ class Joined:
     """By node."""
     run_id: bytes
     """16 bytes that name this run."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     """32 bytes by which members know each other."""
     world: World
     """The caller's, with nodes as they turned out to be."""

@@ -60,6 +60,7 @@ class Loop:
         self._deal = deal
         """Gives an accepted socket to one of the loops."""
         self.desk = Desk(serving, settled=self._resume_later)
+        self.desk.has_room_to_park = lambda: self._cost < COST_MAX // 2
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -313,7 +314,9 @@ class Loop:
         cursors = self.desk.cursors()
         for connection in list(self._connections):
             # Where bytes wait to be sent, they say as much.
-            if connection.cost and not connection.has_output:
+            # One that is held up has asked for something that was not even read.
+            is_waiting = connection.cost or connection in self._held_up
+            if is_waiting and not connection.has_output:
                 head = wire.pack_beat(cursors.get(connection, {}))
                 connection.put(Outgoing(head=memoryview(head)))
                 self._serve(connection, selectors.EVENT_WRITE, now_s)
