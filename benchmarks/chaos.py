@@ -65,8 +65,10 @@ def report(outcomes: list[Outcome], seconds: float) -> None:
         f"{bad} failed"
     )
     print("faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
-    ratio, seed = max((verdict.store_ratio, seed) for seed, _, _, verdict in outcomes)
-    print(f"store bytes over what the inequality allows: {ratio:.3f} at worst (seed {seed})")
+    struck = [(v.store_ratio, seed) for seed, found, _, v in outcomes if found]
+    if struck:
+        ratio, seed = max(struck)
+        print(f"store bytes over what the inequality allows: {ratio:.3f} at worst (seed {seed})")
     for is_store, name in ((False, "without"), (True, "with")):
         some = [(v.wait_max_s, v.extra_share, s) for s, _, had, v in outcomes if had == is_store]
         if some:

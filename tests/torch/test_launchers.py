@@ -220,6 +220,8 @@ def test_programs_without_torch_meet_in_a_folder(
     check(site, folder, "plain", [node for _, node in places])
 
 
+RAY_HERE = "PENSTOCK_TESTS_RAY_HERE"
+
 # -- Ray Train ---------------------------------------------------------------------------------
 
 
@@ -243,8 +245,26 @@ def ray_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     ray.cloudpickle.unregister_pickle_by_value(launched)
 
 
+def test_ray_train_starts_again_and_goes_on() -> None:
+    """In a process of its own: what Ray leaves behind in one may crash children forked from it."""
+    pytest.importorskip("ray.train", reason="pip install 'ray[train]'", exc_type=ImportError)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    answer = subprocess.run(
+        [*command, "-k", "ray_train_here"],
+        env=os.environ | {RAY_HERE: "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=290,
+    )
+    assert answer.returncode == 0, answer.stdout[-10_000:] + answer.stderr[-2_000:]
+    assert "1 passed" in answer.stdout
+
+
+@pytest.mark.skipif(RAY_HERE not in os.environ, reason="is run by the test above")
 @pytest.mark.usefixtures("ray_cluster")
-def test_ray_train_starts_again_and_goes_on(site: Site, folder: Path) -> None:
+def test_ray_train_here(site: Site, folder: Path) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import PeerError
-from penstock.flow.choice import PEERS_MAX, peer_of, peer_source, sources_for
+from penstock.flow.choice import PEERS_MAX, peer_of, peer_source, sources_for, taken_over
 from penstock.loader.buffers import BufferPool
 from penstock.loader.holding import Flags, Holding
 from penstock.loader.peer_parts import ask_in_pieces
@@ -140,11 +140,7 @@ class Cluster:
                 self._version = self._neighbours.version
                 names = self._neighbours.names
                 gone = {names.index(name) for name in self._neighbours.lost} - {self.me}
-                if 2 * len(gone) > len(names):
-                    # More likely this node is cut off than most others are gone: it takes from the
-                    # store what it needs, but does not begin to keep everything.
-                    gone = set()
-                self._homes = self._base.without(gone)
+                self._homes = self._base.without(taken_over(gone, len(names)))
                 self._place()
                 self.homes_version += 1
         if time.monotonic() - self._looked_s > _LOOK_S:
@@ -230,7 +226,7 @@ class Cluster:
     ) -> None:
         """Ask a peer by the name of its source; `done` is called once, in any thread."""
         name = peer_of(source) or ""
-        if not self._usable[self._neighbours.names.index(name)]:
+        if not self._neighbours.is_usable(name):
             # It fell silent since this was planned: a step waits for that once, not twice.
             done(PeerError(f"{source} cannot be asked now", peer=name, kind="lost"))
             return

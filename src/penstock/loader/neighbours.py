@@ -66,6 +66,11 @@ class Neighbours:
             now_s = self._clock.now_s()
             return [n != self.me and self._members.is_usable(n, now_s) for n in self.names]
 
+    def is_usable(self, name: str) -> bool:
+        """Return whether a node can be asked now."""
+        with self._lock:
+            return name != self.me and self._members.is_usable(name, self._clock.now_s())
+
     def due(self) -> list[Member]:
         """Return the nodes that should be tried again, beside the steps."""
         with self._lock:
