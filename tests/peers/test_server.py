@@ -462,7 +462,7 @@ def test_a_forked_child_neither_serves_nor_holds_the_connections(tmp_path: Path)
             sockets = [
                 name
                 for name in os.listdir("/proc/self/fd")  # noqa: PTH208
-                if _is_tcp(int(name))
+                if _is_of(int(name), a.address.port)
             ]
             return len(sockets), Waiting(c, a.address, [5]).error().kind
 
@@ -471,13 +471,19 @@ def test_a_forked_child_neither_serves_nor_holds_the_connections(tmp_path: Path)
         assert Waiting(c, a.address, [6]).is_right()
 
 
-def _is_tcp(descriptor: int) -> bool:
+def _is_of(descriptor: int, port: int) -> bool:
+    """Whether a descriptor is a connection to or from a port, or listens there; others are about."""
     try:
         sock = socket.socket(fileno=os.dup(descriptor))
     except OSError:
         return False
     with sock:
-        return sock.family in (socket.AF_INET, socket.AF_INET6)
+        if sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        ends = [sock.getsockname()]
+        with contextlib.suppress(OSError):
+            ends.append(sock.getpeername())
+        return port in [end[1] for end in ends]
 
 
 def test_a_file_that_was_cut_short_costs_the_connection_and_not_wrong_bytes(
