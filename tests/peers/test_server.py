@@ -472,7 +472,7 @@ def test_a_forked_child_neither_serves_nor_holds_the_connections(tmp_path: Path)
 
 
 def _is_of(descriptor: int, port: int) -> bool:
-    """Whether a descriptor is a connection to or from a port, or listens there; others are about."""
+    """Whether a descriptor is of a port, at either end; those of other tests are about."""
     try:
         sock = socket.socket(fileno=os.dup(descriptor))
     except OSError:
