@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError
@@ -67,6 +67,8 @@ def test_thousands_of_homes_are_pinned() -> None:
 
 
 @given(lengths=LENGTHS, capacities=CAPACITIES, lost=st.sets(st.integers(0, 6)))
+@example(lengths=[1, 1], capacities=[1, 1, 1], lost={0})
+@example(lengths=[900] * 100, capacities=[60_000] * 7, lost={0, 1, 2, 3, 4})
 def test_no_node_keeps_more_than_it_can(
     lengths: list[int], capacities: list[int], lost: set[int]
 ) -> None:

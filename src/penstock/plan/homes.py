@@ -14,9 +14,8 @@ what it takes over when another one is lost, and what lies in a tier by then can
 somebody may be reading it. A node that holds everything needs no such reserve.
 
 A node that is lost costs what it held and moves nothing else. A span whose home it was goes to its
-next holder; if there is none, to the best node left that has room. Such a span is worth more than a
-second copy of another, so copies make room for it. What comes out depends on who is lost, not on
-the order in which they were.
+next holder; if there is none, to the best node left that has room. What comes out depends on who is
+lost, not on the order in which they were.
 """
 
 from __future__ import annotations
@@ -98,8 +97,12 @@ class Homes:
         held: Bools = (self.holders == node).any(axis=0)
         lengths, one = self.spans.lengths, self.nodes[node]
         if self.whole is not None:
-            # Nothing is kept anew for oneself now, and nothing that is there is given up.
-            return held if node in self.lost else held | self.whole.holds(node)
+            # Nothing is kept anew for oneself now; what was is, where others' spans leave room.
+            if node not in self.lost:
+                own = np.flatnonzero(self.whole.holds(node) & ~held)
+                room = one.capacity_bytes - int(lengths[held].sum())
+                held[own[np.cumsum(lengths[own]) <= room]] = True
+            return held
         home_bytes = int(lengths[self.holders[0] == node].sum())
         room = one.capacity_bytes - int(lengths[held].sum())
         room -= _reserve(home_bytes, one, len(self.nodes), self.spans.size_bytes)
@@ -181,15 +184,13 @@ def _moved(whole: Homes, lost: Collection[int]) -> Ints:
     holders = _closed_up(np.where(is_lost[before], NOBODY, before))
     free = np.array([node.capacity_bytes for node in nodes], np.int64)
     free[is_lost[:-1]] = 0
-    homes = np.flatnonzero(holders[0] != NOBODY)
-    free -= _bytes_by_node(holders[0, homes], spans.lengths[homes], len(nodes))
+    for row in holders:
+        held = np.flatnonzero(row != NOBODY)
+        free -= _bytes_by_node(row[held], spans.lengths[held], len(nodes))
     orphans = np.flatnonzero((before[0] != NOBODY) & (holders[0] == NOBODY))
     adopted = _Giving(spans, nodes, free, orphans).row(orphans, [])
     holders[0, orphans] = adopted[orphans]
-    for row in holders[1:]:
-        copies = np.flatnonzero(row != NOBODY)
-        row[copies[~_taken(row[copies], spans.lengths[copies], free)]] = NOBODY
-    return _closed_up(holders)
+    return holders
 
 
 class _Giving:
