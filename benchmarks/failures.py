@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if unknown := set(args.cases) - set(CASES):
+        parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     nodes = {f"n{k}": Link(rate=NODE_RATE) for k in range(max(args.nodes) + 1)}
     kept: dict[str, dict] = {}
     with (

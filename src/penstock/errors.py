@@ -138,3 +138,7 @@ def _remake_peer(message: str, peer: str, kind: str) -> PeerError:
 
 class RendezvousError(PenstockError):
     """The nodes of a job could not find each other."""
+
+
+class ProgramError(PenstockError, ValueError):
+    """A step program, or a change to one, would not mean what was meant."""

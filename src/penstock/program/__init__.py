@@ -1,0 +1,42 @@
+"""Programs: what a step computes, loads and sends, as a value that can be rewritten.
+
+Pure: no clock, no thread, no torch. A function of the user becomes a `Program` (`language`), whose
+values have layouts (`layouts`, `infer`); `passes` turn it into others that mean the same;
+`interpret` says what that is. Carrying a program out is `step`.
+"""
+
+from penstock.program import language
+from penstock.program.interpret import interpret
+from penstock.program.language import Template, program
+from penstock.program.layouts import DTYPES, L, P, R, S, partial
+from penstock.program.mesh import Mesh, mesh
+from penstock.program.nodes import Node, Program, Region
+from penstock.program.types import Type
+
+f64, f32, bf16, f16 = (DTYPES[name] for name in ("f64", "f32", "bf16", "f16"))
+i64, i32, u8 = (DTYPES[name] for name in ("i64", "i32", "u8"))
+
+__all__ = [
+    "L",
+    "Mesh",
+    "Node",
+    "P",
+    "Program",
+    "R",
+    "Region",
+    "S",
+    "Template",
+    "Type",
+    "bf16",
+    "f16",
+    "f32",
+    "f64",
+    "i32",
+    "i64",
+    "interpret",
+    "language",
+    "mesh",
+    "partial",
+    "program",
+    "u8",
+]

@@ -1,0 +1,460 @@
+"""Layout inference: the type of a result, or why there is none.
+
+Every rule is said axis by axis. A wrong program is refused where it is written, not where it
+deadlocks: a root of a sum that is still to be made, slices along different dimensions, a gather of
+what everybody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.program.layouts import DTYPES, L, Layout, P, R, S, partial
+from penstock.program.mesh import Mesh
+from penstock.program.ops import OPS, Op
+from penstock.program.types import Type
+
+__all__ = ["infer"]
+
+Attrs = dict[str, Any]
+_FLOATS = ("f64", "f32", "bf16", "f16")
+_WIDTH = {"bool": 0, "u8": 1, "i32": 2, "i64": 3, "f16": 4, "bf16": 4, "f32": 5, "f64": 6}
+
+
+def infer(op: str, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    """Return the type of what an operation makes of values of these types."""
+    rule = OPS.get(op)
+    if rule is None:
+        raise ProgramError(f"there is no operation {op!r}; there are {', '.join(OPS)}")
+    least, most = rule.num_inputs
+    if not least <= len(types) <= most:
+        raise ProgramError(f"{op} takes {least} values, got {len(types)}")
+    by_kind: dict[str, Callable[[Op, Sequence[Type], Attrs, Mesh], Type]] = {
+        "pointwise": _pointwise,
+        "reduce": _reduction,
+        "matmul": _matmul,
+    }
+    if rule.kind in by_kind:
+        return by_kind[rule.kind](rule, types, attrs, mesh)
+    return _BY_NAME[op](types, attrs, mesh)
+
+
+# -- element by element ------------------------------------------------------------------------
+
+
+def broadcast_shape(shapes: Sequence[tuple[int, ...]], op: str) -> tuple[int, ...]:
+    """Return the shape that some shapes have together."""
+    ndim = max(map(len, shapes))
+    out = []
+    for dim in range(-ndim, 0):
+        lengths = {s[dim] for s in shapes if len(s) >= -dim} - {1}
+        if len(lengths) > 1:
+            shown = " and ".join("×".join(map(str, s)) for s in shapes)
+            raise ProgramError(f"{op} of shapes {shown}: they do not broadcast together")
+        out.append(lengths.pop() if lengths else 1)
+    return tuple(out)
+
+
+def _pointwise(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    operands = types[:1] if op.name == "dropout" else types
+    shape = broadcast_shape([t.shape for t in operands], op.name)
+    layouts = [(axis, _pointwise_axis(op, axis, types, shape)) for axis in mesh.names]
+    dtype = str(attrs["dtype"]) if op.name == "cast" else _dtype(op, operands)
+    if dtype not in DTYPES:
+        raise ProgramError(f"no element type {dtype!r}; there are {', '.join(DTYPES)}")
+    return Type(shape=shape, dtype=dtype, layouts=tuple(layouts))
+
+
+def _dtype(op: Op, types: Sequence[Type]) -> str:
+    if op.result == "bool":
+        return "bool"
+    counted = types[1:] if op.name == "where" else types
+    # Numbers that the user writes do not widen a tensor.
+    tensors = [t for t in counted if t.ndim] or list(counted)
+    floats = [t.dtype for t in counted if t.dtype in _FLOATS and (t.ndim or tensors == counted)]
+    names = floats or [t.dtype for t in tensors]
+    if op.result == "float" and not floats:
+        names = ["f32"]
+    if not floats and any(t.dtype in _FLOATS for t in counted):
+        names = ["f32"]
+    widest = max(names, key=lambda name: _WIDTH[name])
+    if {"bf16", "f16"} <= set(names):
+        raise ProgramError(f"{op.name} of bf16 and f16; cast one of them")
+    return widest
+
+
+def _pointwise_axis(op: Op, axis: str, types: Sequence[Type], shape: tuple[int, ...]) -> Layout:
+    layouts = [t.layout(axis) for t in types]
+    kinds = {layout.kind for layout in layouts}
+    if "P" in kinds:
+        return _partial_axis(op, axis, layouts)
+    if kinds <= {"R"}:
+        return R
+    if kinds <= {"R", "L"}:
+        return L
+    if "L" in kinds:
+        raise ProgramError(
+            f"{op.name} of a local and a sliced value on axis {axis!r}: a local value has no parts"
+        )
+    dims = {
+        lay.dim + len(shape) - t.ndim
+        for lay, t in zip(layouts, types, strict=True)
+        if lay.kind == "S"
+    }
+    if len(dims) > 1:
+        shown = " and ".join(str(lay) for lay in layouts if lay.kind == "S")
+        raise ProgramError(
+            f"{op.name} of values sliced as {shown} on axis {axis!r}; "
+            "all_to_all one of them, or gather it"
+        )
+    (dim,) = dims
+    for lay, t in zip(layouts, types, strict=True):
+        if lay.kind == "S" and t.shape[lay.dim] != shape[dim]:
+            raise ProgramError(
+                f"{op.name}: a sliced dimension of {t.shape[lay.dim]} cannot be broadcast to "
+                f"{shape[dim]} on axis {axis!r}; gather it first"
+            )
+    return S(dim)
+
+
+def _partial_axis(op: Op, axis: str, layouts: Sequence[Layout]) -> Layout:
+    pending = [lay for lay in layouts if lay.kind == "P"]
+    (what, *others) = dict.fromkeys(lay.op for lay in pending)
+    if others:
+        raise ProgramError(f"{op.name} of a partial {what} and a partial {others[0]}: reduce first")
+    rest = [lay.kind for lay in layouts if lay.kind != "P"]
+    linear = op.linear if what == "sum" else ""
+    if op.name in ("maximum", "minimum") and op.name.startswith(what) and not rest:
+        return partial(what)
+    if linear == "add" and not rest:
+        return P
+    if linear == "where" and layouts[0].kind == "R" and not rest[1:]:
+        return P
+    is_divisor = op.name == "div" and layouts[-1].kind == "P"
+    if linear == "scale" and len(pending) == 1 and set(rest) <= {"R"} and not is_divisor:
+        return P
+    raise ProgramError(
+        f"{op.name} of a value that is still to be reduced on axis {axis!r} (partial {what}): "
+        f"the result would not be what {op.name} of the {what} is; all_reduce or reduce_scatter "
+        "it first" + (", or scale the other operand and reduce later" if linear else "")
+    )
+
+
+# -- reductions and products -------------------------------------------------------------------
+
+
+def _dims(attrs: Attrs, ndim: int, op: str) -> tuple[int, ...]:
+    dims = tuple(attrs["dims"])
+    if any(not 0 <= d < ndim for d in dims):
+        raise ProgramError(f"{op} over dimension {dims} of a value with {ndim} dimensions")
+    return dims
+
+
+def _reduction(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    dtype = t.dtype if op.result == "same" or t.is_float else "f32"
+    if op.name == "softmax":
+        for axis, layout in t.layouts:
+            if layout.kind == "P" or (layout.kind == "S" and layout.dim == attrs["dim"]):
+                raise ProgramError(
+                    f"softmax along dimension {attrs['dim']} of a value held as {layout} on axis "
+                    f"{axis!r}; every rank needs all of that dimension"
+                )
+        return t.like(dtype=dtype)
+    dims = _dims(attrs, t.ndim, op.name)
+    if attrs["keep"]:
+        shape = tuple(1 if d in dims else n for d, n in enumerate(t.shape))
+    else:
+        shape = tuple(n for d, n in enumerate(t.shape) if d not in dims)
+    layouts = [
+        (a, _reduced_axis(op, a, t.layout(a), dims, bool(attrs["keep"]))) for a in mesh.names
+    ]
+    return Type(shape=shape, dtype=dtype, layouts=tuple(layouts))
+
+
+def _reduced_axis(op: Op, axis: str, layout: Layout, dims: tuple[int, ...], keep: bool) -> Layout:
+    what = op.name if op.name in ("max", "min") else "sum"
+    if layout.kind == "P":
+        if layout.op == what:
+            return layout
+        raise ProgramError(
+            f"{op.name} of a partial {layout.op} on axis {axis!r}: all_reduce it first"
+        )
+    if layout.kind != "S":
+        return layout
+    if layout.dim in dims:
+        return partial(what)
+    return S(layout.dim if keep else layout.dim - sum(d < layout.dim for d in dims))
+
+
+def _matmul(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    a, b = types
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+        shown = " and ".join("×".join(map(str, t.shape)) for t in types)
+        raise ProgramError(f"matmul of shapes {shown}: the inner lengths must be the same")
+    batch = broadcast_shape([a.shape[:-2] or (1,), b.shape[:-2] or (1,)], "matmul")
+    batch = batch if max(a.ndim, b.ndim) > 2 else ()
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    layouts = [(axis, _matmul_axis(axis, a, b, len(shape))) for axis in mesh.names]
+    return Type(shape=shape, dtype=_dtype(op, types), layouts=tuple(layouts))
+
+
+def _matmul_axis(axis: str, a: Type, b: Type, ndim: int) -> Layout:
+    x, y = a.layout(axis), b.layout(axis)
+    kinds = x.kind + y.kind
+    # Dimensions counted from the right: -1 is the last of the result.
+    i, j = x.dim - a.ndim, y.dim - b.ndim
+    if kinds == "RR":
+        return R
+    if kinds in ("LL", "LR", "RL"):
+        return L
+    if kinds in ("PR", "RP") and (x if x.kind == "P" else y).op == "sum":
+        return P
+    if kinds == "SS" and i == -1 and j == -2:
+        return P
+    if kinds == "SR" and i != -1 and (i == -2 or b.ndim < -i or b.shape[i] == 1):
+        return S(ndim + i)
+    if kinds == "RS" and j == -1:
+        return S(ndim - 1)
+    if kinds == "SS" and i == j and i < -2:
+        return S(ndim + i)
+    if kinds in ("SR", "RS") and min(i, j) < -2 and a.ndim == b.ndim:
+        return S(ndim + (i if x.kind == "S" else j))
+    raise ProgramError(
+        f"matmul of values held as {x} and {y} on axis {axis!r}: possible are rows of the first, "
+        "columns of the second, or both along the inner dimension"
+    )
+
+
+# -- communication -----------------------------------------------------------------------------
+
+
+def _axes(attrs: Attrs, mesh: Mesh) -> tuple[str, ...]:
+    axes = attrs["axis"]
+    axes = (axes,) if isinstance(axes, str) else tuple(axes)
+    mesh.size(*axes)
+    return axes
+
+
+def _need(op: str, t: Type, axis: str, kind: str, way: str) -> Layout:
+    layout = t.layout(axis)
+    if layout.kind != kind:
+        raise ProgramError(f"{op} on axis {axis!r} of a value held as {layout}; {way}")
+    return layout
+
+
+def _all_reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    for axis in _axes(attrs, mesh):
+        layout = _need("all_reduce", t, axis, "P", "only sums that are still to be made need it")
+        _same_reduction("all_reduce", layout, attrs)
+        t = t.with_layout(axis, R)
+    return t
+
+
+def _same_reduction(op: str, layout: Layout, attrs: Attrs) -> None:
+    what = str(attrs["op"])
+    if what != layout.op and not (what == "mean" and layout.op == "sum"):
+        raise ProgramError(f"{op} by {what} of a partial {layout.op}")
+
+
+def _reduce_scatter(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    for axis in _axes(attrs, mesh):
+        layout = _need("reduce_scatter", t, axis, "P", "slice what is there already")
+        _same_reduction("reduce_scatter", layout, attrs)
+        t = t.with_layout(axis, S(_dim(attrs, t, "reduce_scatter")))
+    return t
+
+
+def _dim(attrs: Attrs, t: Type, op: str) -> int:
+    dim = int(attrs["dim"])
+    if not 0 <= dim < t.ndim:
+        raise ProgramError(f"{op} along dimension {dim} of a value with {t.ndim} dimensions")
+    return dim
+
+
+def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    for axis in _axes(attrs, mesh):
+        _need("all_gather", t, axis, "S", "only slices can be gathered")
+        t = t.with_layout(axis, R)
+    return t
+
+
+def _all_to_all(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    (axis,) = _axes(attrs, mesh)
+    _need("all_to_all", t, axis, "S", "it turns slices along one dimension into another's")
+    return t.with_layout(axis, S(_dim(attrs, t, "all_to_all")))
+
+
+def _reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    (axis,) = _axes(attrs, mesh)
+    layout = _need("reduce", t, axis, "P", "only sums that are still to be made need it")
+    _same_reduction("reduce", layout, attrs)
+    _root(attrs, mesh, axis)
+    return t.with_layout(axis, L)
+
+
+def _root(attrs: Attrs, mesh: Mesh, axis: str) -> None:
+    if not 0 <= int(attrs["root"]) < mesh.size(axis):
+        raise ProgramError(f"root {attrs['root']} of axis {axis!r}, which has {mesh.size(axis)}")
+
+
+def _broadcast(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    (axis,) = _axes(attrs, mesh)
+    _need("broadcast", t, axis, "L", "only what differs from rank to rank needs it")
+    _root(attrs, mesh, axis)
+    return t.with_layout(axis, R)
+
+
+def _send(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    (axis,) = _axes(attrs, mesh)
+    if t.layout(axis).kind not in ("L", "R"):
+        raise ProgramError(
+            f"send along axis {axis!r} of a value held as {t.layout(axis)}; what is sent is whole "
+            "on the rank that sends it"
+        )
+    return t.with_layout(axis, L)
+
+
+def _recv(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    sent, first = types
+    (axis,) = _axes(attrs, mesh)
+    if first.with_layout(axis, L) != sent.with_layout(axis, L):
+        raise ProgramError(f"recv of {sent} where the first rank has {first}: they must be alike")
+    return sent.with_layout(axis, L)
+
+
+# -- the rest ----------------------------------------------------------------------------------
+
+
+def _given(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    found = attrs["type"]
+    assert isinstance(found, Type)
+    return found
+
+
+def _slice(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    (axis,) = _axes(attrs, mesh)
+    _need("slice", t, axis, "R", "only what a rank has all of can be sliced for nothing")
+    return t.with_layout(axis, S(_dim(attrs, t, "slice")))
+
+
+def _update(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    state, value = types
+    if state.shape != value.shape or state.dtype != value.dtype:
+        raise ProgramError(
+            f"update of {state} with {value}: shape and element type must be the same"
+        )
+    for axis in mesh.names:
+        held, got = state.layout(axis), value.layout(axis)
+        if held != got and not (held.kind in ("S", "L") and got.kind == "R"):
+            raise ProgramError(
+                f"update on axis {axis!r} of a state held as {held} with a value held as {got}; "
+                + ("all_gather it first" if got.kind == "S" else "reduce it first")
+            )
+    return state
+
+
+def _transpose(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    dims = tuple(attrs["dims"])
+    if sorted(dims) != list(range(t.ndim)):
+        raise ProgramError(f"transpose by {dims} of a value with {t.ndim} dimensions")
+    layouts = [(a, S(dims.index(y.dim)) if y.kind == "S" else y) for a, y in t.layouts]
+    return Type(shape=tuple(t.shape[d] for d in dims), dtype=t.dtype, layouts=tuple(layouts))
+
+
+def _unflatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    """A dimension becomes several; slices of it are slices of the first of them."""
+    (t,) = types
+    dim, lengths = _dim(attrs, t, "unflatten"), tuple(attrs["lengths"])
+    total = 1
+    for length in lengths:
+        total *= length
+    if total != t.shape[dim]:
+        raise ProgramError(f"unflatten of a dimension of {t.shape[dim]} into {lengths}")
+    shape = (*t.shape[:dim], *lengths, *t.shape[dim + 1 :])
+    layouts = []
+    for axis, layout in t.layouts:
+        if layout.kind == "S" and layout.dim == dim and lengths[0] % mesh.size(axis):
+            raise ProgramError(
+                f"unflatten into {lengths} of a dimension that {mesh.size(axis)} ranks of axis "
+                f"{axis!r} slice; {lengths[0]} must be a multiple of {mesh.size(axis)}"
+            )
+        moved = layout.kind == "S" and layout.dim > dim
+        layouts.append((axis, S(layout.dim + len(lengths) - 1) if moved else layout))
+    return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
+
+
+def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    """Several dimensions become one; only the first of them may be sliced, and evenly."""
+    (t,) = types
+    dim, count = _dim(attrs, t, "flatten"), int(attrs["count"])
+    merged = t.shape[dim : dim + count]
+    if len(merged) < count:
+        raise ProgramError(f"flatten of {count} dimensions from {dim} of a value with {t.ndim}")
+    length = 1
+    for one in merged:
+        length *= one
+    layouts = []
+    for axis, layout in t.layouts:
+        inside = layout.kind == "S" and dim <= layout.dim < dim + count
+        if inside and (layout.dim > dim or merged[0] % mesh.size(axis)):
+            raise ProgramError(
+                f"flatten of dimensions {dim} to {dim + count - 1} of a value held as {layout} on "
+                f"axis {axis!r}: only the first may be sliced, and evenly"
+            )
+        moved = layout.kind == "S" and layout.dim >= dim + count
+        layouts.append((axis, S(layout.dim - count + 1) if moved else layout))
+    shape = (*t.shape[:dim], length, *t.shape[dim + count :])
+    return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
+
+
+def _store(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    (t,) = types
+    for axis in t.axes("P"):
+        raise ProgramError(f"store of a value that is still to be reduced on axis {axis!r}")
+    return t
+
+
+def _call(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    outs = attrs["outs"]
+    assert isinstance(outs, tuple)
+    first = outs[0]
+    assert isinstance(first, Type)
+    return first
+
+
+_BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
+    "input": _given,
+    "scalar": _given,
+    "const": lambda types, attrs, mesh: Type(
+        shape=(), dtype="f64" if isinstance(attrs["value"], float) else "i64"
+    ),
+    "load": _given,
+    "pick": _given,
+    "store": _store,
+    "call": _call,
+    "slice": _slice,
+    "update": _update,
+    "transpose": _transpose,
+    "unflatten": _unflatten,
+    "flatten": _flatten,
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "send": _send,
+    "recv": _recv,
+}

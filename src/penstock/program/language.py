@@ -1,0 +1,387 @@
+"""The language: Python functions over values that several ranks hold.
+
+    @program
+    def adam(g: P["n"], w: R["n"], m: R["n"], v: R["n"], t, lr, b1=0.9, b2=0.999, eps=1e-8):
+        g = all_reduce(g, "mean")
+        m = update(m, b1 * m + (1 - b1) * g)
+        v = update(v, b2 * v + (1 - b2) * g * g)
+        return update(w, w - lr * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + eps))
+
+    adam.on(mesh(dp=2), n=1 << 20)
+
+Parameters with a layout are tensors; the others are numbers, given anew with each run. Names in
+brackets are dimensions, which get their lengths where the program is put on a mesh.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, overload
+
+from penstock.errors import ProgramError
+from penstock.program.layouts import DTYPES, Annotation, Layout
+from penstock.program.mesh import Mesh
+from penstock.program.nodes import Attr, Node, Program
+from penstock.program.trace import Tracer, Value
+from penstock.program.types import Type
+
+Axis = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Template:
+    """A function that becomes a program once its mesh and its sizes are known."""
+
+    function: Callable[..., Any]
+    axis: str | None
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return self.function.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Write its operations down as part of another program."""
+        return self.function(*args, **kwargs)
+
+    def on(self, mesh: Mesh, **sizes: int) -> Program:
+        """Return the program for a mesh, with the lengths of its dimensions."""
+        axis = self.axis or (mesh.names[0] if len(mesh.axes) == 1 else None)
+        tracer = Tracer(mesh, axis)
+        params = inspect.signature(self.function, eval_str=True).parameters.values()
+        values, defaults = [], []
+        for param in params:
+            made = _parameter(tracer, param, sizes)
+            values.append(made)
+            if param.default is not param.empty and made.node.op == "scalar":
+                defaults.append((param.name, float(param.default)))
+        token = _WRITTEN.set((tracer, sizes))
+        try:
+            returned = self.function(*values)
+        finally:
+            _WRITTEN.reset(token)
+        return Program(
+            name=self.name,
+            mesh=mesh,
+            nodes=tuple(tracer.nodes.values()),
+            outputs=_outputs(returned, self.name),
+            defaults=tuple(defaults),
+        )
+
+
+_WRITTEN: ContextVar[tuple[Tracer, dict[str, int]]] = ContextVar("written")
+
+
+def _writing(what: str) -> tuple[Tracer, dict[str, int]]:
+    try:
+        return _WRITTEN.get()
+    except LookupError:
+        raise ProgramError(f"{what} outside of a program; it belongs into a @program") from None
+
+
+def _parameter(tracer: Tracer, param: inspect.Parameter, sizes: dict[str, int]) -> Value:
+    said = param.annotation
+    if isinstance(said, Layout):
+        said = Annotation((said,), ())
+    if not isinstance(said, Annotation):
+        dtype = "i64" if said is int else "f64"
+        return tracer.add("scalar", [], {"type": Type(shape=(), dtype=dtype)}, param.name)
+    made = _type_of(tracer, f"parameter {param.name}", said, sizes)
+    return tracer.add("input", [], {"type": made}, param.name)
+
+
+def _type_of(tracer: Tracer, what: str, said: Annotation, sizes: dict[str, int]) -> Type:
+    shape = []
+    for dim in said.dims:
+        if isinstance(dim, str) and dim not in sizes:
+            raise ProgramError(
+                f"{what} has a dimension {dim!r} and nobody said how long it is; "
+                f"write .on(mesh, {dim}=...)"
+            )
+        shape.append(sizes[dim] if isinstance(dim, str) else dim)
+    layouts = []
+    for layout in said.layouts:
+        axis = layout.axis
+        if axis is None:
+            if layout.kind == "R":
+                continue
+            axis = str(tracer.axis_of(None))
+        tracer.mesh.size(axis)
+        if layout.kind == "S" and layout.dim >= len(shape):
+            raise ProgramError(
+                f"{what} is sliced along dimension {layout.dim}, and has {len(shape)}"
+            )
+        layouts.append((axis, layout))
+    return Type(shape=tuple(shape), dtype=said.dtype, layouts=tuple(layouts))
+
+
+def _outputs(returned: Any, name: str) -> tuple[str, ...]:
+    if returned is None:
+        return ()
+    found = returned if isinstance(returned, tuple | list) else (returned,)
+    for value in found:
+        if not isinstance(value, Value):
+            raise ProgramError(
+                f"{name} returns a {type(value).__name__}; it may return values only"
+            )
+    return tuple(value.name for value in found)
+
+
+@overload
+def program(function: Callable[..., Any]) -> Template: ...
+@overload
+def program(*, axis: str | None = None) -> Callable[[Callable[..., Any]], Template]: ...
+def program(function: Callable[..., Any] | None = None, *, axis: str | None = None) -> Any:
+    """Make a program of a function; `axis` is the one that is meant where none is named."""
+    if function is None:
+        return lambda function: Template(function=function, axis=axis)
+    return Template(function=function, axis=axis)
+
+
+# -- element by element ------------------------------------------------------------------------
+
+
+def _apply(what: str, /, *operands: Any, **attrs: Attr) -> Value:
+    values = [value for value in operands if isinstance(value, Value)]
+    if not values:
+        raise ProgramError(f"{what} needs a value of a program, got {operands[0]!r}")
+    tracer = values[0].tracer
+    return tracer.add(what, [tracer.value(operand) for operand in operands], attrs)
+
+
+def _unary(op: str) -> Callable[[Value], Value]:
+    def function(x: Value) -> Value:
+        return _apply(op, x)
+
+    function.__name__ = op
+    function.__doc__ = f"Return {op} of each element."
+    return function
+
+
+sqrt, rsqrt, exp, log = _unary("sqrt"), _unary("rsqrt"), _unary("exp"), _unary("log")
+tanh, sigmoid, relu = _unary("tanh"), _unary("sigmoid"), _unary("relu")
+gelu, silu, erf, sign = _unary("gelu"), _unary("silu"), _unary("erf"), _unary("sign")
+logical_not = _unary("not")
+
+
+def _binary(op: str) -> Callable[[Any, Any], Value]:
+    def function(a: Any, b: Any) -> Value:
+        return _apply(op, a, b)
+
+    function.__name__ = op
+    function.__doc__ = f"Return {op} of two values, element by element."
+    return function
+
+
+maximum, minimum = _binary("maximum"), _binary("minimum")
+equal, not_equal = _binary("eq"), _binary("ne")
+logical_and, logical_or = _binary("and"), _binary("or")
+
+
+def where(condition: Value, a: Any, b: Any) -> Value:
+    """Return a where the condition holds and b elsewhere."""
+    return _apply("where", condition, a, b)
+
+
+def cast(x: Value, dtype: Any) -> Value:
+    """Return the same values in another element type."""
+    name = str(dtype)
+    if name not in DTYPES:
+        raise ProgramError(f"no element type {name!r}; there are {', '.join(DTYPES)}")
+    return _apply("cast", x, dtype=name)
+
+
+def dropout(x: Value, share: float, seed: Any) -> Value:
+    """Return x with a share of its elements dropped, the others made larger to match.
+
+    Which ones depends on the seed and on their place in the whole value, not on who has them.
+    """
+    if not 0.0 <= share < 1.0:
+        raise ProgramError(f"dropout of a share of {share}; it lies in [0, 1)")
+    return _apply("dropout", x, seed, share=float(share))
+
+
+# -- over dimensions ---------------------------------------------------------------------------
+
+
+def _over(x: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
+    ndim = x.type.ndim
+    chosen = range(ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted(dim % ndim if ndim else dim for dim in chosen))
+
+
+def sum(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
+    """Return the sum over some dimensions, or all; of sliced ones it is partial."""
+    return _apply("sum", x, dims=_over(x, dims), keep=keep)
+
+
+def mean(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
+    """Return the mean over some dimensions, or all; of sliced ones it is partial."""
+    count = math.prod(x.shape[dim] for dim in _over(x, dims))
+    return sum(x, dims, keep=keep) / float(count)
+
+
+def amax(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
+    """Return the largest over some dimensions, or all."""
+    return _apply("max", x, dims=_over(x, dims), keep=keep)
+
+
+def amin(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
+    """Return the smallest over some dimensions, or all."""
+    return _apply("min", x, dims=_over(x, dims), keep=keep)
+
+
+def norm(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
+    """Return the root of the sum of squares; what slices need for it is all-reduced."""
+    total = sum(x * x, dims, keep=keep)
+    for axis in total.type.axes("P"):
+        total = all_reduce(total, axis=axis)
+    return total.sqrt()
+
+
+def softmax(x: Value, dim: int = -1) -> Value:
+    """Return the shares of exponentials along a dimension."""
+    return _apply("softmax", x, dim=dim % x.type.ndim)
+
+
+def layer_norm(x: Value, weight: Value, bias: Value, eps: float = 1e-5) -> Value:
+    """Return x with mean 0 and variance 1 along its last dimension, scaled and moved."""
+    centred = x - mean(x, -1, keep=True)
+    scale = (mean(centred * centred, -1, keep=True) + eps).sqrt()
+    return centred / scale * weight + bias
+
+
+def transpose(x: Value, *dims: int) -> Value:
+    """Return x with its dimensions in another order; the last two swapped where none is said."""
+    ndim = x.type.ndim
+    order = tuple(dims) or (*range(ndim - 2), ndim - 1, ndim - 2)
+    return _apply("transpose", x, dims=order)
+
+
+def unflatten(x: Value, dim: int, lengths: Sequence[int]) -> Value:
+    """Return x with one dimension seen as several."""
+    return _apply("unflatten", x, dim=dim % x.type.ndim, lengths=tuple(lengths))
+
+
+def flatten(x: Value, dim: int, count: int = 2) -> Value:
+    """Return x with several dimensions seen as one."""
+    return _apply("flatten", x, dim=dim % x.type.ndim, count=count)
+
+
+# -- communication -----------------------------------------------------------------------------
+
+
+def all_reduce(x: Value, op: str = "sum", *, axis: Axis = None) -> Value:
+    """Return the sum (mean, maximum, minimum) of what ranks have, for all of them."""
+    return _apply("all_reduce", x, op=op, axis=x.tracer.axis_of(axis))
+
+
+def reduce_scatter(x: Value, op: str = "sum", *, dim: int = 0, axis: Axis = None) -> Value:
+    """Return the sum of what ranks have, to each its part along a dimension."""
+    return _apply("reduce_scatter", x, op=op, dim=dim, axis=x.tracer.axis_of(axis))
+
+
+def all_gather(x: Value, *, axis: Axis = None) -> Value:
+    """Return the parts of all ranks together, for all of them."""
+    return _apply("all_gather", x, axis=x.tracer.axis_of(axis))
+
+
+def all_to_all(x: Value, dim: int, *, axis: Axis = None) -> Value:
+    """Return x sliced along another dimension."""
+    return _apply("all_to_all", x, dim=dim, axis=x.tracer.axis_of(axis))
+
+
+def reduce(x: Value, op: str = "sum", *, root: int = 0, axis: Axis = None) -> Value:
+    """Return the sum of what ranks have, for one of them; the others have zeros."""
+    return _apply("reduce", x, op=op, root=root, axis=x.tracer.axis_of(axis))
+
+
+def broadcast(x: Value, *, root: int = 0, axis: Axis = None) -> Value:
+    """Return what one rank has, for all of them."""
+    return _apply("broadcast", x, root=root, axis=x.tracer.axis_of(axis))
+
+
+def send(x: Value, *, to: str | int = "next", axis: Axis = None) -> Value:
+    """Send x along an axis and return what arrives: the next rank has this one's x.
+
+    Ranks that nobody sends to have zeros.
+    """
+    by = {"next": 1, "prev": -1}.get(to, to) if isinstance(to, str) else to
+    if not isinstance(by, int) or by == 0:
+        raise ProgramError(f"send to {to!r}; it goes to 'next', to 'prev' or so many ranks on")
+    return _apply("send", x, by=by, axis=x.tracer.axis_of(axis))
+
+
+def recv(sent: Value, first: Value, *, from_: str = "prev", axis: Axis = None) -> Value:
+    """Return what was sent, and for the ranks that nobody sends to, `first`."""
+    if from_ not in ("prev", "next"):
+        raise ProgramError(f"recv from {from_!r}; it comes from 'prev' or 'next'")
+    by = 1 if from_ == "prev" else -1
+    return _apply("recv", sent, first, by=by, axis=sent.tracer.axis_of(axis))
+
+
+def slice(x: Value, dim: int = 0, *, axis: Axis = None) -> Value:
+    """Return the part of each rank of a value that all have; it costs nothing."""
+    return _apply("slice", x, dim=dim, axis=x.tracer.axis_of(axis))
+
+
+# -- state, data, and the user's functions -----------------------------------------------------
+
+
+def update(state: Value, value: Value) -> Value:
+    """Leave a parameter changed for the next step, and return what it is now."""
+    node: Node = state.node
+    if node.op == "update":
+        node = state.tracer.nodes[str(node.attr("target"))]
+    if node.op != "input":
+        raise ProgramError(f"update of {node.name}, which is computed; only parameters are kept")
+    return _apply("update", state, value, target=node.name)
+
+
+def load(source: str, like: Annotation) -> Value:
+    """Return the next batch of a source: `load("images", S(0)["batch", 3, 224, 224])`.
+
+    It is known by name here and given when the program is compiled. Each rank reads what its layout
+    says: its slice, or all of it.
+    """
+    tracer, sizes = _writing(f"load of {source!r}")
+    made = _type_of(tracer, f"load of {source!r}", like, sizes)
+    return tracer.add("load", [], {"source": source, "type": made})
+
+
+def store(x: Value, place: str) -> Value:
+    """Write a value to a place, each rank its own part, and return it."""
+    return _apply("store", x, place=place)
+
+
+def call(
+    name: str, *operands: Value, outs: Sequence[Type], cost_s: float | None = None, **attrs: Attr
+) -> tuple[Value, ...]:
+    """Return what a function of the user makes of some values.
+
+    It is known by name here and given when the program is compiled. `outs` says what comes out;
+    `cost_s` how long it takes, where nobody has measured it yet.
+    """
+    if not outs:
+        raise ProgramError(f"call of {name!r} with no results; say what comes out")
+    tracer, _ = _writing(f"call of {name!r}")
+    more = attrs | ({} if cost_s is None else {"cost_s": cost_s})
+    made = tracer.add("call", list(operands), {"function": name, "outs": tuple(outs), **more})
+    picks = [
+        tracer.add("pick", [made], {"index": k, "type": out}, f"{made.name}.{k}")
+        for k, out in enumerate(outs)
+    ]
+    return tuple(picks)
+
+
+__all__ = [
+    name
+    for name, thing in list(globals().items())
+    if not name.startswith("_")
+    and getattr(thing, "__module__", __name__) == __name__
+    and callable(thing)
+]

@@ -1,0 +1,131 @@
+"""Layouts: how the ranks of one mesh axis hold a value.
+
+    R       replicated: every rank has all of it, the same
+    S(d)    sliced: rank i has the i-th part along dimension d
+    P       partial: every rank has an addend; the value is their sum (or maximum, minimum)
+    L       local: every rank has something of that shape, and they have nothing to do with
+            each other
+
+They are those of DTensor (Replicate, Shard, Partial) and one more. Only communication turns one
+into another, except that a replicated value can be sliced for nothing. A value has one layout for
+each axis of the mesh; where none is said it is replicated.
+
+Parts are cut as torch cuts chunks: all of `ceil(length / parts)`, the last ones shorter or empty.
+Where two axes slice one dimension, the first axis of the mesh cuts first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ProgramError
+
+__all__ = ["L", "Annotation", "DType", "Layout", "P", "R", "S", "part", "partial"]
+
+_REDUCTIONS = ("sum", "max", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """The type of elements."""
+
+    name: str
+    size_bytes: int
+    is_float: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        DType("f64", 8),
+        DType("f32", 4),
+        DType("bf16", 2),
+        DType("f16", 2),
+        DType("i64", 8, is_float=False),
+        DType("i32", 4, is_float=False),
+        DType("u8", 1, is_float=False),
+        DType("bool", 1, is_float=False),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one axis holds a value. Written `R`, `S(0)`, `P`, `L`; with dimensions `S(0)["n"]`."""
+
+    kind: str
+    dim: int = 0
+    op: str = "sum"
+    axis: str | None = field(default=None, compare=False)
+    """The axis it is about, in an annotation; the program's own where none is said."""
+
+    def __str__(self) -> str:
+        if self.kind == "S":
+            return f"S({self.dim})"
+        return f"P({self.op})" if self.kind == "P" and self.op != "sum" else self.kind
+
+    def __getitem__(self, dims: Any) -> Annotation:
+        return Annotation((self,), ())[dims]
+
+    def __and__(self, other: Layout) -> Annotation:
+        return Annotation((self, other), ())
+
+    def over(self, axis: str) -> Layout:
+        """Return the same for an axis that is named: `S(0).over("tp")`."""
+        return Layout(self.kind, self.dim, self.op, axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """What a parameter of a program is: layouts, dimensions by name or number, element type."""
+
+    layouts: tuple[Layout, ...]
+    dims: tuple[str | int, ...]
+    dtype: str = "f32"
+
+    def __getitem__(self, dims: Any) -> Annotation:
+        given = dims if isinstance(dims, tuple) else (dims,)
+        names = tuple(d for d in given if not isinstance(d, DType))
+        dtypes = [d.name for d in given if isinstance(d, DType)]
+        for name in names:
+            if not isinstance(name, str | int):
+                raise ProgramError(
+                    f"a dimension is a name or a number, got {name!r}; write R['rows', 1024]"
+                )
+        return Annotation(self.layouts, names, dtypes[-1] if dtypes else "f32")
+
+    def __and__(self, other: Layout) -> Annotation:
+        return Annotation((*self.layouts, other), self.dims, self.dtype)
+
+
+R = Layout("R")
+L = Layout("L")
+P = Layout("P")
+
+
+def S(dim: int) -> Layout:  # noqa: N802 - it stands beside R, P and L
+    """Return the layout of a value whose ranks have parts along a dimension."""
+    if dim < 0:
+        raise ProgramError(f"S({dim}): dimensions of layouts are counted from 0")
+    return Layout("S", dim)
+
+
+def partial(op: str) -> Layout:
+    """Return the layout of a value that is the sum, maximum or minimum of what ranks have."""
+    if op not in _REDUCTIONS:
+        raise ProgramError(f"no partial values by {op!r}; there are {', '.join(_REDUCTIONS)}")
+    return Layout("P", op=op)
+
+
+def part(length: int, parts: int, index: int) -> tuple[int, int]:
+    """Return where one of so many parts of a length begins and ends.
+
+    >>> [part(10, 4, i) for i in range(4)]
+    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    """
+    size = -(-length // parts)
+    return min(length, index * size), min(length, (index + 1) * size)

@@ -1,0 +1,1 @@
+"""Step programs, carried out: load, compute and communicate as one program on torch."""
