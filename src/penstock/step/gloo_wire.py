@@ -1,0 +1,208 @@
+"""Messages between two ranks over gloo: posted at once, waited for later, named when they fail.
+
+Gloo matches a message by sender and tag, and ends the process when one is longer than what waits
+for it. So a tag says which operation of the lane it belongs to, which message of it, and a checksum
+of what it is about and how long it is. Ranks that have not asked for the same thing wait for each
+other until the group's timeout and are told so. Bytes move once both sides have posted; until then
+a message costs a few bytes of notice.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import distributed
+
+from penstock.errors import PeerError
+
+__all__ = ["Lease", "Message", "Staging", "Topic", "Wire"]
+
+STAGED_BYTES_MAX = 64 << 20
+"""Of one lane, for what has arrived but is not added yet and for what is sent in another type."""
+MESSAGES_MAX = 4096
+"""Of one operation between two ranks, before numbers come again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One operation, as its messages and its errors name it."""
+
+    name: str
+    axis: str
+    number: int
+    signature: int
+
+    def tag(self, index: int, size_bytes: int) -> int:
+        """Return the tag of one message: 31 bits, distinct among all that are under way."""
+        what = zlib.crc32(size_bytes.to_bytes(8, "little"), self.signature) % 512
+        return (self.number % 1024) << 21 | what << 12 | index % MESSAGES_MAX
+
+
+class Message:
+    """A send or a receive that was posted. It keeps its bytes alive."""
+
+    __slots__ = ("_bytes", "_is_send", "_peer", "_topic", "_work")
+
+    def __init__(
+        self,
+        work: distributed.Work,
+        data: torch.Tensor | None,
+        *,
+        peer: int | None,
+        topic: Topic,
+        is_send: bool,
+    ) -> None:
+        self._work = work
+        self._bytes = data
+        self._peer = peer
+        self._topic = topic
+        self._is_send = is_send
+
+    def wait(self) -> None:
+        """Return when the bytes are there, or gone; it runs without Python's lock."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _named(error, self._topic, self._peer, self._is_send) from error
+
+
+class Wire:
+    """A lane's private group, seen from one rank."""
+
+    def __init__(self, group: distributed.ProcessGroup, axis: str) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        self.axis = axis
+        self.sent_bytes = 0
+        self._group = group
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def topic(self, name: str, *facts: object) -> Topic:
+        """Begin an operation: all ranks must give the same name and the same facts."""
+        signature = _signature(name, facts)
+        with self._lock:
+            self._number += 1
+            return Topic(name=name, axis=self.axis, number=self._number, signature=signature)
+
+    def send(self, topic: Topic, index: int, peer: int, data: torch.Tensor) -> Message:
+        """Post a message."""
+        size_bytes = data.nbytes
+        try:
+            work = self._group.send([data], peer, topic.tag(index, size_bytes))
+        except RuntimeError as error:
+            raise _named(error, topic, peer, True) from error
+        self.count(size_bytes)
+        return Message(work, data, peer=peer, topic=topic, is_send=True)
+
+    def count(self, size_bytes: int) -> None:
+        """Count what is sent."""
+        with self._lock:
+            self.sent_bytes += size_bytes
+
+    def receive(self, topic: Topic, index: int, peer: int, into: torch.Tensor) -> Message:
+        """Post the place of a message."""
+        try:
+            work = self._group.recv([into], peer, topic.tag(index, into.nbytes))
+        except RuntimeError as error:
+            raise _named(error, topic, peer, False) from error
+        return Message(work, into, peer=peer, topic=topic, is_send=False)
+
+    def native(self, topic: Topic, post: Callable[[], distributed.Work]) -> Message:
+        """Post a collective of gloo's own; which peer is missing it does not say."""
+        try:
+            work = post()
+        except RuntimeError as error:
+            raise _named(error, topic, None, False) from error
+        return Message(work, None, peer=None, topic=topic, is_send=False)
+
+
+@lru_cache(maxsize=1024)
+def _signature(name: str, facts: tuple[object, ...]) -> int:
+    return zlib.crc32(repr((name, facts)).encode())
+
+
+def _named(error: RuntimeError, topic: Topic, peer: int | None, is_send: bool) -> PeerError:
+    """Return what happened with the operation, the axis and the peer in it."""
+    said = str(error).rpartition("] ")[2] or str(error)
+    is_late = "imed out" in said
+    to = "to" if is_send else "from"
+    who = "one of its ranks" if peer is None else f"rank {peer} of it"
+    hint = (
+        "it is stuck, far behind, or has asked for something else here (another operation, "
+        "length or type); compare what the ranks do"
+        if is_late
+        else "its process has ended or the network has failed; see its own output"
+    )
+    return PeerError(
+        f"{topic.name} (number {topic.number} on axis {topic.axis!r}): nothing {to} {who}: "
+        f"{said.splitlines()[0]}; {hint}",
+        peer=f"{topic.axis}:{peer}",
+        kind="stuck" if is_late else "lost",
+    )
+
+
+class Staging:
+    """Buffers of a lane, used again and again, up to a bound in all.
+
+    They are kept by length and type: a training step asks for the same ones each time.
+    """
+
+    def __init__(self, limit_bytes: int = STAGED_BYTES_MAX) -> None:
+        self._limit_bytes = limit_bytes
+        self._leased_bytes = 0
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._free_bytes = 0
+        self._lock = threading.Lock()
+
+    def lease(self, size_bytes: int, *, is_forced: bool) -> Lease | None:
+        """Return room for what a wave will need, if there is. The oldest operation forces it."""
+        with self._lock:
+            if self._leased_bytes + size_bytes > self._limit_bytes and not is_forced:
+                return None
+            self._leased_bytes += size_bytes
+        return Lease(self, size_bytes)
+
+    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a buffer of some elements."""
+        with self._lock:
+            if free := self._free.get((length, dtype)):
+                self._free_bytes -= length * dtype.itemsize
+                return free.pop()
+        return torch.empty(length, dtype=dtype)
+
+    def give_back(self, buffers: list[torch.Tensor], leased_bytes: int) -> None:
+        """Keep buffers for the next wave; what was kept before goes when it is too much."""
+        with self._lock:
+            self._leased_bytes -= leased_bytes
+            for buffer in buffers:
+                self._free_bytes += buffer.nbytes
+                if self._free_bytes > self._limit_bytes:
+                    self._free, self._free_bytes = {}, buffer.nbytes
+                self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+
+
+class Lease:
+    """The buffers of one wave; they go back together."""
+
+    __slots__ = ("_size_bytes", "_staging", "_taken")
+
+    def __init__(self, staging: Staging, size_bytes: int) -> None:
+        self._staging = staging
+        self._size_bytes = size_bytes
+        self._taken: list[torch.Tensor] = []
+
+    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a buffer of some elements."""
+        buffer = self._staging.take(length, dtype)
+        self._taken.append(buffer)
+        return buffer
+
+    def end(self) -> None:
+        """Give everything back."""
+        self._staging.give_back(self._taken, self._size_bytes)
+        self._taken = []
