@@ -1,0 +1,175 @@
+"""From a mesh to process groups: one private group for each axis and each lane.
+
+Everything comes out of torch's default group, which the launcher or the user has made; there is no
+second rendezvous. A group of its own keeps the orders of lanes apart: an all-gather of one lane can
+never be taken for one of another. All ranks open the same lanes in the same order.
+
+    with Groups(mesh(dp=2, tp=2)) as groups:
+        scatter, gather = groups.comm("dp", "rs"), groups.comm("dp", "ag")
+
+An axis of one rank needs no group, and a mesh of one rank not even a default group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import distributed
+
+from penstock.errors import OptionError
+from penstock.program.mesh import Mesh
+from penstock.step.comm import Alone, Comm
+from penstock.step.gloo import GlooComm
+from penstock.step.shm import ShmComm
+from penstock.step.shm_memory import Arena, meeting
+
+__all__ = ["Groups"]
+
+_BACKENDS = ("gloo", "nccl", "shm")
+
+
+class Groups:
+    """The Comms of one rank of a mesh, from `with` to the end of its block."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        backend: str | Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        shared: int | str = "64MB",
+    ) -> None:
+        """Name the mesh; the rest follows the default group.
+
+        Args:
+            mesh: has as many ranks as the default group.
+            backend: gloo, nccl, or shm where the ranks of an axis are on one host; one for all, or
+                by axis. Without it nccl where the default group has it, else gloo.
+            timeout_s: how long an operation waits for a rank; without it the default group's.
+            shared: memory that each rank shares along an axis with shm; `take` gives it out.
+        """
+        by_axis = dict.fromkeys(mesh.names, backend) if isinstance(backend, str) else backend or {}
+        for axis, name in by_axis.items():
+            mesh.size(axis)
+            if name not in _BACKENDS:
+                raise OptionError(f"no Comm over {name!r}; there are {', '.join(_BACKENDS)}")
+        self.mesh = mesh
+        self._backends = dict(by_axis)
+        self._timeout_s = timeout_s
+        self._shared = shared
+        self._arenas: dict[str, Arena] = {}
+        self._comms: dict[tuple[str, str], Comm] = {}
+        self._groups: list[distributed.ProcessGroup] = []
+
+    def __enter__(self) -> Self:
+        has_group = distributed.is_available() and distributed.is_initialized()
+        num_ranks = distributed.get_world_size() if has_group else 1
+        if num_ranks != self.mesh.num_ranks:
+            raise OptionError(
+                f"the mesh {self.mesh} has {self.mesh.num_ranks} ranks, torch's default group has "
+                f"{num_ranks}; start as many processes, or call init_process_group first"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the mesh."""
+        return distributed.get_rank() if self.mesh.num_ranks > 1 else 0
+
+    def comm(self, axes: str | tuple[str, ...], lane: str = "net") -> Comm:
+        """Return the Comm of an axis, or of several together, and a lane; made when first asked.
+
+        All ranks of the mesh must come here in the same order, also those that the new group
+        leaves out: torch makes groups only together.
+        """
+        names = (axes,) if isinstance(axes, str) else axes
+        key = (".".join(names), lane)
+        if key not in self._comms:
+            self._comms[key] = self._make(names, lane)
+        return self._comms[key]
+
+    def take(self, count: int, dtype: torch.dtype = torch.float32, *, axis: str) -> torch.Tensor:
+        """Return memory that the ranks of an axis with shm can read; all of them take the same."""
+        self.comm(axis, "shared")
+        return self._arenas[axis].take(count, dtype)
+
+    def close(self) -> None:
+        """Complete what is under way and let the groups go."""
+        comms, self._comms = list(self._comms.values()), {}
+        for comm in comms:
+            comm.close()
+        arenas, self._arenas = list(self._arenas.values()), {}
+        for arena in arenas:
+            arena.close()
+        groups, self._groups = self._groups, []
+        for group in groups:
+            distributed.destroy_process_group(group)
+
+    def _make(self, axes: tuple[str, ...], lane: str) -> Comm:
+        axis = ".".join(axes)
+        chosen = {self._backends.get(name) or _default_backend() for name in axes}
+        # Of several axes together, the ranks of some may be on other hosts.
+        backend = chosen.pop() if len(chosen) == 1 else "gloo"
+        if self.mesh.size(*axes) == 1 and backend != "shm":
+            return self._wrapped(None, axis, lane, backend)
+        if backend == "shm" and axis in self._arenas:
+            return ShmComm(self._arenas[axis], axis=axis)
+        timeout = timedelta(seconds=self._timeout_s) if self._timeout_s else _default_timeout()
+        mine: distributed.ProcessGroup | None = None
+        for ranks in self.mesh.groups(*axes):
+            how = "gloo" if backend == "shm" else backend
+            group = distributed.new_group(list(ranks), timeout=timeout, backend=how)
+            if self.rank in ranks:
+                mine = group
+        assert mine is not None, f"rank {self.rank} is in no group of {axis}"
+        self._groups.append(mine)
+        if backend == "shm":
+            rank, size = self.mesh.coordinate(self.rank, *axes), self.mesh.size(*axes)
+            arena = Arena(meeting(mine), rank=rank, size=size, size_bytes=self._shared)
+            arena.open()
+            self._arenas[axis] = arena
+            return ShmComm(arena, axis=axis)
+        return self._wrapped(mine, axis, lane, backend)
+
+    def _wrapped(
+        self, group: distributed.ProcessGroup | None, axis: str, lane: str, backend: str
+    ) -> Comm:
+        if backend == "nccl":
+            from penstock.step.nccl import NcclComm
+
+            return NcclComm(group, axis=axis, lane=lane)
+        return Alone(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
+
+
+def _default_backend() -> str:
+    """Return what the default group has: nccl if it can, gloo otherwise."""
+    if not distributed.is_initialized():
+        return "gloo"
+    return "nccl" if "nccl" in str(distributed.get_backend()) else "gloo"
+
+
+def _default_timeout() -> timedelta | None:
+    """Return the default group's timeout; torch gives new groups its own default otherwise."""
+    group = distributed.group.WORLD
+    assert group is not None
+    for device in ("cpu", "cuda"):
+        try:
+            options = group._get_backend(torch.device(device)).options
+        except (RuntimeError, AttributeError):
+            continue
+        timeout = getattr(options, "_timeout", None)
+        if isinstance(timeout, timedelta):
+            return timeout
+    return None

@@ -1,0 +1,281 @@
+"""Arenas: memory that the ranks of one host have in common.
+
+    with Arena(meeting(group), rank=rank, size=2, size_bytes="256MB") as arena:
+        grad = arena.take(1_000_000)              # a tensor of mine that my peers can see
+        theirs = arena.of(grad, rank=1)           # what rank 1 took in the same place
+
+Each rank makes one segment and maps those of all others. A segment is a bag of places: all ranks
+take the same sizes in the same order, so that a place is the same number everywhere and a peer's
+tensor is found without asking. What is taken and never written costs no memory: pages come with the
+first touch, and so lie near the core that first wrote them.
+
+A segment has no name in any folder. It is a memfd (or a file that is born unlinked, where a tmpfs
+is named), its run id and rank are only seen in /proc/PID/maps, and peers open it by
+/proc/PID/fd/N. It ends with its last mapping, so a rank that is killed leaves nothing behind, and
+nobody has to clear up. A memfd is also not bound by the size of /dev/shm, which in a container is
+64 MB where nobody has said otherwise; memory is its only bound.
+
+A token at the head of each segment tells that this is really the one that was meant, and not
+a process of the same number on another host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.errors import OptionError, RendezvousError
+from penstock.storage.tier_sizes import memory_left_bytes
+from penstock.units import bytes_of, show_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Arena", "Meet", "meeting", "meeting_at"]
+
+Meet = Callable[[bytes], Sequence[bytes]]
+"""Gives a few bytes to all ranks of the arena and returns what each gave, by rank."""
+
+HEAD_BYTES = 4096
+"""The token; the rest of the page is left free so that places begin on a page."""
+TOKEN_BYTES = 16
+ALIGN_BYTES = 128
+"""Two cache lines: what one rank writes must not share one with what another rank reads."""
+_PAGE_BYTES = 4096
+
+
+def meeting(group: ProcessGroup | None = None) -> Meet:
+    """Return how the ranks of a process group meet; of all ranks, where none is given."""
+    from torch import distributed
+
+    def meet(said: bytes) -> list[bytes]:
+        heard: list[Any] = [b""] * distributed.get_world_size(group)
+        distributed.all_gather_object(heard, said, group=group)
+        return heard
+
+    return meet
+
+
+def meeting_at(store: Any, *, rank: int, size: int, name: str = "penstock-shm") -> Meet:
+    """Return how ranks meet that only have a store of torch.distributed."""
+    rounds = iter(range(2**62))
+
+    def meet(said: bytes) -> list[bytes]:
+        turn = next(rounds)
+        store.set(f"{name}/{turn}/{rank}", said)
+        return [bytes(store.get(f"{name}/{turn}/{other}")) for other in range(size)]
+
+    return meet
+
+
+class Arena:
+    """The segments of all ranks of one host, as one of them sees them.
+
+    Args:
+        meet: how these ranks exchange a few bytes; called by all of them, in the same order.
+        rank: which of them this is.
+        size: how many they are.
+        size_bytes: how much each rank may take, the same on all.
+        run_id: what to call it in /proc; for those who look.
+        folder: a tmpfs to take the memory from, for example one of large pages; else it is a memfd.
+    """
+
+    def __init__(
+        self,
+        meet: Meet,
+        *,
+        rank: int,
+        size: int,
+        size_bytes: int | str,
+        run_id: str = "",
+        folder: str | Path | None = None,
+    ) -> None:
+        if not 0 <= rank < size:
+            raise OptionError(f"rank {rank} of {size} ranks; ranks are counted from 0")
+        self.rank, self.size = rank, size
+        wished_bytes = bytes_of(size_bytes)
+        self.size_bytes = -(-wished_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        self._meet = meet
+        self._name = f"penstock-{run_id or 'shm'}-{rank}"
+        self._folder = None if folder is None else Path(folder)
+        self._maps: list[mmap.mmap] = []
+        self._bytes: list[Tensor] = []
+        self._starts: list[int] = []
+        self._pidfds: list[int] = []
+        self._taken_bytes = 0
+
+    def __enter__(self) -> Arena:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Make this rank's segment and map those of the others.
+
+        Raises:
+            OptionError: there is not so much memory.
+            RendezvousError: the ranks are not on one host, or want different sizes.
+        """
+        with ExitStack() as stack:
+            token, descriptor, trouble = secrets.token_bytes(TOKEN_BYTES), -1, ""
+            try:
+                descriptor = self._segment()
+                stack.callback(os.close, descriptor)
+                os.pwrite(descriptor, token, 0)
+            except (OSError, OptionError) as error:
+                trouble = str(error)
+            said: dict[str, object] = {
+                "pid": os.getpid(),
+                "fd": descriptor,
+                "bytes": self.size_bytes,
+            }
+            said |= {"token": token.hex(), "bad": trouble}
+            heard = [json.loads(text) for text in self._meet(json.dumps(said).encode())]
+            self._end_if([word["bad"] for word in heard], OptionError)
+            troubles = (self._map(other, word) for other, word in enumerate(heard))
+            trouble = next((text for text in troubles if text), "")
+            # Once all have said this, all have opened all: only now may the descriptors go.
+            said_last = self._meet(trouble.encode())
+            self._end_if([text.decode() for text in said_last], RendezvousError)
+
+    def _segment(self) -> int:
+        total_bytes = HEAD_BYTES + self.size_bytes
+        left_bytes = memory_left_bytes()
+        if total_bytes * self.size > left_bytes:
+            raise OptionError(
+                f"{self.size} ranks want {show_bytes(total_bytes)} of shared memory each, "
+                f"{show_bytes(total_bytes * self.size)} in all, and this host has "
+                f"{show_bytes(left_bytes)} left; take a smaller arena or fewer ranks a host"
+            )
+        if self._folder is not None:
+            return _file(self._folder, total_bytes, self.size)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        descriptor = os.memfd_create(self._name, flags)
+        os.ftruncate(descriptor, total_bytes)
+        # A segment that a peer made smaller would end us by SIGBUS.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return descriptor
+
+    def _map(self, other: int, word: dict[str, Any]) -> str:
+        """Map the segment of a rank; return what is wrong with it, in words."""
+        who = f"rank {self.rank} cannot share memory with rank {other}"
+        if word["bytes"] != self.size_bytes:
+            return f"{who}: they take {self.size_bytes} and {word['bytes']} bytes; take the same"
+        way_out = "ranks of other hosts or containers meet over sockets (gloo)"
+        try:
+            pidfd = os.pidfd_open(word["pid"])
+            self._pidfds.append(pidfd)
+            descriptor = os.open(f"/proc/{word['pid']}/fd/{word['fd']}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            return f"{who}, process {word['pid']} there: {error.strerror}; {way_out}"
+        try:
+            if os.pread(descriptor, TOKEN_BYTES, 0).hex() != word["token"]:
+                return f"{who}: its process {word['pid']} is another one here; {way_out}"
+            self._maps.append(mmap.mmap(descriptor, HEAD_BYTES + self.size_bytes))
+            with suppress(OSError):  # a sixth of the time of a pass, where the host allows it
+                self._maps[-1].madvise(mmap.MADV_HUGEPAGE)
+        except OSError as error:
+            return f"{who}, process {word['pid']} there: {error.strerror}; {way_out}"
+        finally:
+            os.close(descriptor)
+        self._bytes.append(torch.frombuffer(self._maps[-1], dtype=torch.uint8)[HEAD_BYTES:])
+        self._starts.append(self._bytes[-1].data_ptr())
+        return ""
+
+    def _end_if(self, troubles: Sequence[str], kind: type[Exception]) -> None:
+        """End on all ranks if one of them has met trouble: none must wait for the others."""
+        first = next((text for text in troubles if text), "")
+        if first:
+            self.close()
+            raise kind(first)
+
+    def close(self) -> None:
+        """Let go of all segments; tensors that are still held keep theirs until they are gone."""
+        while self._pidfds:
+            os.close(self._pidfds.pop())
+        self._maps, self._bytes, self._starts = [], [], []
+
+    # -- places ------------------------------------------------------------------------------
+
+    def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a flat tensor of this rank that its peers see; zeros until somebody writes.
+
+        All ranks take the same in the same order.
+        """
+        offset = self._taken_bytes
+        need_bytes = count * dtype.itemsize
+        if offset + need_bytes > self.size_bytes:
+            raise OptionError(
+                f"{count} elements of {dtype} need {show_bytes(need_bytes)}, the arena has "
+                f"{show_bytes(self.size_bytes - offset)} left of {show_bytes(self.size_bytes)}; "
+                f"make it with size_bytes={offset + need_bytes} or more"
+            )
+        self._taken_bytes = -(-(offset + need_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+        return self.at(self.rank, offset, count, dtype)
+
+    def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return what lies at a place of a rank's segment."""
+        assert self._bytes, "the arena is not open"
+        return self._bytes[rank][offset : offset + count * dtype.itemsize].view(dtype)
+
+    def of(self, tensor: Tensor, *, rank: int) -> Tensor:
+        """Return a rank's tensor that lies where this one lies in the segment of this rank."""
+        offset = self.offset_of(tensor)
+        if offset is None:
+            raise OptionError(
+                f"a tensor of {tensor.numel()} elements is not in the arena of rank {self.rank}; "
+                f"take it from there: arena.take({tensor.numel()})"
+            )
+        return self.at(rank, offset, tensor.numel(), tensor.dtype).view(tensor.shape)
+
+    def offset_of(self, tensor: Tensor) -> int | None:
+        """Return where a tensor begins in the segment of this rank, None if it is elsewhere."""
+        offset = tensor.data_ptr() - self._starts[self.rank]
+        end = offset + tensor.numel() * tensor.element_size()
+        inside = offset >= 0 and end <= self.size_bytes and tensor.is_contiguous()
+        return offset if inside and tensor.device.type == "cpu" else None
+
+    def words(self, rank: int, offset: int, count: int) -> memoryview:
+        """Return numbers of 64 bits in a rank's segment, to be read and written one by one."""
+        start = HEAD_BYTES + offset
+        return memoryview(self._maps[rank])[start : start + 8 * count].cast("q")
+
+    def pidfd(self, rank: int) -> int:
+        """Return the descriptor that becomes readable when the process of a rank ends."""
+        return self._pidfds[rank]
+
+
+def _file(folder: Path, total_bytes: int, num_ranks: int) -> int:
+    """Return a file of a folder that never had a name, with all its memory reserved."""
+    status = os.statvfs(folder)
+    free_bytes = status.f_bavail * status.f_frsize
+    if status.f_blocks and total_bytes > free_bytes:
+        raise OptionError(
+            f"{folder} has {show_bytes(free_bytes)} free, a rank wants {show_bytes(total_bytes)} "
+            f"and there are {num_ranks}; enlarge it (docker run --shm-size, or mount -o "
+            f"remount,size=...), or name no folder: memory without one has no such bound"
+        )
+    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        # Now, with an error, rather than by SIGBUS at the first write.
+        os.posix_fallocate(descriptor, 0, total_bytes)
+    except OSError as error:
+        os.close(descriptor)
+        raise OptionError(
+            f"{folder} gives no {show_bytes(total_bytes)} to each of {num_ranks} ranks "
+            f"({error.strerror}), it has {show_bytes(free_bytes)} free; enlarge it, or name none"
+        ) from error
+    return descriptor

@@ -1,0 +1,68 @@
+"""A fused region between ranks that share memory: one kernel over what all of them have.
+
+The reduce-scatter is the kernel's reading of every rank's gradients, the gather its writing into
+every rank's weights; in between nothing touches memory. Ranks meet before it, when all gradients
+are there, and after it, when all weights are. That needs the tensors of both ends to lie in the
+arena (`Groups.take`); where they do not, the region is carried out as a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.program.plan import Task
+from penstock.step.computing import Scalars, blocks_of
+from penstock.step.lanes import Begun
+from penstock.step.memory import Block, Memory
+from penstock.step.regions import kernel_of
+
+if TYPE_CHECKING:
+    from penstock.step.shm import ShmComm
+
+__all__ = ["shared_pass"]
+
+
+def shared_pass(
+    task: Task, memory: Memory, comm: ShmComm, *, scalars: Scalars, backend: str
+) -> Callable[[], Begun] | None:
+    """Return how a fused task is begun as one kernel; None where it is not of that form."""
+    program = memory.program
+    nodes = [program[name] for name in task.nodes]
+    scatters = [node for node in nodes if node.op == "reduce_scatter"]
+    gathers = [node for node in nodes if node.op == "all_gather"]
+    flat = all(node.type.ndim <= 1 for node in nodes)
+    if task.chunk is not None or not flat or len(scatters) != 1:
+        return None
+    after = {user for node in gathers for user in program.users[node.name]}
+    # An update with what was gathered lies where the gather has written it.
+    inside = tuple(node.name for node in nodes if node.name not in after)
+    leaving = [n.name for n in nodes if n.op == "update" and n.name not in after]
+    leaving += [node.name for node in gathers]
+    kernel = kernel_of(program, inside, outputs=leaving, backend=backend)
+    mine = blocks_of(task, memory, scatters[0].name)
+    source = scatters[0].inputs[0]
+    gathered = {node.name for node in gathers}
+
+    def pieces(name: str) -> torch.Tensor | list[torch.Tensor]:
+        whole = memory.whole(name)
+        if name == source or name in gathered:
+            return [_cut(one, mine) for one in comm.everyones(whole)]
+        return _cut(whole, mine) if whole.shape == memory.whole(source).shape else whole
+
+    def work() -> None:
+        comm.meet(task.name)
+        start = mine[0][0][0]
+        inputs = [pieces(name) for name in kernel.inputs]
+        outs = [pieces(name) for name in kernel.outputs]
+        kernel(inputs, scalars, out=outs, starts=(start,))
+        comm.flags.sync()
+
+    return lambda: Begun(handle=comm.start(work), finish=lambda: None)
+
+
+def _cut(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+    ((start, stop),) = block[0]
+    return tensor[start:stop]
