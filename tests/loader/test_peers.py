@@ -1,8 +1,10 @@
 """Nodes that use each other's tiers: each byte is read from the store once, whoever needs it."""
 
 import itertools
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import enumerate as enumerate_threads
 from typing import Any
 from unittest import mock
 
@@ -15,6 +17,8 @@ import penstock
 from penstock import Disk, World
 from penstock.errors import OptionError, PeerError
 from penstock.loader import peer_parts
+from penstock.loader.cluster import Cluster
+from penstock.loader.neighbours import Neighbours
 from penstock.loader.peer_reads import UnitsRead
 from penstock.order.stream_hash import StreamHash
 from penstock.peers.base import Answer, Ask
@@ -43,10 +47,9 @@ def go(dataset: Any, world: World, folder: Path, **options: Any) -> Any:
     look = options.pop("look", looks_right)
     state, limit = options.pop("state", None), options.pop("limit", None)
     options = {"global_batch_size": 16, "epochs": 3, "output": "numpy", **options}
+    options.setdefault("tiers", [Disk(tier, size)])
     stream = StreamHash()
-    with penstock.Loader(
-        dataset, world=world, tiers=[Disk(tier, size)], peers=str(folder / "meet"), **options
-    ) as loader:
+    with penstock.Loader(dataset, world=world, peers=str(folder / "meet"), **options) as loader:
         if state is not None:
             loader.load_state_dict(state)
         for batch in itertools.islice(loader, limit):
@@ -228,12 +231,83 @@ def test_nodes_that_do_not_load_the_same_are_told(
 def test_peers_without_tiers_or_a_place_to_meet_say_what_to_do(
     large: penstock.Dataset, tmp_path: Path
 ) -> None:
-    world = World(rank=0, num_ranks=2, num_nodes=2)
     with pytest.raises(OptionError, match=r"give tiers=|start `penstock node`"):
-        next(iter(penstock.Loader(large, batch_size=8, world=world, peers=True)))
+        next(iter(penstock.Loader(large, batch_size=8, world=World(), peers=True)))
+    world = World(rank=0, num_ranks=2, num_nodes=2)
     tiers = [Disk(tmp_path, "1GB")]
     with pytest.raises(OptionError, match="have to meet"):
         next(iter(penstock.Loader(large, batch_size=8, world=world, peers=True, tiers=tiers)))
+
+
+def errors_of(loaders: list[penstock.Loader]) -> list[BaseException | None]:
+    """Be all ranks up to the first batch; return how each ended."""
+
+    def begin(loader: penstock.Loader) -> None:
+        with loader:
+            next(iter(loader))
+
+    with ThreadPoolExecutor(len(loaders)) as pool:
+        return [run.exception(timeout=60) for run in [pool.submit(begin, x) for x in loaders]]
+
+
+def test_where_no_node_has_a_tier_all_say_so_at_once(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "peers": str(tmp_path / "meet")}
+    worlds = [World(rank=rank, num_ranks=2, num_nodes=2) for rank in range(2)]
+    errors = errors_of([penstock.Loader(large, world=world, **options) for world in worlds])
+    assert all(isinstance(e, OptionError) and "give tiers=" in str(e) for e in errors), errors
+
+
+def test_a_node_without_a_tier_reads_what_the_others_keep(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    def tierless(world: World) -> Any:
+        return go(large, world, tmp_path, tiers=[] if world.node else [Disk(tmp_path, "1GB")])
+
+    with ThreadPoolExecutor(2) as pool:
+        worlds = [World(rank=rank, num_ranks=2, num_nodes=2) for rank in range(2)]
+        (one, _), (other, stats) = pool.map(tierless, worlds, timeout=60)
+    assert one.merge(other) == alone(large)
+    assert stats.peer_bytes > 2 * stats.store_bytes
+
+
+def test_ranks_that_begin_their_loaders_in_another_order_are_told(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    """Of one data set: what it is does not tell them apart."""
+    options: dict[str, Any] = {"batch_size": 8, "peers": str(tmp_path / "meet")}
+    loaders = [
+        penstock.Loader(
+            large,
+            seed=rank,  # Each has begun the loader with this one first.
+            world=World(rank=rank, num_ranks=2, num_nodes=2),
+            tiers=[Disk(tmp_path / str(rank), "1GB")],
+            **options,
+        )
+        for rank in range(2)
+    ]
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+    errors = errors_of(loaders)
+    assert all(isinstance(e, OptionError) and "the same order" in str(e) for e in errors), errors
+
+
+def test_threads_are_named_for_what_they_do(large: penstock.Dataset, tmp_path: Path) -> None:
+    seen: set[str] = set()
+    together(
+        large, 2, tmp_path, look=lambda batch: seen.update(t.name for t in enumerate_threads())
+    )
+    assert seen >= {"penstock-ask", "penstock-serve", "penstock-tend", "penstock-time"}, seen
+
+
+@pytest.mark.parametrize("ranks_a_node", [1, 2])
+def test_the_secret_does_not_stay_where_nodes_have_met(
+    large: penstock.Dataset, tmp_path: Path, ranks_a_node: int
+) -> None:
+    together(large, 2, tmp_path, ranks_a_node=ranks_a_node, epochs=1)
+    left = [path for path in (tmp_path / "meet").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in left} <= {"hello", "node"}, left
 
 
 @given(
@@ -290,6 +364,43 @@ def test_homes_may_move_while_the_last_batch_of_an_epoch_is_planned(
         ]
         _, (stream, _) = [run.result(timeout=100) for run in runs]
     assert stream.num_samples == 4 * (20 + 20), "all of its own share"
+
+
+def test_a_node_that_was_missed_takes_its_share_from_who_has_kept_it(
+    large: penstock.Dataset, tmp_path: Path
+) -> None:
+    """Others read the share of a node that stood still; it does not read it once more."""
+    together(large, 2, tmp_path, epochs=2)  # Both hold everything now.
+    shutil.rmtree(tmp_path / "node1")
+    with mock.patch.object(Neighbours, "was_missed", True):
+        stream, stats = together(large, 2, tmp_path, epochs=1)
+    assert stream == alone(large, epochs=1)
+    # What is late on a busy machine is asked of the store beside; node 1's share is half.
+    assert sum(s.store_bytes for s in stats) < 0.3 * large.size_bytes
+
+
+@pytest.mark.parametrize("broken", ["wrong", "gone"])
+def test_what_a_stand_in_does_not_send_right_comes_from_the_store(
+    large: penstock.Dataset, tmp_path: Path, broken: str
+) -> None:
+    asked = Cluster.ask
+
+    def ask(self: Cluster, source: str, ask: Ask, into: memoryview, **then: Any) -> None:
+        def done(answer: Answer | PeerError) -> None:
+            if broken == "wrong":
+                into[:] = bytes(len(into))
+            then["done"](PeerError("gone", kind="lost") if broken == "gone" else answer)
+
+        asked(self, source, ask, into, parked=then["parked"], done=done)
+
+    together(large, 2, tmp_path, epochs=2)
+    shutil.rmtree(tmp_path / "node1")
+    with (
+        mock.patch.object(Neighbours, "was_missed", True),
+        mock.patch.object(Cluster, "ask", ask),
+    ):
+        stream, _ = together(large, 2, tmp_path, epochs=1)
+    assert stream == alone(large, epochs=1)
 
 
 @pytest.mark.parametrize("an_object", [1, 4])

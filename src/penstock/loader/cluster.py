@@ -26,6 +26,7 @@ from penstock.loader.holding import Flags, Holding
 from penstock.loader.peer_parts import ask_in_pieces
 from penstock.loader.stats import Counters, PeerStats
 from penstock.peers.base import Answer, Ask
+from penstock.plan.draws import NOBODY
 from penstock.world import World
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class Cluster:
     ) -> None:
         self._holding = holding
         self._homes = self._base = homes
+        self._away = homes.without([world.node])
+        """Where units are at home as long as others believe this node to be lost."""
+        self._meanwhile: Homes | None = None
+        """Where they were at home while a node was lost that is back."""
         self._neighbours = neighbours
         self._carried = carried
         self.shelf = carried.shelf
@@ -139,8 +144,11 @@ class Cluster:
             with self._lock:
                 self._version = self._neighbours.version
                 names = self._neighbours.names
-                gone = {names.index(name) for name in self._neighbours.lost} - {self.me}
-                self._homes = self._base.without(taken_over(gone, len(names)))
+                lost = {names.index(name) for name in self._neighbours.lost} - {self.me}
+                gone = taken_over(lost, len(names))
+                if self._homes.lost - gone:
+                    self._meanwhile = self._homes
+                self._homes = self._base.without(gone)
                 self._place()
                 self.homes_version += 1
         if time.monotonic() - self._looked_s > _LOOK_S:
@@ -181,8 +189,16 @@ class Cluster:
         return self._world.num_local_ranks > 1 and self._world.is_first_of_node
 
     def peers_of(self, units: Ints) -> Ints:
-        """Return other nodes that can be asked for each unit, a row of the best; -1 for none."""
+        """Return other nodes that can be asked for each unit, a row of the best; -1 for none.
+
+        Whoever stood in for a node that is back has its share, at once; that node may be behind.
+        """
         holders = self._holders(units)
+        if self._meanwhile is not None:
+            spans = self._homes.spans.number_of(self._holding.layout.offsets[units])
+            stood_in = self._meanwhile.holders[0, spans]
+            stood_in = np.where(stood_in == holders[0], NOBODY, stood_in)
+            holders = np.vstack([stood_in, holders])
         can = self._usable[holders]
         out = np.full((PEERS_MAX, len(units)), -1, np.int64)
         every = np.arange(len(units))
@@ -212,6 +228,19 @@ class Cluster:
             names = [] if node < 0 else [self._neighbours.names[node]]
             home = "" if node < 0 else peer_source(names[0])
             yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
+
+    def stand_ins(self, units: Ints) -> Iterator[tuple[str, Ints]]:
+        """Yield sources that have kept units in our place, and the numbers of those units.
+
+        None but "" as long as nobody has missed this node, and for units of other homes.
+        """
+        if not self._neighbours.was_missed:
+            yield "", np.arange(len(units))
+            return
+        spans = self._away.spans.number_of(self._holding.layout.offsets[units])
+        is_ours = self._base.holders[0, spans] == self.me
+        for (node,), numbers in _alike(np.where(is_ours, self._away.holders[:1, spans], -1)):
+            yield "" if node < 0 else peer_source(self._neighbours.names[node]), numbers
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -344,7 +373,7 @@ class Tending:
         self._tend = tend
         self._every_s = every_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="penstock-peers", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="penstock-tend", daemon=True)
         self._thread.start()
 
     def _loop(self) -> None:

@@ -273,7 +273,7 @@ class Fetcher:
             return
         if not self._threads and loop != self._keep_time:
             self._start_thread(self._keep_time)
-        name = f"penstock-read-{len(self._threads)}"
+        name = f"penstock-read-{len(self._threads)}" if loop != self._keep_time else "penstock-time"
         thread = threading.Thread(target=loop, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()

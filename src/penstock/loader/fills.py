@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -28,8 +29,16 @@ FetchUnits = Callable[[int, int], tuple[list[memoryview], int]]
 how often it had to be asked again."""
 
 
-FromPeers = Callable[[list["Fill"], "Fills"], tuple[list["FillRun"], list["Fill"]]]
-"""Returns the requests for those of some fills that other nodes have, and the other fills."""
+class OfPeers(Protocol):
+    """What other nodes are asked for before the store is."""
+
+    def requests(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
+        """Return the requests for those of some fills that other nodes have, and the others."""
+        ...
+
+    def bring(self, fills: list[Fill], work: Fills) -> list[Fill]:
+        """Take claimed units from whoever has kept them in our place; return the missing ones."""
+        ...
 
 
 class Fill:
@@ -85,7 +94,7 @@ class FillRun:
             claimed = [fill for fill in left if copy == 0 and work.claim(fill)]
             try:
                 missing = [fill for fill in claimed if not work.found_elsewhere(fill)]
-                for run in work.neighbours(missing, self._gap_bytes):
+                for run in work.neighbours(work.still_missing(missing), self._gap_bytes):
                     num_retries += work.fetch(run, may_write=True)
                     moved = True
             finally:
@@ -114,11 +123,11 @@ class Fills:
         fetch: FetchUnits,
         patience_s: Callable[[], float],
         *,
-        from_peers: FromPeers | None = None,
+        of_peers: OfPeers | None = None,
         is_damaged: Callable[[int, memoryview], bool] | None = None,
     ) -> None:
         self.holding = holding
-        self._from_peers = from_peers
+        self._of_peers = of_peers
         self.is_damaged = is_damaged or (lambda unit, data: False)
         """Whether bytes are not those of a unit, as far as the index knows."""
         self._patience_s = patience_s
@@ -141,9 +150,9 @@ class Fills:
     def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[FillRun]:
         """Return the requests for some fills: neighbours in the store together."""
         by_unit = sorted(fills, key=lambda fill: fill.unit)
-        if self._from_peers is None:
+        if self._of_peers is None:
             return self._runs(by_unit, gap_bytes_max)
-        asked, own = self._from_peers(by_unit, self)
+        asked, own = self._of_peers.requests(by_unit, self)
         return [*asked, *self._runs(own, gap_bytes_max)]
 
     def _runs(self, by_unit: list[Fill], gap_bytes_max: int) -> list[FillRun]:
@@ -218,6 +227,12 @@ class Fills:
             self._take(fill, data, may_write=True)
         return data is not None
 
+    def still_missing(self, claimed: list[Fill]) -> list[Fill]:
+        """Take claimed units from other nodes, where that spares the store; return the others."""
+        if self._of_peers is None or not claimed:
+            return claimed
+        return self._of_peers.bring(claimed, self)
+
     def fetch(self, run: list[Fill], *, may_write: bool) -> int:
         """Fetch neighbouring units from their store; return how often it had to be asked again."""
         parts, num_retries = self._fetch(run[0].unit, len(run))
@@ -234,6 +249,10 @@ class Fills:
             self._take(fill, data, may_write=True)
         finally:
             self.release(fill)
+
+    def take_claimed(self, fill: Fill, data: memoryview) -> None:
+        """Put into the tier what a peer has sent for a unit that we have claimed."""
+        self._take(fill, data, may_write=True)
 
     def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
         """Put bytes into the tier; what cannot go there is kept for those who wait for it."""

@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from penstock.errors import PeerError
+from penstock.errors import OptionError, PeerError
 from penstock.loader.cluster import Carried, Cluster
 from penstock.loader.holding import Holding
 from penstock.loader.neighbours import Neighbours
 from penstock.loader.serving import Filling, ServedByNode, ServedHere, Serving, run_member
 from penstock.loader.stats import Counters
-from penstock.peers.join import Joined, join
+from penstock.peers.join import Joined, join, leave, wait_for_all
 from penstock.peers.local import (
     LocalNode,
     Opened,
@@ -42,8 +42,10 @@ from penstock.storage.tier_sizes import Disk, Memory, Wish
 from penstock.units import bytes_of
 from penstock.world import World
 
-_MEET_S_MAX = 300.0
-"""Nodes of one job start within minutes of each other, or something is wrong."""
+NO_TIERS = (
+    "peers=True lets nodes use each other's tiers, and there are none: give "
+    'tiers=[penstock.Disk("/scratch", "200GB")], or start `penstock node` on each host'
+)
 
 _log = logging.getLogger("penstock.loader")
 
@@ -93,15 +95,18 @@ def _size_of(wish: Wish, all_bytes: int) -> int:
 class Here:
     """What a process brings to the meeting."""
 
+    rendezvous: Rendezvous
     holding: Holding
     grant: Grant
     world: World
     num_samples: int
     number: int
     """How many meetings this process has been to, with this one."""
+    alike: Mapping[str, str]
+    """What must be the same on all ranks, beside the data set."""
 
 
-def join_cluster(here: Here, rendezvous: Rendezvous, counters: Counters) -> Cluster:
+def join_cluster(here: Here, counters: Counters) -> Cluster:
     """Meet the other nodes, give the tiers their places, and begin to serve."""
     holding, world = here.holding, here.world
     if not holding.tiers.tiers and world.is_first_of_node:
@@ -110,22 +115,32 @@ def join_cluster(here: Here, rendezvous: Rendezvous, counters: Counters) -> Clus
     serving = _serving(here, filling) if world.is_first_of_node else None
     try:
         joined = join(
-            rendezvous,
+            here.rendezvous,
             world,
             key=f"meeting/{here.number}",
             mine=None if serving is None else _member(here, serving),
-            digest={"the data set": holding.name, "its size in bytes": str(holding.size_bytes)},
-            timeout_s=_MEET_S_MAX,
+            digest={
+                "the data set": holding.name,
+                "its size in bytes": str(holding.size_bytes),
+                **here.alike,
+            },
         )
+        _refuse_no_room(joined)
         shelf = shelf_name(joined.secret, holding.name)
         if serving is not None:
             serving.begin(joined, shelf)
-        _wait_for_all(rendezvous, joined, is_serving=serving is not None)
+        wait_for_all(here.rendezvous, joined)
         return _cluster(here, joined, filling, serving, counters)
     except BaseException:
         if serving is not None:
             serving.close()
         raise
+
+
+def _refuse_no_room(joined: Joined) -> None:
+    """Refuse nodes of which none keeps anything; all of them do so at once."""
+    if not any(member.capacity_bytes for member in joined.members):
+        raise OptionError(NO_TIERS)
 
 
 def _serving(here: Here, filling: Filling) -> Serving:
@@ -147,18 +162,6 @@ def _member(here: Here, serving: Serving) -> Member:
     )
 
 
-def _wait_for_all(rendezvous: Rendezvous, joined: Joined, *, is_serving: bool) -> None:
-    """Wait until every server knows the secret: until then it would turn members away."""
-    prefix = f"ready/{joined.run_id.hex()}"
-    if is_serving:
-        rendezvous.put(f"{prefix}/{joined.world.node}", b"")
-    if joined.world.rank == 0:
-        for node in range(len(joined.members)):
-            rendezvous.get(f"{prefix}/{node}", _MEET_S_MAX)
-        rendezvous.put(f"{prefix}/all", b"")
-    rendezvous.get(f"{prefix}/all", _MEET_S_MAX)
-
-
 def _cluster(
     here: Here,
     joined: Joined,
@@ -176,7 +179,11 @@ def _cluster(
     closing: tuple[Callable[[], None], ...] = ()
     if serving is not None:
         serving.gossip.inner = neighbours
-        closing = (serving.close, *_written(joined, holding))
+        closing = (
+            serving.close,
+            *_written(joined, holding),
+            partial(leave, here.rendezvous, joined),
+        )
     carried = Carried(
         client=client,
         filling=filling,

@@ -37,7 +37,7 @@ from penstock.loader.stats import Counters, Seen, Stats, TierStats
 from penstock.loader.stream import Assign, Stream, make_order
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
-from penstock.order import BlocksOrder, Cursor
+from penstock.order import BlocksOrder, Cursor, order_hash
 from penstock.peers.runs import run_name
 from penstock.plan.bound import epoch_bound
 from penstock.storage.tier_sizes import Disk, Memory
@@ -296,6 +296,10 @@ class Loader:
                     where=self._peers,
                     world=self.world,
                     num_samples=self.order.num_samples,
+                    alike={
+                        "the order of samples": f"{self.order.mode}:{order_hash(self.order)}",
+                        "the seed": str(self.seed),
+                    },
                 ),
                 self._counters,
             )

@@ -50,6 +50,11 @@ class Neighbours:
             return self._members.suspects
 
     @property
+    def was_missed(self) -> bool:
+        """Whether some node has said that it could not reach this one."""
+        return self._members.was_missed
+
+    @property
     def log(self) -> list[str]:
         """What happened, in sentences."""
         with self._lock:

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,8 @@ class Meeting:
     world: World
     num_samples: int
     """Of an epoch."""
+    alike: Mapping[str, str]
+    """What must be the same on all ranks, beside the data set."""
 
 
 class Opened:
@@ -82,16 +84,13 @@ def open_here(
     if not meeting.where:
         return Opened(Holding(dataset, wishes), None)
     _refuse_workers()
-    from penstock.loader.joining import Grant, Here, join_cluster
+    from penstock.loader.joining import NO_TIERS, Grant, Here, join_cluster
 
     grant, world = Grant(wishes), meeting.world
     try:
-        if grant.node is None and not wishes:
-            raise OptionError(
-                "peers=True lets nodes use each other's tiers, and there are none: give "
-                'tiers=[penstock.Disk("/scratch", "200GB")], or start `penstock node` on each host'
-            )
         is_alone = world.num_nodes == 1
+        if is_alone and grant.node is None and not wishes:
+            raise OptionError(NO_TIERS)  # Of several nodes some may have none.
         _refuse_unsaid_nodes(world)
         rendezvous = None if is_alone else rendezvous_for(meeting.where, world)
         holding = Holding(dataset, grant, placed=is_alone)
@@ -103,14 +102,16 @@ def open_here(
             grant.node.keep(holding.name)
         return Opened(holding, None, grant.close)
     here = Here(
+        rendezvous=rendezvous,
         holding=holding,
         grant=grant,
         world=world,
         num_samples=meeting.num_samples,
         number=_number_of(world),
+        alike=meeting.alike,
     )
     try:
-        return Opened(holding, join_cluster(here, rendezvous, counters), grant.close)
+        return Opened(holding, join_cluster(here, counters), grant.close)
     except BaseException:
         holding.close()
         grant.close()

@@ -31,6 +31,8 @@ _GAP_BYTES = 16 << 10
 """Between units that the store is asked for together, when no peer has sent them."""
 _WAIT_S = 600.0
 """A peer may take so long to have what it fetches itself; it says that it is there meanwhile."""
+_BRING_S = 5.0
+"""A peer that is asked for what it has now answers, or is given up sooner than this."""
 
 
 class Asking(Protocol):
@@ -232,7 +234,7 @@ class UnitsRead(FillRun):
         def take(answer: Answer) -> None:
             error: BaseException | None
             try:
-                error = self._arrived(source, into, answer)
+                error = self._arrived(source, into, answer, self._work.take_copy)
             except BaseException as raised:  # It is raised where the batch is asked for.
                 error = raised
             self._is_asked = False
@@ -248,7 +250,37 @@ class UnitsRead(FillRun):
         ask = Ask(shelf=self._cluster.shelf, ranges=self._ranges, wait_s=_WAIT_S)
         self._cluster.ask(source, ask, into, parked=deferred, done=done)
 
-    def _arrived(self, source: str, into: memoryview, answer: Answer) -> PeerError | None:
+    def bring(self, source: str) -> list[Fill]:
+        """Ask a peer for those that it has now, and wait for them; return what has come.
+
+        The units are claimed by the caller.
+        """
+        into = self._cluster.buffer(self.size_bytes)
+        answers: list[Answer | PeerError] = []
+        brought: list[Fill] = []
+        has_come = threading.Event()
+
+        def done(answer: Answer | PeerError) -> None:
+            answers.append(answer)
+            has_come.set()
+
+        def take(fill: Fill, data: memoryview) -> None:
+            self._work.take_claimed(fill, data)
+            brought.append(fill)
+
+        ask = Ask(shelf=self._cluster.shelf, ranges=self._ranges)
+        self._cluster.ask(source, ask, into, parked=lambda: None, done=done)
+        if has_come.wait(_BRING_S) and not isinstance(answers[0], PeerError):
+            self._arrived(source, into, answers[0], take)
+        return brought
+
+    def _arrived(
+        self,
+        source: str,
+        into: memoryview,
+        answer: Answer,
+        take: Callable[[Fill, memoryview], None],
+    ) -> PeerError | None:
         lengths, start, damaged = self._ranges[:, 4].tolist(), 0, -1
         absent = set(answer.absent)
         size_bytes = 0
@@ -263,7 +295,7 @@ class UnitsRead(FillRun):
                 damaged = fill.unit
                 continue
             size_bytes += lengths[i]
-            self._work.take_copy(fill, data)
+            take(fill, data)
         self._cluster.count(size_bytes, len(self.fills) - len(absent), answer.seconds)
         if damaged >= 0:
             self._cluster.blame(source, f"other bytes than were indexed of unit {damaged}")

@@ -30,7 +30,8 @@ from penstock.loader.fetcher import Outcome, Read
 from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.loader.holding import Flags, Places
 from penstock.loader.job import Group, Job, Slot, Way
-from penstock.loader.peer_reads import PeerRanges, RangesRead, UnitsRead, peer_cuts
+from penstock.loader.peer_fills import PeerFills
+from penstock.loader.peer_reads import PeerRanges, RangesRead
 from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Spread, Tiered
@@ -110,7 +111,7 @@ class Stager:
                 holding,
                 self.fetch_units,
                 measured.patience_s,
-                from_peers=None if cluster is None else self._units_of_peers,
+                of_peers=None if cluster is None else PeerFills(holding, cluster),
                 is_damaged=self._is_damaged,
             )
 
@@ -274,26 +275,6 @@ class Stager:
         e = wanted.bound.part.tables[wanted.table].extents(ids)
         at = At(wanted.bound, wanted.table, int(e.object[0]), int(e.offset[0]))
         return self.read(at, ids, int(e.length[0]))
-
-    def _units_of_peers(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
-        """Return requests for units that other nodes keep as well, and the rest of the fills."""
-        cluster, holding = self.cluster, self._holding
-        assert cluster is not None
-        assert holding is not None
-        units = np.array([fill.unit for fill in fills], np.int64)
-        asked: list[FillRun] = []
-        own: list[Fill] = []
-        for sources, numbers in cluster.by_home(units, ""):
-            several = [fills[n] for n in numbers.tolist()]
-            if not sources.home:
-                own += several
-                continue
-            ranges = holding.ranges(units[numbers], 0, holding.layout.lengths[units[numbers]])
-            for start, stop in peer_cuts(ranges):
-                part = several[start:stop]
-                names = (sources.home, holding.source(part[0].unit))
-                asked.append(UnitsRead(part, work, names, ranges[start:stop], cluster))
-        return asked, sorted(own, key=lambda fill: fill.unit)
 
     def _is_damaged(self, unit: int, data: memoryview) -> bool:
         """Return whether bytes are not what was indexed as a unit, as far as that is known."""

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from penstock.errors import OptionError
 from penstock.peers.base import Address
+from penstock.peers.facts import ADDRESSES_MAX
 from penstock.peers.settings import peer_settings
 
-ADDRESSES_MAX = 8
-"""Of one node; the first of them are kept."""
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 _NET = Path("/sys/class/net")
 

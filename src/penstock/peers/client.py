@@ -27,7 +27,8 @@ from penstock.peers.base import Address, Answer, Ask, Gossip, NoGossip
 from penstock.peers.client_connection import ClientConnection
 from penstock.peers.client_link import Identity, Link
 from penstock.peers.forks import close_in_children
-from penstock.peers.hello import RUN_BYTES, SECRET_BYTES, check_name
+from penstock.peers.hello import check_name
+from penstock.peers.keys import RUN_BYTES, SECRET_BYTES
 from penstock.peers.pending import Pending, Result
 from penstock.peers.wire import LENGTH, fault_in
 
@@ -133,16 +134,6 @@ class Client:
             text = f"peer {peer}: the client has been stopped, or was made before a fork"
             pending.finish(PeerError(text, peer=peer))
 
-    def forget(self, peer: str) -> None:
-        """Hang up on a peer; what was asked of it fails."""
-
-        def forget(now_s: float) -> None:
-            del now_s
-            if peer in self._links:
-                self._links.pop(peer).close("it was given up")
-
-        self._call(forget)
-
     def counts(self) -> dict[str, dict[str, float]]:
         """Return, by peer, what has come: bytes, requests, and the seconds of all answers."""
         return {
@@ -200,7 +191,7 @@ class Client:
             self._selector = selectors.DefaultSelector()
             self._selector.register(self._woken, selectors.EVENT_READ)
             close_in_children(self)
-            self._thread = threading.Thread(target=self._run, name="penstock-peers", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="penstock-ask", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:

@@ -16,7 +16,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PeerError
@@ -44,7 +44,7 @@ class Identity:
 
     name: str
     run_id: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
     gossip: Gossip
     tls: ssl.SSLContext | None
 

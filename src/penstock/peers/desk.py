@@ -7,8 +7,8 @@ sums of units that an earlier run left, is done by a thread of its own for all d
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -24,6 +24,8 @@ from penstock.peers.requests import Outgoing, Request, segments_of
 from penstock.peers.wire import UNIT, Frame
 
 _SHELVES_COUNTED_MAX = 256
+SETTLING_MAX = 4096
+"""Requests of all connections that wait to be checked."""
 
 
 class Asker(Protocol):
@@ -85,30 +87,50 @@ class Settler:
     """The thread that checks what earlier runs left; started when there is first any."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Shelf, Request, Callable[[Request], None]] | None]
-        self._queue = queue.SimpleQueue()
+        self._waiting: deque[tuple[Shelf, Request, Callable[[Request], None]]] = deque()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._changed = threading.Condition()
 
-    def submit(self, shelf: Shelf, request: Request, done: Callable[[Request], None]) -> None:
-        """Check the units of a request; `done` is called from the thread."""
-        with self._lock:
+    def submit(self, shelf: Shelf, request: Request, done: Callable[[Request], None]) -> bool:
+        """Check the units of a request; `done` is called from the thread.
+
+        Return False where too many wait: what is not checked counts as absent.
+        """
+        with self._changed:
+            if self._is_stopped or len(self._waiting) >= SETTLING_MAX:
+                return False
+            self._waiting.append((shelf, request, done))
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name="penstock-peers-settle", daemon=True
+                    target=self._run, name="penstock-settle", daemon=True
                 )
                 self._thread.start()
-        self._queue.put((shelf, request, done))
+            self._changed.notify()
+        return True
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            shelf, request, done = item
+        while True:
+            with self._changed:
+                while not (self._waiting or self._is_stopped):
+                    self._changed.wait()
+                if self._is_stopped:
+                    return
+                shelf, request, done = self._waiting.popleft()
             guarded(None, shelf.settle, request.ranges[:, UNIT])
             done(request)
 
-    def stop(self) -> None:
-        """End the thread after what it is at."""
-        self._queue.put(None)
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after the unit it is at; return whether it has ended by then."""
+        with self._changed:
+            self._is_stopped = True
+            self._waiting.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
 
 @dataclass(slots=True)
@@ -158,10 +180,11 @@ class Desk:
             return
         found = guarded(None, shelf.lookup, request.ranges) or _nothing(request)
         is_here = found.places > ABSENT
+        is_unchecked = not request.has_settled and bool((found.places == UNCHECKED).any())
         if is_here.all():
             self._answer(request, connection, shelf, found)
-        elif not request.has_settled and (found.places == UNCHECKED).any():
-            self.serving.settler.submit(shelf, request, self.settled)
+        elif is_unchecked and self.serving.settler.submit(shelf, request, self.settled):
+            return  # `resumed` has it looked at again.
         elif now_s < request.deadline_s and self._may_park(shelf, request, is_here):
             request.missing = int(np.argmin(is_here))
             self._park(request, connection)

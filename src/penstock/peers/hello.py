@@ -20,6 +20,7 @@ import hmac
 import struct
 from collections.abc import Callable
 
+from penstock.peers.keys import RUN_BYTES, SECRET_BYTES
 from penstock.peers.wire import (
     CHALLENGE,
     HELLO,
@@ -32,8 +33,6 @@ from penstock.peers.wire import (
     framed,
 )
 
-RUN_BYTES = 16
-SECRET_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 NAME_BYTES_MAX = 64

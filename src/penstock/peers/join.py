@@ -7,17 +7,21 @@ would place units where nobody looks for them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.errors import OptionError
+from penstock.errors import OptionError, PenstockError
 from penstock.peers.meeting import Hello, Meeting, new_hello
 from penstock.peers.members import Member, member_of, record_of
-from penstock.peers.rendezvous import Rendezvous
+from penstock.peers.rendezvous import Rendezvous, StoreRendezvous
 from penstock.peers.runs import is_once, run_name
 from penstock.world import World
 
 JOIN_TIMEOUT_S = 300.0
+"""Nodes of one job start within minutes of each other, or something is wrong."""
+
+_log = logging.getLogger("penstock.peers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class Joined:
     """The caller's, with nodes as they turned out to be."""
     first_ranks: tuple[int, ...]
     """By node; ranks are numbered node by node."""
+    left_overs: tuple[str, ...] = ()
+    """What keys begin with that may go with the run; known to the first rank of each node."""
 
     @property
     def mine(self) -> Member:
@@ -90,7 +96,46 @@ def join(
             digest=parts,
         )
         roster = meeting.lead(hello) if world.rank == 0 else meeting.follow(hello)
-    return _joined(roster.hellos, world, parts, (roster.run_id, roster.secret))
+    there = _joined(roster.hellos, world, parts, (roster.run_id, roster.secret))
+    return replace(there, left_overs=meeting.left_overs(roster))
+
+
+def wait_for_all(rendezvous: Rendezvous, joined: Joined) -> None:
+    """Wait until every node serves: a server that does not know the secret turns members away."""
+    prefix, world = _ready_key(joined), joined.world
+    if world.is_first_of_node:
+        rendezvous.put(f"{prefix}/{world.node}", b"")
+    if world.rank == 0:
+        for node in range(len(joined.members)):
+            rendezvous.get(f"{prefix}/{node}", JOIN_TIMEOUT_S)
+        rendezvous.put(f"{prefix}/all", b"")
+    rendezvous.get(f"{prefix}/all", JOIN_TIMEOUT_S)
+    if not world.is_first_of_node:
+        rendezvous.put(f"{prefix}/came/{world.node}/{world.rank}", b"")
+
+
+def leave(rendezvous: Rendezvous, joined: Joined) -> None:
+    """Take away what a run has put where it met, its secret first; for the first rank of a node.
+
+    The last node to leave does it. Where a node was killed, or a rank of this one is still to come,
+    the keys stay. Torch's store ends with its job.
+    """
+    if not isinstance(rendezvous, StoreRendezvous):
+        return
+    prefix, world = _ready_key(joined), joined.world
+    try:
+        if rendezvous.count(f"{prefix}/came/{world.node}/") < world.num_local_ranks - 1:
+            return
+        rendezvous.put(f"{prefix}/left/{world.node}", b"")
+        if rendezvous.count(f"{prefix}/left/") == len(joined.members):
+            for key in (*joined.left_overs, prefix):
+                rendezvous.remove(key)
+    except (PenstockError, OSError) as error:
+        _log.info("what the run has put into %s stays there: %s", rendezvous, error)
+
+
+def _ready_key(joined: Joined) -> str:
+    return f"ready/{joined.run_id.hex()}"
 
 
 def _joined(
@@ -146,5 +191,6 @@ def _refuse_differences(members: tuple[Member, ...], digests: list[dict[str, str
                 raise OptionError(
                     f"the nodes of a job must load the same, but {what} is {first} on "
                     f"{members[0]} and {other} on {member}; give all ranks the same data set and "
-                    "options, and the same version of penstock"
+                    "options and the same version of penstock, and where a rank has several "
+                    "loaders, let all ranks begin them in the same order"
                 )

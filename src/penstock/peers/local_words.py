@@ -17,12 +17,12 @@ import msgspec
 
 from penstock.errors import PeerError
 from penstock.peers.base import SHELF_BYTES, Address
+from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
 from penstock.peers.status import NodeStatus, RunStatus
 from penstock.storage.tier_sizes import Disk, Memory, Wish
 
 FORMAT = 1
 FRAME_BYTES_MAX = 4 * 2**20
-RUN_ID_BYTES, SECRET_BYTES = 16, 32
 MEMBERS_MAX = 8192
 GOSSIP_BYTES_MAX = 4096
 
@@ -83,10 +83,13 @@ class Register(Word, tag="register", frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         sizes = (len(self.run_id), len(self.secret), len(self.shelf))
-        if sizes != (RUN_ID_BYTES, SECRET_BYTES, SHELF_BYTES):
+        if sizes != (RUN_BYTES, SECRET_BYTES, SHELF_BYTES):
             raise ValueError(f"run id, secret and shelf of {sizes} bytes, not 16, 32 and 16")
         if len(self.members) > MEMBERS_MAX:
             raise ValueError(f"{len(self.members)} members, at most {MEMBERS_MAX} can be had")
+
+    def __repr__(self) -> str:
+        return shown(self)
 
 
 class Progress(Word, tag="progress", frozen=True, kw_only=True):
@@ -160,6 +163,9 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[RunMember, ...] = ()
     dataset: str = ""
     """Its URI, for people."""
+
+    def __repr__(self) -> str:
+        return shown(self)
 
 
 class Seen(Word, tag="seen", frozen=True, kw_only=True):

@@ -25,14 +25,13 @@ import msgspec
 
 from penstock.errors import RendezvousError
 from penstock.peers.facts import Record
+from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
 from penstock.peers.rendezvous import Patience, Rendezvous, wait_for
 from penstock.peers.runs import is_in_sight, is_running, process_mark
 from penstock.units import show_seconds
 
 T = TypeVar("T")
 
-SECRET_BYTES = 32
-RUN_ID_BYTES = 16
 _FINAL = b"final"
 _HELLOS_SOUGHT_MAX = 256
 """Hellos looked for when the error says who is missing."""
@@ -60,6 +59,9 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     hellos: list[Hello]
 
+    def __repr__(self) -> str:
+        return shown(self)
+
 
 class _Found(msgspec.Struct, frozen=True):
     """Where the other ranks of a node find the roster."""
@@ -79,6 +81,8 @@ class Meeting:
         self._num_ranks = num_ranks
         self._patience = Patience(timeout_s)
         self._is_once = is_once
+        self._roster = ""
+        """The name under which the final roster lies."""
 
     # -- the three parts ----------------------------------------------------------------------
 
@@ -89,7 +93,7 @@ class Meeting:
         while True:
             name = secrets.token_hex(8)
             roster = Roster(
-                run_id=secrets.token_bytes(RUN_ID_BYTES),
+                run_id=secrets.token_bytes(RUN_BYTES),
                 secret=secrets.token_bytes(SECRET_BYTES),
                 hellos=self._gathered(known),
             )
@@ -102,6 +106,7 @@ class Meeting:
             if newer is None:
                 self._put(f"end/{name}", _FINAL)
                 self._tell_node(0, hello, name)
+                self._roster = name
                 return roster
             known[newer.rank] = newer
             before = name
@@ -116,6 +121,7 @@ class Meeting:
             end = self._wait(f"end/{name}")
             if end == _FINAL:
                 self._tell_node(hello.rank, hello, name)
+                self._roster = name
                 return roster
             name = end.decode()
 
@@ -174,6 +180,16 @@ class Meeting:
         return None
 
     # -- keys ---------------------------------------------------------------------------------
+
+    def left_overs(self, roster: Roster) -> tuple[str, ...]:
+        """Return what keys begin with that nobody needs when the run is over.
+
+        Only those whose names were drawn for it. Hellos have the same names in the next run, which
+        may have begun.
+        """
+        own = [f"{part}/{self._roster}" for part in ("roster", "end", "acknowledged")]
+        own += [f"answer/{hello.number}" for hello in roster.hellos]
+        return tuple(f"{self._key}/{key}" for key in own) if self._roster else ()
 
     def _tell_node(self, rank: int, hello: Hello, name: str) -> None:
         if hello.num_local_ranks > 1:

@@ -120,8 +120,8 @@ class Members:
         self._log: deque[str] = deque(maxlen=_SENTENCES_MAX)
         self.version = 0
         """Changes when `lost` does."""
-        self.num_ignored = 0
-        """Messages that made no sense."""
+        self.was_missed = False
+        """Whether others have reported this node: they may have kept its share in its place."""
 
     # -- what is known ------------------------------------------------------------------------
 
@@ -155,10 +155,6 @@ class Members:
             return False
         state = self._peers[node]
         return not state.kind or (state.kind == "stuck" and at_s >= state.retry_at_s)
-
-    def retry_at_s(self, peer: str) -> float:
-        """Return when a suspect is to be tried again; the far past for one that is none."""
-        return self._peers[self._numbers[peer]].retry_at_s
 
     def due(self, at_s: float) -> tuple[str, ...]:
         """Return the suspects to try now; what comes of it is told by `heard` or `silent`."""
@@ -227,7 +223,6 @@ class Members:
             return
         facts = decoded(data)
         if facts is None:
-            self.num_ignored += 1
             return
         if peer in self._numbers:  # A bounded memory, whatever others call themselves.
             self._heard_last[peer] = mark
@@ -247,6 +242,7 @@ class Members:
             self._facts.carry_record(self._me)  # They speak of an earlier life of this node.
         if not self._facts.put(fact):
             return False
+        self.was_missed = self.was_missed or fact.peer == self._me
         if fact.peer == self._me and fact.stands:
             self._note(f"{self._members[fact.reporter]} cannot reach this node, which goes on")
             if self._voice == 0:  # One of its processes serves, and that one says so.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import stat
 from pathlib import Path
 from typing import Protocol
@@ -134,6 +135,17 @@ class StoreRendezvous:
             if error.retryable:
                 return None  # Overloaded or away for now; whoever waits looks again.
             raise
+
+    def count(self, prefix: str) -> int:
+        """Return how many keys begin with a prefix."""
+        return sum(1 for _ in self._store.list(prefix))
+
+    def remove(self, prefix: str) -> None:
+        """Remove all keys that begin with a prefix."""
+        for found in list(self._store.list(prefix)):
+            self._store.delete(found.key)
+        if self._folder is not None:
+            shutil.rmtree(self._folder / prefix, ignore_errors=True)  # What is left are folders.
 
     def _prepare(self) -> None:
         """Make the folder, for its owner alone: secrets of runs lie in it."""

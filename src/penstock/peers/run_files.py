@@ -17,7 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.peers.local_words import RUN_ID_BYTES, SECRET_BYTES, RunMember, SeenRun
+from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
+from penstock.peers.local_words import RunMember, SeenRun
+from penstock.peers.runs import started_at
 
 FORMAT = 1
 _BYTES_MAX = 4 * 2**20
@@ -37,6 +39,9 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     pid_began: int
     """When that process began, by the kernel's count: a number may be given out again."""
     host: str
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     @property
     def is_alive(self) -> bool:
@@ -69,7 +74,7 @@ def write_run_file(
     *, run_id: bytes, secret: bytes, members: Sequence[RunMember], dataset: str = ""
 ) -> Path:
     """Let this run be found; give the path to `remove_run_file` at the end."""
-    assert (len(run_id), len(secret)) == (RUN_ID_BYTES, SECRET_BYTES)
+    assert (len(run_id), len(secret)) == (RUN_BYTES, SECRET_BYTES)
     folder = runs_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     sweep_run_files(folder)
@@ -148,13 +153,13 @@ def _host() -> str:
 
 def _began(pid: int) -> int:
     """Return when a process began; -1 where there is none, 0 where the system does not tell."""
+    ticks = started_at(pid)
+    if ticks is not None:
+        return int(ticks)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return -1
     except PermissionError:
         pass
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0
+    return 0

@@ -55,7 +55,7 @@ def _plain(name: str) -> str:
 
 def process_mark() -> str:
     """Return what no other process ever has: machine since its start, space, number, start."""
-    started = _started(os.getpid())
+    started = started_at(os.getpid())
     assert started is not None
     return f"{_space()}|{os.getpid()}/{started}"
 
@@ -64,7 +64,7 @@ def is_running(mark: str) -> bool:
     """Return whether the process of a mark is alive, on this machine and in sight."""
     space, _, process = mark.rpartition("|")
     pid, _, started = process.partition("/")
-    return space == _space() and pid.isdecimal() and _started(int(pid)) == started
+    return space == _space() and pid.isdecimal() and started_at(int(pid)) == started
 
 
 def is_in_sight(mark: str) -> bool:
@@ -77,7 +77,7 @@ def _space() -> str:
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _started(pid: int) -> str | None:
+def started_at(pid: int) -> str | None:
     """Return when a process was started, in ticks since the machine was; None for a dead one."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

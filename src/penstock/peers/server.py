@@ -73,7 +73,6 @@ class Server:
         self._loops: list[Loop] = []
         self._address: Address | None = None
         self._pid = 0
-        self._ended = Counts()
 
     def start(self) -> None:
         """Listen and serve, until `stop`."""
@@ -115,7 +114,10 @@ class Server:
         for loop in self._loops:
             if not loop.join(drain_s + _END_S):
                 _log.warning("a loop of the peer server hangs, perhaps in a read from a disk")
-        self._serving.settler.stop()
+        if not self._serving.settler.stop(_END_S):
+            _log.warning(
+                "the peer server is stopped while it checks a unit, perhaps on a slow disk"
+            )
 
     def counts(self) -> dict[str, int]:
         """Return what has been done so far, and how many connections and parked requests are."""

@@ -75,7 +75,7 @@ class Loop:
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._beat_at_s = self._look_at_s = 0.0
         self._leave_at_s: float | None = None
-        self._thread = threading.Thread(target=self._run, name="penstock-peers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-serve", daemon=True)
 
     def start(self, listener: socket.socket | None) -> None:
         """Serve; the loop that is given a listener also accepts."""

@@ -41,10 +41,6 @@ class Asks(Protocol):
         """Return what a peer says about itself."""
         ...
 
-    def forget(self, peer: str) -> None:
-        """Hang up on a peer."""
-        ...
-
     def counts(self) -> dict[str, dict[str, float]]:
         """Return, by peer, what has come."""
         ...

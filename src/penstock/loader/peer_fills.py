@@ -1,0 +1,64 @@
+"""Units for the tiers of this node that other nodes have: copies of theirs, and our own share.
+
+A copy comes from its home. What is at home here comes from the store, but for one case: a node that
+was cut off, or stood still for a while, finds that others have read its share in the meantime. What
+it lacks by then it takes from them, or the store would be asked for those bytes once more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.loader.cluster import Cluster
+from penstock.loader.fills import Fill, FillRun, Fills
+from penstock.loader.holding import Holding
+from penstock.loader.peer_reads import UnitsRead, peer_cuts
+
+
+class PeerFills:
+    """What other nodes are asked for before the store is."""
+
+    def __init__(self, holding: Holding, cluster: Cluster) -> None:
+        self._holding = holding
+        self._cluster = cluster
+
+    def requests(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
+        """Return requests for units that are at home on other nodes, and the rest of the fills."""
+        units = np.array([fill.unit for fill in fills], np.int64)
+        asked: list[FillRun] = []
+        own: list[Fill] = []
+        for sources, numbers in self._cluster.by_home(units, ""):
+            several = [fills[n] for n in numbers.tolist()]
+            if sources.home:
+                asked += self._reads(several, work, sources.home)
+            else:
+                own += several
+        return asked, sorted(own, key=lambda fill: fill.unit)
+
+    def bring(self, fills: list[Fill], work: Fills) -> list[Fill]:
+        """Take claimed units from whoever has kept them in our place; return the missing ones."""
+        units = np.array([fill.unit for fill in fills], np.int64)
+        missing: list[Fill] = []
+        for source, numbers in self._cluster.stand_ins(units):
+            several = [fills[n] for n in numbers.tolist()]
+            for read in self._reads(several, work, source) if source else ():
+                brought = read.bring(source)
+                several = [fill for fill in several if fill not in brought]
+            missing += several
+        return sorted(missing, key=lambda fill: fill.unit)
+
+    def _reads(self, fills: list[Fill], work: Fills, source: str) -> list[UnitsRead]:
+        """Return what one peer is asked for, in parts of the size that is asked for at once."""
+        holding, cluster = self._holding, self._cluster
+        units = np.array([fill.unit for fill in fills], np.int64)
+        ranges = holding.ranges(units, 0, holding.layout.lengths[units])
+        return [
+            UnitsRead(
+                fills[start:stop],
+                work,
+                (source, holding.source(fills[start].unit)),
+                ranges[start:stop],
+                cluster,
+            )
+            for start, stop in peer_cuts(ranges)
+        ]
