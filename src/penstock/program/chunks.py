@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.program.layouts import part
+from penstock.program.layouts import S, part
 from penstock.program.mesh import Mesh
 from penstock.program.nodes import Region
 from penstock.program.types import Type
@@ -31,7 +31,7 @@ def chunk_places(
     if dim is None:
         return tuple(out)
     first, last = made.bounds(mesh, rank)[dim]
-    is_mine = region.axis is not None and made.layout(region.axis).kind == "S"
+    is_mine = region.axis is not None and made.layout(region.axis) == S(dim)
     parts = 1 if is_mine or region.axis is None else mesh.size(region.axis)
     out[dim] = first + chunk_along(last - first, parts, region.num_chunks, chunk)
     return tuple(out)

@@ -64,7 +64,30 @@ def _pointwise(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     dtype = str(attrs["dtype"]) if op.name == "cast" else _dtype(op, operands)
     if dtype not in DTYPES:
         raise ProgramError(f"no element type {dtype!r}; there are {', '.join(DTYPES)}")
-    return Type(shape=shape, dtype=dtype, layouts=tuple(layouts))
+    made = Type(shape=shape, dtype=dtype, layouts=tuple(layouts))
+    for t in operands:
+        _check_parts(op.name, t, made, mesh)
+    return made
+
+
+def _check_parts(op: str, t: Type, made: Type, mesh: Mesh) -> None:
+    """Refuse an operand of which a rank lacks some of what its part of the result needs.
+
+    Where axes cut one dimension one after the other, a part of the first cut holds the parts of
+    both; a part of the second alone does not.
+    """
+    for dim in range(t.ndim):
+        at = dim + made.ndim - t.ndim
+        if t.shape[dim] != made.shape[at]:
+            continue
+        have = [axis for axis in mesh.names if t.layout(axis) == S(dim)]
+        need = [axis for axis in mesh.names if made.layout(axis) == S(at)]
+        if have and need[: len(have)] != have:
+            raise ProgramError(
+                f"{op} of a value whose dimension {dim} is sliced on axis {' and '.join(have)} "
+                f"beside one that is sliced on {' and '.join(need)}: parts of the mesh {mesh} are "
+                f"cut by {need[0]!r} first; slice the one or gather the other"
+            )
 
 
 def _dtype(op: Op, types: Sequence[Type]) -> str:
@@ -214,18 +237,21 @@ def _matmul_axis(axis: str, a: Type, b: Type, ndim: int) -> Layout:
         return P
     if kinds == "SS" and i == -1 and j == -2:
         return P
-    if kinds == "SR" and i != -1 and (i == -2 or b.ndim < -i or b.shape[i] == 1):
+    if kinds == "SR" and (i == -2 or (i < -2 and _has_one(b, i))):
         return S(ndim + i)
-    if kinds == "RS" and j == -1:
-        return S(ndim - 1)
-    if kinds == "SS" and i == j and i < -2:
+    if kinds == "RS" and (j == -1 or (j < -2 and _has_one(a, j))):
+        return S(ndim + j)
+    if kinds == "SS" and i == j and i < -2 and a.shape[i] == b.shape[j]:
         return S(ndim + i)
-    if kinds in ("SR", "RS") and min(i, j) < -2 and a.ndim == b.ndim:
-        return S(ndim + (i if x.kind == "S" else j))
     raise ProgramError(
         f"matmul of values held as {x} and {y} on axis {axis!r}: possible are rows of the first, "
-        "columns of the second, or both along the inner dimension"
+        "columns of the second, both along the inner dimension, or both along the same batch"
     )
+
+
+def _has_one(t: Type, dim: int) -> bool:
+    """Whether all batches meet the same of a value, so that each rank has what it needs."""
+    return t.ndim < -dim or t.shape[dim] == 1
 
 
 # -- communication -----------------------------------------------------------------------------
@@ -265,8 +291,21 @@ def _reduce_scatter(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     for axis in _axes(attrs, mesh):
         layout = _need("reduce_scatter", t, axis, "P", "slice what is there already")
         _same_reduction("reduce_scatter", layout, attrs)
-        t = t.with_layout(axis, S(_dim(attrs, t, "reduce_scatter")))
+        dim = _dim(attrs, t, "reduce_scatter")
+        _innermost("reduce_scatter", t, axis, dim, mesh)
+        t = t.with_layout(axis, S(dim))
     return t
+
+
+def _innermost(op: str, t: Type, axis: str, dim: int, mesh: Mesh) -> None:
+    """Parts of parts: the axis that cuts last is the only one that can cut or join alone."""
+    for other in mesh.names[mesh.names.index(axis) + 1 :]:
+        if t.layout(other) == S(dim):
+            raise ProgramError(
+                f"{op} on axis {axis!r} along dimension {dim}, which axis {other!r} slices as well "
+                f"and cuts after it in the mesh {mesh}; begin with {other!r}, or name the axes of "
+                "the mesh in the other order"
+            )
 
 
 def _dim(attrs: Attrs, t: Type, op: str) -> int:
@@ -279,7 +318,15 @@ def _dim(attrs: Attrs, t: Type, op: str) -> int:
 def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     for axis in _axes(attrs, mesh):
-        _need("all_gather", t, axis, "S", "only slices can be gathered")
+        layout = _need("all_gather", t, axis, "S", "only slices can be gathered")
+        inner = [other for other in _axes(attrs, mesh) if other != axis]
+        _innermost("all_gather", _without(t, inner), axis, layout.dim, mesh)
+        t = t.with_layout(axis, R)
+    return t
+
+
+def _without(t: Type, axes: Sequence[str]) -> Type:
+    for axis in axes:
         t = t.with_layout(axis, R)
     return t
 
@@ -287,8 +334,11 @@ def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
 def _all_to_all(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     (axis,) = _axes(attrs, mesh)
-    _need("all_to_all", t, axis, "S", "it turns slices along one dimension into another's")
-    return t.with_layout(axis, S(_dim(attrs, t, "all_to_all")))
+    layout = _need("all_to_all", t, axis, "S", "it turns slices of one dimension into another's")
+    dim = _dim(attrs, t, "all_to_all")
+    _innermost("all_to_all", t, axis, layout.dim, mesh)
+    _innermost("all_to_all", t, axis, dim, mesh)
+    return t.with_layout(axis, S(dim))
 
 
 def _reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
@@ -345,7 +395,9 @@ def _slice(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     (axis,) = _axes(attrs, mesh)
     _need("slice", t, axis, "R", "only what a rank has all of can be sliced for nothing")
-    return t.with_layout(axis, S(_dim(attrs, t, "slice")))
+    dim = _dim(attrs, t, "slice")
+    _innermost("slice", t, axis, dim, mesh)
+    return t.with_layout(axis, S(dim))
 
 
 def _update(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
@@ -361,6 +413,7 @@ def _update(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
                 f"update on axis {axis!r} of a state held as {held} with a value held as {got}; "
                 + ("all_gather it first" if got.kind == "S" else "reduce it first")
             )
+    _check_parts("update", value, state, mesh)
     return state
 
 
@@ -385,14 +438,19 @@ def _unflatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     shape = (*t.shape[:dim], *lengths, *t.shape[dim + 1 :])
     layouts = []
     for axis, layout in t.layouts:
-        if layout.kind == "S" and layout.dim == dim and lengths[0] % mesh.size(axis):
+        num_parts = _num_parts(t, dim, mesh)
+        if layout.kind == "S" and layout.dim == dim and lengths[0] % num_parts:
             raise ProgramError(
-                f"unflatten into {lengths} of a dimension that {mesh.size(axis)} ranks of axis "
-                f"{axis!r} slice; {lengths[0]} must be a multiple of {mesh.size(axis)}"
+                f"unflatten into {lengths} of a dimension that axis {axis!r} slices, of which "
+                f"there are {num_parts} parts; {lengths[0]} must be a multiple of {num_parts}"
             )
         moved = layout.kind == "S" and layout.dim > dim
         layouts.append((axis, S(layout.dim + len(lengths) - 1) if moved else layout))
     return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
+
+
+def _num_parts(t: Type, dim: int, mesh: Mesh) -> int:
+    return mesh.size(*(axis for axis, layout in t.layouts if layout == S(dim)))
 
 
 def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
@@ -408,7 +466,7 @@ def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     layouts = []
     for axis, layout in t.layouts:
         inside = layout.kind == "S" and dim <= layout.dim < dim + count
-        if inside and (layout.dim > dim or merged[0] % mesh.size(axis)):
+        if inside and (layout.dim > dim or merged[0] % _num_parts(t, dim, mesh)):
             raise ProgramError(
                 f"flatten of dimensions {dim} to {dim + count - 1} of a value held as {layout} on "
                 f"axis {axis!r}: only the first may be sliced, and evenly"
@@ -416,6 +474,18 @@ def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
         moved = layout.kind == "S" and layout.dim >= dim + count
         layouts.append((axis, S(layout.dim - count + 1) if moved else layout))
     shape = (*t.shape[:dim], length, *t.shape[dim + count :])
+    return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
+
+
+def _expand(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    """Dimensions that a sum has taken away come back, each of one element repeated."""
+    (t,) = types
+    shape, dims = tuple(attrs["shape"]), tuple(attrs["dims"])
+    kept = [dim for dim in range(len(shape)) if attrs["keep"] or dim not in dims]
+    small = tuple(1 if d in dims else shape[d] for d in kept)
+    if t.shape != small:
+        raise ProgramError(f"expand of {t.shape} to {shape} along {dims}")
+    layouts = [(a, S(kept[y.dim]) if y.kind == "S" else y) for a, y in t.layouts]
     return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
 
 
@@ -449,6 +519,7 @@ _BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
     "transpose": _transpose,
     "unflatten": _unflatten,
     "flatten": _flatten,
+    "expand": _expand,
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,

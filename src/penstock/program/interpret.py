@@ -1,7 +1,8 @@
 """The meaning of a program: all its ranks in one process, in float64, one value after the other.
 
 A value is a list with what each rank has of it. Nothing here is fast or clever; every schedule is
-compared with it. Regions that cut into chunks are carried out chunk by chunk, so a wrong cut shows.
+compared with it. Regions that cut into chunks are carried out chunk by chunk, rings step by step,
+so a wrong cut shows.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 
 from penstock.errors import ProgramError
 from penstock.program.chunks import chunk_places
+from penstock.program.contract import contracted
 from penstock.program.mesh import Mesh
 from penstock.program.moves import moved
 from penstock.program.nodes import Node, Program, Region
 from penstock.program.ops import OPS, Array, Place
+from penstock.program.rings import run_ring
 from penstock.program.types import Type
 
 __all__ = ["Held", "Outcome", "gathered", "interpret", "scattered"]
@@ -151,21 +154,20 @@ class _Ranks:
         self._program = program
         self._mesh = program.mesh
         self._calls, self._sources = calls, sources
-        chunked = [region for region in program.regions if region.kind == "chunk"]
-        self._chunked = {name: region for region in chunked for name in region.nodes}
+        together = [region for region in program.regions if region.kind in ("chunk", "ring")]
+        self._together = {name: region for region in together for name in region.nodes}
+        self._order = contracted(program, ("chunk", "ring"))
         self._called: dict[str, list[tuple[Any, ...]]] = {}
 
     def run(self, values: dict[str, Held], iteration: int) -> None:
-        done = set(values)
-        for node in self._program.nodes:
-            if node.name in done:
-                continue
-            region = self._chunked.get(node.name)
-            if region is not None:
+        for group in self._order:
+            region = self._together.get(group[0])
+            if region is not None and region.kind == "ring":
+                values.update(run_ring(self._program, region, values))
+            elif region is not None:
                 self._run_chunks(region, values)
-                done.update(region.nodes)
-            else:
-                values[node.name] = self._whole(node, values, iteration)
+            elif group[0] not in values:
+                values[group[0]] = self._whole(self._program[group[0]], values, iteration)
 
     # -- one node ------------------------------------------------------------------------------
 
@@ -292,12 +294,14 @@ def aligned(
 
     That is the free slice of a replicated value beside a sliced one.
     """
-    if OPS[node.op].kind != "pointwise" or not held.ndim:
+    if OPS[node.op].kind not in ("pointwise", "matmul") or not held.ndim:
         return held
+    # Of a product only the batches meet those of the result.
+    aligned_dims = held.ndim - 2 if node.op == "matmul" else held.ndim
     picked = []
     for dim in range(held.ndim):
         out_dim = dim + len(out_at) - held.ndim
-        if made.shape[dim] == 1 or len(at[dim]) == len(out_at[out_dim]):
+        if dim >= aligned_dims or made.shape[dim] == 1 or len(at[dim]) == len(out_at[out_dim]):
             picked.append(np.arange(held.shape[dim]))
         else:
             picked.append(np.searchsorted(at[dim], out_at[out_dim]))
@@ -310,6 +314,10 @@ def _evaluated(node: Node, args: list[Array], place: Place) -> Array:
     shape = tuple(len(at) for at in place.coordinates)
     if node.op in ("unflatten", "flatten"):
         return args[0].reshape(shape)
+    if node.op == "expand":
+        dims = tuple(node.attr("dims"))
+        ones = tuple(1 if d in dims else n for d, n in enumerate(shape))
+        return np.broadcast_to(args[0].reshape(ones), shape)
     assert op.compute is not None, node.op
     with np.errstate(all="ignore"):
         out = np.asarray(op.compute(args, attrs, place))

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, overload
 
 from penstock.errors import ProgramError
@@ -32,12 +33,14 @@ from penstock.program.types import Type
 Axis = str | tuple[str, ...] | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Template:
     """A function that becomes a program once its mesh and its sizes are known."""
 
     function: Callable[..., Any]
-    axis: str | None
+    axis: str | None = None
+    layouts: tuple[tuple[str, Layout | Annotation], ...] = ()
+    """By parameter, where the function itself does not say so."""
 
     @property
     def name(self) -> str:
@@ -55,7 +58,7 @@ class Template:
         params = inspect.signature(self.function, eval_str=True).parameters.values()
         values, defaults = [], []
         for param in params:
-            made = _parameter(tracer, param, sizes)
+            made = _parameter(tracer, param, dict(self.layouts), sizes)
             values.append(made)
             if param.default is not param.empty and made.node.op == "scalar":
                 defaults.append((param.name, float(param.default)))
@@ -83,8 +86,13 @@ def _writing(what: str) -> tuple[Tracer, dict[str, int]]:
         raise ProgramError(f"{what} outside of a program; it belongs into a @program") from None
 
 
-def _parameter(tracer: Tracer, param: inspect.Parameter, sizes: dict[str, int]) -> Value:
-    said = param.annotation
+def _parameter(
+    tracer: Tracer,
+    param: inspect.Parameter,
+    layouts: dict[str, Layout | Annotation],
+    sizes: dict[str, int],
+) -> Value:
+    said = layouts.get(param.name, param.annotation)
     if isinstance(said, Layout):
         said = Annotation((said,), ())
     if not isinstance(said, Annotation):
@@ -132,14 +140,26 @@ def _outputs(returned: Any, name: str) -> tuple[str, ...]:
 
 
 @overload
-def program(function: Callable[..., Any]) -> Template: ...
+def program(function: Callable[..., Any], /) -> Template: ...
 @overload
-def program(*, axis: str | None = None) -> Callable[[Callable[..., Any]], Template]: ...
-def program(function: Callable[..., Any] | None = None, *, axis: str | None = None) -> Any:
-    """Make a program of a function; `axis` is the one that is meant where none is named."""
+def program(
+    *, axis: str | None = None, **layouts: Layout | Annotation
+) -> Callable[[Callable[..., Any]], Template]: ...
+def program(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    axis: str | None = None,
+    **layouts: Layout | Annotation,
+) -> Any:
+    """Make a program of a function; `axis` is the one that is meant where none is named.
+
+    Layouts of parameters may stand here instead of in the function's annotations, which type
+    checkers read in their own way: `@program(x=R["rows", "d"], w=S(1)["d", "h"])`.
+    """
     if function is None:
-        return lambda function: Template(function=function, axis=axis)
-    return Template(function=function, axis=axis)
+        return partial(Template, axis=axis, layouts=tuple(layouts.items()))
+    return Template(function=function, axis=axis, layouts=tuple(layouts.items()))
 
 
 # -- element by element ------------------------------------------------------------------------

@@ -71,7 +71,9 @@ class Layout:
     def __getitem__(self, dims: Any) -> Annotation:
         return Annotation((self,), ())[dims]
 
-    def __and__(self, other: Layout) -> Annotation:
+    def __and__(self, other: Layout | Annotation) -> Annotation:
+        if isinstance(other, Annotation):  # the brackets belong to the last of them
+            return Annotation((self, *other.layouts), other.dims, other.dtype)
         return Annotation((self, other), ())
 
     def over(self, axis: str) -> Layout:

@@ -14,13 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from penstock.errors import ProgramError
 from penstock.program.mesh import Mesh
+from penstock.program.rewrites import Rewrites
 from penstock.program.types import Type
+
+if TYPE_CHECKING:
+    from penstock.program.cost import Costs
+    from penstock.program.explain import Explanation
 
 __all__ = ["Attr", "Node", "Program", "Region", "Step"]
 
@@ -108,7 +113,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(Rewrites):
     """Nodes in an order in which they can be made."""
 
     name: str
@@ -158,6 +163,11 @@ class Program:
         """The inputs that a step leaves changed, and the value that each has afterwards."""
         return {str(n.attr("target")): n.name for n in self.nodes if n.op == "update"}
 
+    @cached_property
+    def is_approximate(self) -> bool:
+        """Whether somebody said that fewer bits may be sent than values have."""
+        return any(node.attr("wire") is not None for node in self.nodes)
+
     def find(self, name: str, *ops: str) -> Node:
         """Return a node by its name, or by the variable it was given to and what it does.
 
@@ -197,16 +207,26 @@ class Program:
         """Return a name that no value has yet, like the one given."""
         return next(n for n in _numbered(name) if n not in self.by_name)
 
-    def apply(self, name: str, *args: Attr, **options: Attr) -> Program:
+    def apply(self, name: str, /, *args: Attr, **options: Attr) -> Program:
         """Return the program after a rewrite, checked, with the rewrite in its history."""
         from penstock.program.passes import rewritten
 
         return rewritten(self, Step(name=name, args=args, options=tuple(options.items())))
 
+    def explain(self, costs: Costs | None = None) -> Explanation:
+        """Return bytes by lane, the predicted timeline and exposed communication, for people.
+
+        Costs are those of an ordinary machine unless measured ones are given (`calibrate`).
+        """
+        from penstock.program.explain import explain
+
+        return explain(self, costs)
+
     # -- reading -----------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        lines = [f"program {self.name} on {self.mesh}"]
+        how = ", approximate" if self.is_approximate else ""
+        lines = [f"program {self.name} on {self.mesh}{how}"]
         lines += [f"  {node}" for node in self.nodes if node.op != "const"]
         lines += [f"  {region_text(region)}" for region in self.regions]
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])

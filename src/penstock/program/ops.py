@@ -110,6 +110,21 @@ def _reduced(function: Callable[..., Any]) -> Compute:
     return compute
 
 
+def _extreme(function: Callable[..., Any], sign: int) -> Compute:
+    """The largest or smallest of some; of none, what any other is larger or smaller than."""
+
+    def compute(args: Sequence[Array], attrs: Attrs, place: Place) -> Array:
+        (x,) = args
+        limit = np.inf if x.dtype.kind == "f" else np.iinfo(np.int64).max
+        whole = x.astype(np.int64) if x.dtype.kind == "b" else x
+        out: Array = function(
+            whole, axis=tuple(attrs["dims"]), keepdims=bool(attrs["keep"]), initial=sign * limit
+        )
+        return out
+
+    return compute
+
+
 def _op(name: str, kind: str, num: int | tuple[int, int] = 1, **more: Any) -> Op:
     return Op(name, kind, (num, num) if isinstance(num, int) else num, **more)
 
@@ -164,13 +179,14 @@ def _others() -> list[Op]:
         _op("scalar", "leaf", 0),
         _op("const", "leaf", 0),
         _op("sum", "reduce", linear="scale", compute=_reduced(np.sum)),
-        _op("max", "reduce", compute=_reduced(np.max)),
-        _op("min", "reduce", compute=_reduced(np.min)),
+        _op("max", "reduce", compute=_extreme(np.max, -1)),
+        _op("min", "reduce", compute=_extreme(np.min, 1)),
         _op("softmax", "reduce", result="float", compute=_softmax, cost=15),
         _op("matmul", "matmul", 2, compute=_of(np.matmul)),
         _op("transpose", "shape", compute=lambda a, attrs, p: a[0].transpose(attrs["dims"])),
         _op("unflatten", "shape"),
         _op("flatten", "shape"),
+        _op("expand", "shape"),
         _op("slice", "state"),
         _op("update", "state", 2),
         _op("all_reduce", "move"),

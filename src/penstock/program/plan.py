@@ -1,9 +1,10 @@
 """Plans: a program as tasks on lanes, ready to be carried out, simulated or drawn.
 
-A *lane* does one task at a time, in the order of the plan: `compute`, one `net:AXIS` for each
-axis of the mesh, `io`. A task begins when those named in `after` are over and its lane has come to
-it. What a program leaves unsaid is done one after the other, as a framework would; regions that
-overlap leave only the order that values need.
+A task begins when those named in `after` are over and its *lane* has come to it: `compute`, `io`,
+and for communication along an axis `net:AXIS` and, for gathers, `net:AXIS:gather`. Lanes of
+communication keep the order of the plan, since all ranks must agree on it; the others take the
+first task that is ready. What a program leaves unsaid is done one after the other, as a framework
+would; regions that overlap leave only the order that values need.
 
 Tasks name the chunks of values that they read and write, so a plan can be checked for races without
 being run. All ranks have the same plan: the same tasks, in the same order, by the same digest.
@@ -38,7 +39,7 @@ class Access:
     chunk: int | None = None
     """None: all of it."""
     state: str | None = None
-    """The state whose memory it is, where it is not its own."""
+    """The value whose memory it is, where it is not its own: a state, mostly."""
 
     def overlaps(self, other: Access) -> bool:
         """Whether both have memory in common."""
@@ -55,7 +56,8 @@ class Task:
     nodes: tuple[str, ...]
     """What it carries out, in order: one node, or those of a fused region."""
     kind: str
-    """compute, move, load, store, call, fused (communication and computation as one)."""
+    """compute, move, load, store, call; fused (communication and computation as one), bucket
+    (several collectives as one), ring (a product and communication, step by step)."""
     region: str | None = None
     """The region whose chunk it does."""
     chunk: int | None = None
@@ -71,7 +73,7 @@ class Task:
     priority: int = 0
     """Among tasks that could go next on a lane, the smallest goes."""
     ahead: int = 0
-    """It belongs to so many iterations later."""
+    """It is done so many iterations before its own, or, if negative, may last into the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Plan:
 
     program: Program
     tasks: tuple[Task, ...]
+    shared: tuple[tuple[str, str], ...] = ()
+    """Values that lie where another one does."""
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

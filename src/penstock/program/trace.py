@@ -23,7 +23,8 @@ from penstock.program.types import Type
 
 __all__ = ["Tracer", "Value"]
 
-_HERE = str(Path(__file__).parent)
+_INNER = {str(Path(__file__).with_name(f"{name}.py")) for name in ("trace", "language", "gradient")}
+"""Where a value is written down for the user, who stands further out."""
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 
 
@@ -194,7 +195,7 @@ class Value:
 
 def _users_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.f_code.co_filename in _INNER:
         frame = frame.f_back
     return frame
 

@@ -1,1 +1,197 @@
-"""Step programs, carried out: load, compute and communicate as one program on torch."""
+"""Step programs: load, compute and communicate as one program, rewritten, tuned and carried out.
+
+    import penstock.step as ps
+
+    @ps.program
+    def adam(g: ps.P["n"], w: ps.R["n"], ...):
+        g = ps.all_reduce(g, "mean")
+        ...
+
+    schedule = adam.on(ps.mesh(dp=2), n=1 << 22).split("g").sink("g.gather")
+    with ps.Groups(ps.mesh(dp=2)) as groups:
+        step = ps.compile(schedule, groups)
+
+Writing, rewriting and explaining programs is the room `program`, which knows nothing of torch; its
+names are here as well. What carries them out needs torch, and is imported when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ProgramError
+from penstock.program import (
+    L,
+    Mesh,
+    P,
+    Program,
+    R,
+    S,
+    Template,
+    Type,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i32,
+    i64,
+    interpret,
+    mesh,
+    partial,
+    program,
+    u8,
+)
+from penstock.program.gradient import grad
+from penstock.program.language import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    amax,
+    amin,
+    broadcast,
+    call,
+    cast,
+    dropout,
+    equal,
+    erf,
+    exp,
+    flatten,
+    gelu,
+    layer_norm,
+    load,
+    log,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    mean,
+    minimum,
+    norm,
+    not_equal,
+    recv,
+    reduce,
+    reduce_scatter,
+    relu,
+    rsqrt,
+    send,
+    sigmoid,
+    sign,
+    silu,
+    slice,
+    softmax,
+    sqrt,
+    store,
+    sum,
+    tanh,
+    transpose,
+    unflatten,
+    update,
+    where,
+)
+from penstock.program.schedule import apply, read_schedule, schedule_text
+
+if TYPE_CHECKING:
+    from penstock.step.attach import Attached, attach
+    from penstock.step.calibrate import calibrate
+    from penstock.step.execute import Step, compile
+    from penstock.step.groups import Groups
+    from penstock.step.tune import Tuned, tune
+
+_CARRIED = {
+    "Step": "execute",
+    "compile": "execute",
+    "Groups": "groups",
+    "Attached": "attach",
+    "attach": "attach",
+    "calibrate": "calibrate",
+    "Tuned": "tune",
+    "tune": "tune",
+}
+"""Names that need torch, and where they are."""
+
+__all__ = [
+    "Attached",
+    "Groups",
+    "L",
+    "Mesh",
+    "P",
+    "Program",
+    "ProgramError",
+    "R",
+    "S",
+    "Step",
+    "Template",
+    "Tuned",
+    "Type",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "amax",
+    "amin",
+    "apply",
+    "attach",
+    "bf16",
+    "broadcast",
+    "calibrate",
+    "call",
+    "cast",
+    "compile",
+    "dropout",
+    "equal",
+    "erf",
+    "exp",
+    "f16",
+    "f32",
+    "f64",
+    "flatten",
+    "gelu",
+    "grad",
+    "i32",
+    "i64",
+    "interpret",
+    "layer_norm",
+    "load",
+    "log",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "maximum",
+    "mean",
+    "mesh",
+    "minimum",
+    "norm",
+    "not_equal",
+    "partial",
+    "program",
+    "read_schedule",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "relu",
+    "rsqrt",
+    "schedule_text",
+    "send",
+    "sigmoid",
+    "sign",
+    "silu",
+    "slice",
+    "softmax",
+    "sqrt",
+    "store",
+    "sum",
+    "tanh",
+    "transpose",
+    "tune",
+    "u8",
+    "unflatten",
+    "update",
+    "where",
+]
+
+
+def __getattr__(name: str) -> Any:
+    found = _CARRIED.get(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{found}"), name)

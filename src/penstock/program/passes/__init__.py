@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from penstock.errors import ProgramError
 from penstock.program.nodes import Program, Step
+from penstock.program.passes.arguments import check_arguments
 from penstock.program.verify import verified
 
 __all__ = ["PASSES", "rewritten"]
@@ -26,5 +27,30 @@ def rewritten(program: Program, step: Step) -> Program:
     found = PASSES.get(step.name)
     if found is None:
         raise ProgramError(f"there is no rewrite {step.name!r}; there are {', '.join(PASSES)}")
+    check_arguments(found, step)
     out = verified(found(program, *step.args, **dict(step.options)), program)
     return replace(out, history=(*program.history, step))
+
+
+from penstock.program.passes.dead import dead  # noqa: E402
+from penstock.program.passes.hier import factor, hier  # noqa: E402
+from penstock.program.passes.hoist import hoist  # noqa: E402
+from penstock.program.passes.keep_sliced import keep_sliced  # noqa: E402
+from penstock.program.passes.reshard import reshard  # noqa: E402
+from penstock.program.passes.sink import sink  # noqa: E402
+from penstock.program.passes.split import split  # noqa: E402
+from penstock.program.passes.wire import wire  # noqa: E402
+
+PASSES.update(split=split, sink=sink, hoist=hoist, keep_sliced=keep_sliced, dead=dead)
+PASSES.update(wire=wire, hier=hier, factor=factor, reshard=reshard)
+
+from penstock.program.passes.bucket import bucket  # noqa: E402
+from penstock.program.passes.chunk import chunk  # noqa: E402
+from penstock.program.passes.fuse import fuse  # noqa: E402
+from penstock.program.passes.overlap import overlap  # noqa: E402
+from penstock.program.passes.priority import priority, priority_by_use  # noqa: E402
+from penstock.program.passes.ring import ring  # noqa: E402
+from penstock.program.passes.rotate import rotate  # noqa: E402
+
+PASSES.update(fuse=fuse, chunk=chunk, overlap=overlap, bucket=bucket, ring=ring, rotate=rotate)
+PASSES.update(priority=priority, priority_by_use=priority_by_use)

@@ -1,0 +1,80 @@
+"""Does any sequence of legal rewrites change what a program means? For as long as one likes.
+
+    python benchmarks/program_fuzz.py --seconds 600
+    python benchmarks/program_fuzz.py --seed 4711 --programs 1      # the one that failed, again
+
+Random programs and random rewrites, carried out by the interpreter before and after. Prints how
+many of each rewrite were legal; at the first difference it prints the program, the schedule and the
+seed that makes both again, and fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from random import Random
+
+from penstock.program.nodes import Program
+from penstock.program.passes import PASSES
+from penstock.testing.programs import random_program
+from penstock.testing.rewrites import ARGUMENTS, applied, differences, random_rewrite
+
+
+def fuzzed(seed: int, legal: Counter[str], tried: Counter[str], only: list[str]) -> list[str]:
+    """Return what a program of this seed does differently after some rewrites."""
+    rng = Random(seed)
+    sample = random_program(rng, num_ops=rng.randint(4, 24))
+    program: Program = sample.program
+    for _ in range(12):
+        step = random_rewrite(rng, program, only)
+        if step is None:
+            continue
+        tried[step.name] += 1
+        after = applied(program, step)
+        if after is None:
+            continue
+        legal[step.name] += 1
+        program = after
+        if found := differences(sample, program):
+            return [str(sample.program), str(program), program.script(), *found]
+    return []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--programs", type=int, default=1 << 30)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--only", nargs="*", default=[], help="rewrites to draw from")
+    parser.add_argument("--go-on", action="store_true", help="count what fails, do not stop")
+    args = parser.parse_args()
+    legal: Counter[str] = Counter()
+    tried: Counter[str] = Counter()
+    failed: list[int] = []
+    begun, seed = time.monotonic(), args.seed
+    while seed < args.seed + args.programs and time.monotonic() - begun < args.seconds:
+        try:
+            found = fuzzed(seed, legal, tried, args.only)
+        except Exception as error:
+            if not args.go_on:
+                print(f"seed {seed}")
+                raise
+            found = [f"{type(error).__name__}: {error}"]
+        if found:
+            failed.append(seed)
+            print(f"seed {seed}:", "\n".join(found[-1:] if args.go_on else found))
+            if not args.go_on:
+                return 1
+        seed += 1
+    print(f"{seed - args.seed} programs, {sum(tried.values())} rewrites, {len(failed)} differ")
+    for name in (n for n in ARGUMENTS if n in PASSES):
+        print(f"  {name:12} {legal[name]:6} legal of {tried[name]}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Several collectives as one: what ranks contribute laid side by side, moved, and taken apart.
+
+Of a reduce-scatter each rank's parts of all values lie together, so that what it ends with is one
+run; a gather is the same the other way round. Short parts are padded, since a Comm cuts evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from penstock.program.nodes import Node
+from penstock.program.plan import Task
+from penstock.step.comm import Comm, Handle
+from penstock.step.computing import blocks_of
+from penstock.step.memory import Memory
+from penstock.step.moving import Move, packed, padded, part_lengths
+
+__all__ = ["bucket_of"]
+
+
+def bucket_of(task: Task, memory: Memory, comm: Comm) -> Move:
+    """Return how the collectives of a bucket are carried out as one."""
+    bucket = _Bucket([memory.program[name] for name in task.nodes], task, memory, comm)
+    ops = {"reduce_scatter": bucket.scatter, "all_gather": bucket.gather}
+    return Move(issue=ops.get(bucket.op, bucket.whole), finish=bucket.finish)
+
+
+class _Bucket:
+    """Values that move together."""
+
+    def __init__(self, nodes: list[Node], task: Task, memory: Memory, comm: Comm) -> None:
+        self._nodes, self._task, self._memory, self._comm = nodes, task, memory, comm
+        self.op = nodes[0].op
+        self._how = {"wire": nodes[0].attr("wire"), "algo": nodes[0].attr("algo")}
+        self._made: list[Callable[[], torch.Tensor]] = []
+        """What each value is, once it has arrived."""
+
+    def finish(self) -> None:
+        """Take apart what has arrived."""
+        made, self._made = self._made, []
+        for node, one in zip(self._nodes, made, strict=True):
+            self._memory.put(node.name, blocks_of(self._task, self._memory, node.name), one())
+
+    def whole(self) -> Handle:
+        """Begin collectives whose results are as large as what goes in."""
+        pieces = [self._piece(node) for node in self._nodes]
+        flat = torch.cat([piece.reshape(-1) for piece in pieces])
+        parts = torch.split(flat, [piece.numel() for piece in pieces])
+        self._made = [
+            partial(one.view, piece.shape) for one, piece in zip(parts, pieces, strict=True)
+        ]
+        first = self._nodes[0]
+        if self.op == "all_reduce":
+            return self._comm.all_reduce(flat, op=str(first.attr("op")), **self._how)
+        root = int(first.attr("root"))
+        if self.op == "broadcast":
+            return self._comm.broadcast(flat, root=root)
+        if self._comm.rank != root:
+            self._made = [partial(torch.zeros_like, piece) for piece in pieces]
+        return self._comm.reduce(flat, root=root, op=str(first.attr("op")))
+
+    def scatter(self) -> Handle:
+        """Begin reduce-scatters: a row for each rank, all values side by side in it."""
+        rows, cuts = [], []
+        for node in self._nodes:
+            dim = int(node.attr("dim"))
+            source = blocks_of(self._task, self._memory, node.inputs[0])
+            lengths = part_lengths(source, dim, self._comm.size)
+            flat = packed(self._piece(node), dim, lengths)
+            rows.append(flat.reshape(self._comm.size, -1))
+            rest = flat.shape[1:]
+            cuts.append((dim, max(lengths), lengths[self._comm.rank], rest))
+        sent = torch.cat(rows, dim=1)
+        out = torch.empty(sent.shape[1], dtype=sent.dtype, device=sent.device)
+        parts = torch.split(out, [row.shape[1] for row in rows])
+        self._made = [partial(_mine, one, *cut) for one, cut in zip(parts, cuts, strict=True)]
+        op = str(self._nodes[0].attr("op"))
+        return self._comm.reduce_scatter(out, sent.view(-1), op=op, **self._how)
+
+    def gather(self) -> Handle:
+        """Begin gathers: one run of each rank, all values side by side in it."""
+        runs, cuts = [], []
+        for node in self._nodes:
+            dim = self._memory.program[node.inputs[0]].type.layout(node.axes[0]).dim
+            target = blocks_of(self._task, self._memory, node.name)
+            lengths = part_lengths(target, dim, self._comm.size)
+            mine = self._piece(node)
+            flat = padded(mine.movedim(dim, 0), max(lengths)).contiguous()
+            runs.append(flat.reshape(-1))
+            cuts.append((dim, lengths, flat.shape[1:]))
+        sent = torch.cat(runs)
+        out = torch.empty(sent.numel() * self._comm.size, dtype=sent.dtype, device=sent.device)
+        columns = torch.split(out.view(self._comm.size, -1), [r.numel() for r in runs], dim=1)
+        self._made = [partial(_joined, one, *cut) for one, cut in zip(columns, cuts, strict=True)]
+        return self._comm.all_gather(out, sent, **self._how)
+
+    def _piece(self, node: Node) -> torch.Tensor:
+        source = blocks_of(self._task, self._memory, node.inputs[0])
+        return self._memory.piece(node.inputs[0], source)
+
+
+def _mine(
+    part: torch.Tensor, dim: int, longest: int, length: int, rest: tuple[int, ...]
+) -> torch.Tensor:
+    return part.view(longest, *rest)[:length].movedim(0, dim)
+
+
+def _joined(
+    column: torch.Tensor, dim: int, lengths: list[int], rest: tuple[int, ...]
+) -> torch.Tensor:
+    parts = column.reshape(len(lengths), max(lengths), *rest)
+    kept = [part[:n] for part, n in zip(parts, lengths, strict=True)]
+    return torch.cat(kept).movedim(0, dim)

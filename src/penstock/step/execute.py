@@ -1,0 +1,345 @@
+"""Programs carried out: `compile` makes a step of a program, calling the step runs it.
+
+    with Groups(mesh) as groups:
+        step = compile(program, groups)
+        (new,) = step(g=grad, w=weights, m=m, v=v, t=1, lr=1e-3)
+
+Every rank gives what it has of each input: its slice of a sliced one, its addend of a partial one.
+States are changed in the memory that was given. All ranks compare the digest of their plan before
+the first step; where they differ nothing is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import distributed
+
+from penstock.errors import ProgramError
+from penstock.program.check import check_plan
+from penstock.program.lower import host_nodes, lower
+from penstock.program.nodes import Node, Program
+from penstock.program.ops import OPS, Place
+from penstock.program.plan import Plan, Task
+from penstock.step.bucketing import bucket_of
+from penstock.step.comm import Comm
+from penstock.step.computing import prepared
+from penstock.step.dtypes import torch_dtype
+from penstock.step.early import Early, early_tasks, with_early
+from penstock.step.groups import Groups
+from penstock.step.lanes import Begun, Carrier, Iteration, Lived
+from penstock.step.loading import Source, field_of
+from penstock.step.memory import Memory
+from penstock.step.moving import Move, move_of
+from penstock.step.ringing import run_ring
+
+__all__ = ["Step", "compile"]
+
+Calls = Mapping[str, Callable[..., Any]]
+
+
+def compile(
+    program: Program,
+    groups: Groups,
+    *,
+    backend: str = "auto",
+    calls: Calls | None = None,
+    sources: Mapping[str, Iterable[Any]] | None = None,
+    donate: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+) -> Step:
+    """Return a step that carries out a program on this rank.
+
+    Args:
+        program: on the mesh of the groups.
+        groups: the communication of this rank.
+        backend: what fused regions become: auto, compile, tiled, eager, triton.
+        calls: the user's functions by name.
+        sources: what is loaded, by name: anything that yields batches, such as a Loader.
+        donate: inputs whose memory may be written over, such as gradients.
+        device: where values live.
+    """
+    return Step(
+        lower(program, donate=donate),
+        groups,
+        backend=backend,
+        calls=calls or {},
+        sources=sources or {},
+        device=torch.device(device),
+    )
+
+
+class Step:
+    """A plan on one rank."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Groups,
+        *,
+        backend: str,
+        calls: Calls,
+        sources: Mapping[str, Iterable[Any]],
+        device: torch.device,
+    ) -> None:
+        check_plan(plan)
+        self.plan = plan
+        self.program = plan.program
+        if groups.mesh != self.program.mesh:
+            raise ProgramError(
+                f"program {self.program.name} is on the mesh {self.program.mesh}, the groups are "
+                f"on {groups.mesh}"
+            )
+        self._groups = groups
+        self._rank = groups.rank
+        self._memory = Memory(self.program, self._rank, device)
+        self._host = host_nodes(self.program)
+        self._calls = calls
+        self._sources = {name: Source(name, of, device) for name, of in sources.items()}
+        self._scalars: dict[str, float | int] = {}
+        self._io = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-io")
+        self._is_agreed = False
+        self.keeps_times = False
+        """Whether `times` has when each task was at work."""
+        self.times: list[Lived] = []
+        for name, place in plan.shared:
+            self._memory.share(name, place)
+        self._backend = backend
+        self._early = {
+            task.name: Early(task, self._memory, self._comm(task)) for task in early_tasks(plan)
+        }
+        self._stored: Future[None] | None = None
+        self._whole_plan = with_early(plan)
+        self._carrier = self._prepared()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread of input and output."""
+        self.forget()
+        self._io.shutdown(wait=True)
+        for source in self._sources.values():
+            source.close()
+
+    def forget(self) -> None:
+        """Wait for what was begun for the next iteration and drop it; all ranks do so together.
+
+        Needed before a state is changed from outside, as when a checkpoint is loaded.
+        """
+        for early in self._early.values():
+            early.forget()
+        if self._stored is not None:
+            self._stored.result()
+
+    def __call__(self, **given: Any) -> list[torch.Tensor]:
+        """Do one iteration and return what the program returns, as this rank has it."""
+        if not self._is_agreed:
+            self._agree()
+        self._take(given)
+        plan, keeps_times = self._whole_plan, self.keeps_times
+        iteration = Iteration(plan, self._carrier, self._io, keeps_times=keeps_times)
+        iteration.run()
+        self.times = iteration.times
+        return [self._output(name) for name in self.program.outputs]
+
+    # -- what is given -------------------------------------------------------------------------
+
+    def _take(self, given: dict[str, Any]) -> None:
+        scalars: dict[str, float | int] = {}
+        defaults = dict(self.program.defaults)
+        for node in self.program.inputs:
+            value = given.pop(node.name, defaults.get(node.name))
+            if value is None:
+                raise ProgramError(f"program {self.program.name} needs {node.name} ({node.type})")
+            if node.op == "scalar":
+                scalars[node.name] = value.item() if isinstance(value, torch.Tensor) else value
+            else:
+                self._memory.give(node.name, self._checked(node, value))
+        if given:
+            raise ProgramError(f"program {self.program.name} has no input {', '.join(given)}")
+        self._scalars.clear()
+        self._scalars.update(scalars)
+        for name in self._host:
+            self._scalars[name] = self._number(self.program[name], self._scalars)
+
+    def _checked(self, node: Node, value: Any) -> torch.Tensor:
+        shape = node.type.local_shape(self.program.mesh, self._rank)
+        dtype = torch_dtype(node.type.dtype)
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
+            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ProgramError(f"{node.name} on rank {self._rank} is {got}, should be {shape}")
+        if value.dtype != dtype:
+            raise ProgramError(f"{node.name} is {value.dtype}, program has {dtype}")
+        return value.detach()
+
+    def _number(self, node: Node, known: Mapping[str, float | int]) -> float | int:
+        compute = OPS[node.op].compute
+        assert compute is not None
+        args = [
+            self.program[name].attr("value") if name not in known else known[name]
+            for name in node.inputs
+        ]
+        out = compute([_array(arg) for arg in args], dict(node.attrs), Place((), ()))
+        number: float | int = out.item()
+        return number
+
+    def _output(self, name: str) -> torch.Tensor:
+        if name in self._scalars:
+            return torch.tensor(self._scalars[name])
+        return self._memory.whole(name)
+
+    # -- preparing -----------------------------------------------------------------------------
+
+    def _prepared(self) -> Carrier:
+        run: dict[str, Callable[[], None]] = {}
+        begin: dict[str, Callable[[], Begun]] = {}
+        for task in self.plan.tasks:
+            if task.name in self._early:
+                early = self._early[task.name]
+                begin |= {early.name: early.begin_now, early.next_name: early.begin_next}
+            elif task.kind == "move":
+                begin[task.name] = self._move(task)
+            elif task.kind == "bucket":
+                begin[task.name] = _begin(bucket_of(task, self._memory, self._comm(task)))
+            elif task.kind == "ring":
+                run[task.name] = self._ring(task)
+            elif task.kind == "fused":
+                begin[task.name] = self._fused(task)
+            elif task.kind == "call":
+                run[task.name] = self._call(task)
+            elif task.kind in ("load", "store"):
+                run[task.name] = self._load(task) if task.kind == "load" else self._store(task)
+            elif self.program[task.nodes[0]].op == "recv":
+                run[task.name] = self._recv(task)
+            else:
+                run[task.name] = self._compute(task)
+        return Carrier(run=run, begin=begin)
+
+    def _compute(self, task: Task) -> Callable[[], None]:
+        call = prepared(task, self._memory, host=self._host, backend=self._backend)
+        scalars = self._scalars
+        return lambda: call(scalars)
+
+    def _move(self, task: Task) -> Callable[[], Begun]:
+        node = self.program[task.nodes[0]]
+        return _begin(move_of(node, task, self._memory, self._comm(task)))
+
+    def _comm(self, task: Task) -> Comm:
+        return self._groups.comm(self.program[task.nodes[0]].axes, task.lane)
+
+    def _ring(self, task: Task) -> Callable[[], None]:
+        region = next(
+            r for r in self.program.regions if r.kind == "ring" and task.nodes[0] in r.nodes
+        )
+        moves = [self.program[name] for name in task.nodes if self.program[name].axes]
+        # It talks while it computes, so nobody else may be on its lane.
+        comm = self._groups.comm(moves[0].axes, f"ring:{region.name}")
+        return lambda: run_ring(region, self._memory, comm)
+
+    def _fused(self, task: Task) -> Callable[[], Begun]:
+        from penstock.step.fusing import fused_of
+
+        return fused_of(
+            task,
+            self._memory,
+            self._groups,
+            host=self._host,
+            scalars=self._scalars,
+            backend=self._backend,
+        )
+
+    def _call(self, task: Task) -> Callable[[], None]:
+        node = self.program[task.nodes[0]]
+        name = str(node.attr("function"))
+        if name not in self._calls:
+            raise ProgramError(f"no function called {name!r} was given; compile(..., calls=...)")
+        function, memory = self._calls[name], self._memory
+        picks = [n for n in self.program.nodes if n.op == "pick" and n.inputs == (node.name,)]
+
+        def call() -> None:
+            out = function(*(self._value(n) for n in node.inputs))
+            results = out if isinstance(out, tuple) else (out,)
+            for pick in picks:
+                memory.give(pick.name, self._checked(pick, results[int(pick.attr("index"))]))
+
+        return call
+
+    def _value(self, name: str) -> Any:
+        return self._scalars[name] if name in self._scalars else self._memory.whole(name)
+
+    def _recv(self, task: Task) -> Callable[[], None]:
+        node = self.program[task.nodes[0]]
+        mesh, by = self.program.mesh, int(node.attr("by"))
+        sender = mesh.coordinate(self._rank, *node.axes) - by
+        chosen = node.inputs[0 if 0 <= sender < mesh.size(*node.axes) else 1]
+        return lambda: self._memory.give(node.name, self._memory.whole(chosen))
+
+    def _load(self, task: Task) -> Callable[[], None]:
+        node = self.program[task.nodes[0]]
+        name, field = field_of(str(node.attr("source")))
+        if name not in self._sources:
+            raise ProgramError(f"no source called {name!r} was given; compile(..., sources=...)")
+        source = self._sources[name]
+        source.want(field, task.ahead)
+        return lambda: self._memory.give(node.name, self._checked(node, source.next(field)))
+
+    def _store(self, task: Task) -> Callable[[], None]:
+        node = self.program[task.nodes[0]]
+        name = str(node.attr("place"))
+        if name not in self._calls:
+            raise ProgramError(f"nobody takes {name!r}; give a function in compile(..., calls=...)")
+        function = self._calls[name]
+        is_read = bool(self.program.users[node.name]) or node.name in self.program.outputs
+
+        def store() -> None:
+            value = self._memory.whole(node.inputs[0])
+            # A state may be written over before somebody reads what was stored.
+            self._memory.give(node.name, value.clone() if is_read else value)
+            if task.ahead == 0:
+                function(value)
+                return
+            if self._stored is not None:
+                self._stored.result()  # One at a time; and its error is nobody else's to tell.
+            self._stored = self._io.submit(function, value.clone())
+
+        return store
+
+    # -- agreement -----------------------------------------------------------------------------
+
+    def _agree(self) -> None:
+        """Refuse to begin where ranks have different plans: they would wait for each other."""
+        mesh = self.program.mesh
+        if mesh.num_ranks > 1:
+            everyones: list[Any] = [None] * mesh.num_ranks
+            distributed.all_gather_object(everyones, self.plan.digest)
+            odd = [rank for rank, digest in enumerate(everyones) if digest != everyones[0]]
+            if odd:
+                raise ProgramError(
+                    f"ranks 0 and {odd[0]} have different plans of {self.program.name} "
+                    f"({everyones[0][:8]} and {everyones[odd[0]][:8]}); build the program and its "
+                    "schedule from the same numbers on all ranks"
+                )
+        self._is_agreed = True
+
+
+def _begin(move: Move) -> Callable[[], Begun]:
+    return lambda: Begun(handle=move.issue(), finish=move.finish)
+
+
+def _array(number: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(number)

@@ -1,0 +1,215 @@
+"""One iteration of a plan: tasks begun as soon as they may, on the lanes where they belong.
+
+Computation is done by the thread that asked for the step. Communication is only begun, by whoever
+has just made it possible, in the order of its lane; the lane's own thread completes it and tells
+us. Input and output are done by a thread of theirs. An error of any of them ends the iteration
+and is raised to the caller.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from penstock.program.plan import COMPUTE, IO, Plan, Task
+from penstock.step.comm import Handle
+
+__all__ = ["Begun", "Carrier", "Iteration", "Lived"]
+
+_LOOK_S = 0.2
+"""Between two looks whether something under way has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """Communication under way, and what is left to do when it has come."""
+
+    handle: Handle
+    finish: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lived:
+    """When a task was at work, in seconds since the iteration began."""
+
+    task: str
+    lane: str
+    start_s: float
+    stop_s: float
+
+
+@dataclass(kw_only=True)
+class Carrier:
+    """What tasks do: prepared once, used by each iteration."""
+
+    run: dict[str, Callable[[], None]]
+    """Tasks that are done when they return, by name: computation, input, output."""
+    begin: dict[str, Callable[[], Begun]]
+    """Tasks that are only begun."""
+
+
+class Iteration:
+    """The tasks of a plan, once through."""
+
+    def __init__(
+        self, plan: Plan, carrier: Carrier, io: ThreadPoolExecutor, *, keeps_times: bool
+    ) -> None:
+        self._plan = plan
+        self._carrier = carrier
+        self._io = io
+        self._waiting = {task.name: len(task.after) for task in plan.tasks}
+        self._places = {task.name: number for number, task in enumerate(plan.tasks)}
+        self._ready: list[tuple[int, int, Task]] = []
+        self._lanes = {
+            lane: _Lane(list(plan.on(lane))) for lane in plan.lanes if lane not in (COMPUTE, IO)
+        }
+        self._changed = threading.Condition()
+        self._left = len(plan.tasks)
+        self._error: BaseException | None = None
+        self._flying: dict[str, Handle] = {}
+        self._followers = _followers(plan)
+        self._began_s = time.perf_counter()
+        self._keeps_times = keeps_times
+        self.times: list[Lived] = []
+
+    def run(self) -> None:
+        """Do everything."""
+        for task in self._plan.tasks:
+            if not task.after:
+                self._is_ready(task)
+        self._issue_all()
+        while (next_one := self._next()) is not None:
+            start_s = time.perf_counter()
+            self._carrier.run[next_one.name]()
+            self._is_over(next_one, start_s)
+
+    def _next(self) -> Task | None:
+        """Return the next task to compute; None when all is over."""
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                if self._ready:
+                    return heappop(self._ready)[2]
+                if not self._left:
+                    return None
+                if not self._changed.wait(_LOOK_S):
+                    self._look()
+
+    def _look(self) -> None:
+        """Raise what has gone wrong with communication; nobody is called then."""
+        for handle in list(self._flying.values()):
+            if handle.is_done():
+                handle.wait()
+
+    def _is_ready(self, task: Task) -> None:
+        """Take note that nothing stands before a task but its lane."""
+        if task.lane == COMPUTE:
+            with self._changed:
+                heappush(self._ready, (task.priority, self._places[task.name], task))
+                self._changed.notify_all()
+        elif task.lane == IO:
+            self._io.submit(self._do_io, task)
+        else:
+            self._lanes[task.lane].ready.add(task.name)
+
+    def _is_over(self, task: Task, start_s: float) -> None:
+        """Take note that a task is over, and begin what waited for it."""
+        if self._keeps_times:
+            now_s = time.perf_counter()
+            began_s = self._began_s
+            lived = Lived(
+                task=task.name, lane=task.lane, start_s=start_s - began_s, stop_s=now_s - began_s
+            )
+            self.times.append(lived)
+        with self._changed:
+            self._flying.pop(task.name, None)
+            self._left -= 1
+            freed = []
+            for follower in self._followers[task.name]:
+                self._waiting[follower.name] -= 1
+                if not self._waiting[follower.name]:
+                    freed.append(follower)
+            self._changed.notify_all()
+        for follower in freed:
+            self._is_ready(follower)
+        self._issue_all()
+
+    # -- communication -------------------------------------------------------------------------
+
+    def _issue_all(self) -> None:
+        for lane in self._lanes.values():
+            while (task := lane.take()) is not None:
+                try:
+                    self._issue(task)
+                finally:
+                    lane.release()
+
+    def _issue(self, task: Task) -> None:
+        start_s = time.perf_counter()
+        try:
+            begun = self._carrier.begin[task.name]()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        with self._changed:
+            self._flying[task.name] = begun.handle
+        begun.handle.then(lambda: self._arrived(task, begun, start_s))
+
+    def _arrived(self, task: Task, begun: Begun, start_s: float) -> None:
+        try:
+            begun.finish()
+            self._is_over(task, start_s)
+        except BaseException as error:
+            self._fail(error)
+
+    def _do_io(self, task: Task) -> None:
+        start_s = time.perf_counter()
+        try:
+            self._carrier.run[task.name]()
+            self._is_over(task, start_s)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+
+@dataclass
+class _Lane:
+    """Communication in the order that all ranks have agreed on."""
+
+    tasks: list[Task]
+    ready: set[str] = field(default_factory=set)
+    at: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> Task | None:
+        """Return the next task, if it is ready and nobody is at it; `release` follows."""
+        while self.at < len(self.tasks) and self.tasks[self.at].name in self.ready:
+            if not self.lock.acquire(blocking=False):
+                # Whoever has it looks again when done.
+                return None
+            if self.at < len(self.tasks) and self.tasks[self.at].name in self.ready:
+                self.at += 1
+                return self.tasks[self.at - 1]
+            self.lock.release()
+        return None
+
+    def release(self) -> None:
+        """Let others take the next one."""
+        self.lock.release()
+
+
+def _followers(plan: Plan) -> dict[str, list[Task]]:
+    out: dict[str, list[Task]] = {task.name: [] for task in plan.tasks}
+    for task in plan.tasks:
+        for name in task.after:
+            out[name].append(task)
+    return out

@@ -1,0 +1,156 @@
+"""The memory of a step on one rank: where each value lies, and how to get at a piece of it.
+
+A *block* says by dimension which runs of the whole value are meant, in the whole value's
+coordinates. A rank has the block that its layouts give it; a chunk is a smaller one. Pieces are
+views where they can be: a single run along each dimension. Runs that lie apart are copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.program.layouts import S, part
+from penstock.program.nodes import Program, Region
+from penstock.program.types import Type
+from penstock.step.dtypes import torch_dtype
+
+__all__ = ["Block", "Memory", "Run", "block_of", "chunk_of", "shape_of"]
+
+Run = tuple[int, int]
+Block = tuple[tuple[Run, ...], ...]
+
+
+def block_of(made: Type, program: Program, rank: int) -> Block:
+    """Return what a rank has of a value."""
+    return tuple((bound,) for bound in made.bounds(program.mesh, rank))
+
+
+def chunk_of(region: Region, name: str, program: Program, rank: int, chunk: int) -> Block:
+    """Return one chunk of what a rank has of a value."""
+    made = program[name].type
+    whole = block_of(made, program, rank)
+    dim = region.dim(name)
+    if dim is None:
+        return whole
+    ((first, last),) = whole[dim]
+    is_mine = region.axis is not None and made.layout(region.axis) == S(dim)
+    parts = 1 if is_mine or region.axis is None else program.mesh.size(region.axis)
+    runs = []
+    for index in range(parts):
+        begin, end = part(last - first, parts, index)
+        start, stop = part(end - begin, region.num_chunks, chunk)
+        runs.append((first + begin + start, first + begin + stop))
+    return (*whole[:dim], tuple(runs), *whole[dim + 1 :])
+
+
+def shape_of(block: Block) -> tuple[int, ...]:
+    """Return the shape of a piece."""
+    return tuple(sum(stop - start for start, stop in runs) for runs in block)
+
+
+class _Beside(dict[str, torch.Tensor]):
+    """The tensors of another memory, but for one value."""
+
+    def __init__(self, name: str, others: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._name, self._others = name, others
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name) if name == self._name else self._others.get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) if name == self._name else name in self._others
+
+
+class Memory:
+    """What one rank has of each value."""
+
+    def __init__(self, program: Program, rank: int, device: torch.device) -> None:
+        self.program = program
+        self.rank = rank
+        self._device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._places: dict[str, str] = {}
+        """Values that lie where another one lay."""
+
+    def beside(self, name: str) -> Memory:
+        """Return the same memory with another place for one value, for its next iteration."""
+        other = Memory(self.program, self.rank, self._device)
+        other._tensors = _Beside(name, self._tensors)
+        other._places = {n: at for n, at in self._places.items() if n != name}
+        return other
+
+    def give(self, name: str, tensor: torch.Tensor) -> None:
+        """Let a value lie in memory that somebody else has."""
+        self._tensors[name] = tensor
+
+    def share(self, name: str, with_: str) -> None:
+        """Let a value lie where another one does."""
+        self._places[name] = with_
+
+    def drop(self, name: str) -> None:
+        """Forget where a value lies."""
+        self._tensors.pop(name, None)
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return everything the rank has of a value."""
+        name = self._place_of(name)
+        found = self._tensors.get(name)
+        if found is None:
+            made = self.program[name].type
+            shape = made.local_shape(self.program.mesh, self.rank)
+            found = torch.empty(shape, dtype=torch_dtype(made.dtype), device=self._device)
+            self._tensors[name] = found
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether a value lies somewhere already."""
+        return self._place_of(name) in self._tensors
+
+    def are_one(self, one: str, other: str) -> bool:
+        """Whether two values lie in the same place."""
+        return self._place_of(one) == self._place_of(other)
+
+    def piece(self, name: str, block: Block) -> torch.Tensor:
+        """Return a piece of a value: a view of it where it is in one run, else a copy."""
+        out = self.whole(name)
+        for dim, (runs, (first, last)) in enumerate(zip(block, self._bounds(name), strict=True)):
+            if runs == ((first, last),):
+                continue
+            views = [out.narrow(dim, start - first, stop - start) for start, stop in runs]
+            out = views[0] if len(views) == 1 else torch.cat(views, dim)
+        return out
+
+    def is_view(self, block: Block) -> bool:
+        """Whether a piece is a view."""
+        return all(len(runs) == 1 for runs in block)
+
+    def put(self, name: str, block: Block, piece: torch.Tensor) -> None:
+        """Write a piece of a value."""
+        target = self.whole(name)
+        cut = [dim for dim, runs in enumerate(block) if len(runs) > 1]
+        assert len(cut) <= 1, f"{name} is cut along {len(cut)} dimensions"
+        bounds = self._bounds(name)
+        for dim, runs in enumerate(block):
+            if dim not in cut:
+                ((start, stop),), (first, _) = runs, bounds[dim]
+                target = target.narrow(dim, start - first, stop - start)
+        if not cut:
+            target.copy_(piece)
+            return
+        (dim,) = cut
+        at, first = 0, bounds[dim][0]
+        for start, stop in block[dim]:
+            length = stop - start
+            target.narrow(dim, start - first, length).copy_(piece.narrow(dim, at, length))
+            at += length
+
+    def _bounds(self, name: str) -> tuple[Run, ...]:
+        return self.program[name].type.bounds(self.program.mesh, self.rank)
+
+    def _place_of(self, name: str) -> str:
+        while name in self._places:
+            name = self._places[name]
+        return name

@@ -1,0 +1,209 @@
+"""Communication tasks: values packed as a `Comm` wants them, sent, and unpacked.
+
+A Comm knows flat tensors of W even parts. Slices along the first dimension of an even length are
+that already, and nothing is copied; others are packed part by part, the short ones padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from penstock.program.layouts import part
+from penstock.program.nodes import Node
+from penstock.program.plan import Task
+from penstock.step.comm import Comm, Handle
+from penstock.step.computing import blocks_of
+from penstock.step.memory import Block, Memory
+
+__all__ = ["Issue", "Move", "move_of", "packed", "padded", "part_lengths"]
+
+Issue = Callable[[], Handle]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One communication: how it is begun, and what is left to do when it is over."""
+
+    issue: Issue
+    finish: Callable[[], None]
+
+
+def move_of(node: Node, task: Task, memory: Memory, comm: Comm) -> Move:
+    """Return what a node that communicates does for one task."""
+    source = blocks_of(task, memory, node.inputs[0])
+    move = _Move(node, memory, comm, source=source, target=blocks_of(task, memory, node.name))
+    return Move(issue=getattr(move, node.op), finish=move.finish)
+
+
+class _Move:
+    """A node, one block of it, and the tensors that are on their way."""
+
+    def __init__(
+        self,
+        node: Node,
+        memory: Memory,
+        comm: Comm,
+        *,
+        source: Block,
+        target: Block,
+    ) -> None:
+        self._node = node
+        self._memory = memory
+        self._comm = comm
+        self._source, self._target = source, target
+        self._how = {"wire": node.attr("wire"), "algo": node.attr("algo")}
+        self._made: torch.Tensor | None = None
+        """What arrives, where it is not where it belongs yet."""
+        self._unpack: Callable[[torch.Tensor], torch.Tensor] = lambda made: made
+
+    def finish(self) -> None:
+        """Put what has arrived where it belongs."""
+        made, self._made = self._made, None
+        if made is not None:
+            self._memory.put(self._node.name, self._target, self._unpack(made))
+
+    # -- the same shape before and after -------------------------------------------------------
+
+    def all_reduce(self) -> Handle:
+        """Begin an all-reduce, in the place of its result."""
+        held = self._in_place()
+        # The library's own is the fastest, and safe: all ranks have agreed on the plan.
+        how = self._how if any(self._how.values()) else {"algo": "native"}
+        return self._comm.all_reduce(held, op=str(self._node.attr("op")), **how)
+
+    def reduce(self) -> Handle:
+        """Begin a reduce; those who are not the root end with zeros."""
+        held = self._in_place()
+        root = int(self._node.attr("root"))
+        if self._comm.rank != root:
+            # What is left in place is not defined, so it is read from a copy.
+            self._made, held = torch.zeros_like(held), held.clone()
+        return self._comm.reduce(held, root=root, op=str(self._node.attr("op")))
+
+    def broadcast(self) -> Handle:
+        """Begin a broadcast, in the place of its result."""
+        return self._comm.broadcast(self._in_place(), root=int(self._node.attr("root")))
+
+    def send(self) -> Handle:
+        """Begin a shift along the axis; where nobody sends there are zeros."""
+        tensor = self._memory.piece(self._node.inputs[0], self._source).contiguous()
+        self._made = torch.zeros_like(tensor)
+        return self._comm.shift(self._made, tensor, by=int(self._node.attr("by")))
+
+    def _in_place(self) -> torch.Tensor:
+        """Return the place of the result, with what is sent in it."""
+        sent = self._memory.piece(self._node.inputs[0], self._source)
+        held = self._memory.piece(self._node.name, self._target)
+        if not (self._memory.is_view(self._target) and held.is_contiguous()):
+            self._made = held = sent.clone(memory_format=torch.contiguous_format)
+        elif held.data_ptr() != sent.data_ptr():
+            held.copy_(sent)
+        return held
+
+    # -- between parts and the whole -----------------------------------------------------------
+
+    def reduce_scatter(self) -> Handle:
+        """Begin a reduce-scatter."""
+        dim = int(self._node.attr("dim"))
+        tensor = self._memory.piece(self._node.inputs[0], self._source)
+        lengths = part_lengths(self._source, dim, self._comm.size)
+        flat = packed(tensor, dim, lengths)
+        out = self._memory.piece(self._node.name, self._target)
+        size = flat.numel() // self._comm.size
+        if not self._fits(out, dim, size):
+            out = torch.empty(size, dtype=flat.dtype, device=flat.device)
+            self._made, self._unpack = out, self._unpack_part(dim, max(lengths))
+        return self._comm.reduce_scatter(
+            out.view(-1), flat.view(-1), op=str(self._node.attr("op")), **self._how
+        )
+
+    def all_gather(self) -> Handle:
+        """Begin an all-gather."""
+        dim = self._dim_of_input()
+        tensor = self._memory.piece(self._node.inputs[0], self._source)
+        lengths = part_lengths(self._target, dim, self._comm.size)
+        mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
+        out = self._memory.piece(self._node.name, self._target)
+        if len(set(lengths)) > 1 or not self._fits(out, dim, mine.numel() * self._comm.size):
+            out = torch.empty(mine.numel() * self._comm.size, dtype=mine.dtype, device=mine.device)
+            self._made, self._unpack = out, self._unpack_whole(dim, lengths)
+        return self._comm.all_gather(out.view(-1), mine, **self._how)
+
+    def all_to_all(self) -> Handle:
+        """Begin an exchange of slices along one dimension for slices along another."""
+        size, new, old = self._comm.size, int(self._node.attr("dim")), self._dim_of_input()
+        tensor = self._memory.piece(self._node.inputs[0], self._source)
+        whole = self._memory.program[self._node.name].type.shape
+        to = [part(tensor.shape[new], size, r) for r in range(size)]
+        sent = [tensor.narrow(new, start, stop - start).reshape(-1) for start, stop in to]
+        mine = to[self._comm.rank][1] - to[self._comm.rank][0]
+        shapes = []
+        for r in range(size):
+            start, stop = part(whole[old], size, r)
+            shape = list(tensor.shape)
+            shape[old], shape[new] = stop - start, mine
+            shapes.append(shape)
+        counts = [int(torch.Size(shape).numel()) for shape in shapes]
+        self._made = torch.empty(sum(counts), dtype=tensor.dtype, device=tensor.device)
+        self._unpack = lambda made: torch.cat(
+            [p.view(s) for p, s in zip(torch.split(made, counts), shapes, strict=True)], old
+        )
+        return self._comm.all_to_all(
+            self._made, torch.cat(sent), out_counts=counts, counts=[s.numel() for s in sent]
+        )
+
+    def _dim_of_input(self) -> int:
+        made = self._memory.program[self._node.inputs[0]].type
+        return made.layout(self._node.axes[0]).dim
+
+    def _fits(self, out: torch.Tensor, dim: int, size: int) -> bool:
+        flat = dim == 0 and out.is_contiguous() and out.numel() == size
+        return flat and self._memory.is_view(self._target)
+
+    def _unpack_part(self, dim: int, longest: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        shape = [sum(b - a for a, b in runs) for runs in self._target]
+        mine = shape[dim]
+        rest = [n for d, n in enumerate(shape) if d != dim]
+        return lambda made: made.view(longest, *rest)[:mine].movedim(0, dim)
+
+    def _unpack_whole(self, dim: int, lengths: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+        shape = [sum(b - a for a, b in runs) for runs in self._target]
+        rest = [n for d, n in enumerate(shape) if d != dim]
+
+        def unpack(made: torch.Tensor) -> torch.Tensor:
+            parts = made.view(len(lengths), max(lengths), *rest)
+            kept = [p[:n] for p, n in zip(parts, lengths, strict=True)]
+            whole = parts.flatten(0, 1) if len(set(lengths)) == 1 else torch.cat(kept)
+            return whole.movedim(0, dim)
+
+        return unpack
+
+
+def part_lengths(whole: Block, dim: int, size: int) -> list[int]:
+    """Return how long the part of each rank is, in this chunk."""
+    runs = whole[dim]
+    if len(runs) == size and size > 1:
+        return [stop - start for start, stop in runs]
+    ((first, last),) = runs
+    return [b - a for a, b in (part(last - first, size, r) for r in range(size))]
+
+
+def packed(tensor: torch.Tensor, dim: int, lengths: list[int]) -> torch.Tensor:
+    """Return parts along a dimension in a row, all as long as the longest."""
+    rows = tensor.movedim(dim, 0)
+    if len(set(lengths)) > 1:
+        longest = max(lengths)
+        rows = torch.cat([padded(rows_of, longest) for rows_of in torch.split(rows, lengths)])
+    return rows.contiguous()
+
+
+def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Return rows, and zeros behind them up to a length."""
+    if rows.shape[0] == length:
+        return rows
+    out = rows.new_zeros((length, *rows.shape[1:]))
+    out[: rows.shape[0]] = rows
+    return out
