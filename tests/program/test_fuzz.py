@@ -33,7 +33,7 @@ def _shown(sample: Sample, program: Program) -> str:
     return f"{sample.program}\n{program.script()}{program}"
 
 
-@settings(max_examples=40)
+@settings(max_examples=120)
 @given(randoms)
 def test_rewrites_of_the_graph_keep_the_meaning(rng: Random) -> None:
     sample = random_program(rng)
@@ -41,7 +41,7 @@ def test_rewrites_of_the_graph_keep_the_meaning(rng: Random) -> None:
     assert differences(sample, program) == [], _shown(sample, program)
 
 
-@settings(max_examples=40)
+@settings(max_examples=120)
 @given(randoms)
 def test_all_rewrites_together_keep_the_meaning(rng: Random) -> None:
     sample = random_program(rng)
@@ -49,7 +49,7 @@ def test_all_rewrites_together_keep_the_meaning(rng: Random) -> None:
     assert differences(sample, program) == [], _shown(sample, program)
 
 
-@settings(max_examples=30)
+@settings(max_examples=80)
 @given(randoms)
 def test_what_only_moves_work_does_not_change_a_bit(rng: Random) -> None:
     sample = random_program(rng, sums=False)
@@ -57,7 +57,7 @@ def test_what_only_moves_work_does_not_change_a_bit(rng: Random) -> None:
     assert differences(sample, program, bitwise=True) == [], _shown(sample, program)
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(randoms)
 def test_a_rewritten_program_is_made_again_from_its_script(rng: Random) -> None:
     sample = random_program(rng)

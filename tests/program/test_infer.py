@@ -162,6 +162,8 @@ def test_two_axes_cut_a_dimension_into_the_product_of_their_parts() -> None:
     both = {"dp": S(0), "tp": S(0)}
     with pytest.raises(ProgramError, match="there are 4 parts; 2 must be a multiple of 4"):
         _of("unflatten", both, on=GRID, dim=0, lengths=(2, 2))
+    with pytest.raises(ProgramError, match="only the first may be sliced, and evenly"):
+        _of("flatten", both, on=GRID, shape=(2, 3), dim=0, count=2)
 
 
 @settings(max_examples=60)

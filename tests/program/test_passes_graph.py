@@ -501,3 +501,16 @@ def test_a_wrong_program_of_a_rewrite_is_found_before_anybody_sees_it(monkeypatc
     monkeypatch.setitem(passes.PASSES, "forgets", forgets)
     with pytest.raises(ProgramError, match=r"reads g.all_reduce before it is made"):
         adam.on(mesh(dp=2), n=8).apply("forgets")
+
+
+def test_what_is_returned_keeps_its_layout(monkeypatch) -> None:
+    from penstock.program import passes
+
+    def stays_sliced(program: Program) -> Program:
+        gather = program[program.outputs[0]]
+        return program.with_nodes(program.nodes, outputs=gather.inputs)
+
+    monkeypatch.setitem(passes.PASSES, "stays_sliced", stays_sliced)
+    start = mlp.on(mesh(tp=2), t=4, d=6, h=4).split("y").sink("y.gather")
+    with pytest.raises(ProgramError, match=r"tp:S\(0\), and returned f32\[4×6\] R before"):
+        start.apply("stays_sliced")

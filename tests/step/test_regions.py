@@ -422,7 +422,7 @@ def test_what_cannot_be_a_kernel_is_refused() -> None:
         kernel(adam.on(mesh(dp=1), n=10), "fast")
     one = kernel(adam.on(mesh(dp=1), n=10), "tiled")
     with pytest.raises(ProgramError, match="reads 4 tensors"):
-        one([torch.ones(10)], {})
+        one([torch.ones(10)], {"lr": 1.0, "t": 1})
     with pytest.raises(ProgramError, match="needs a number for t"):
         one([torch.ones(10)] * 4, {"lr": 1.0})
 

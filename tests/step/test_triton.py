@@ -13,7 +13,8 @@ from tests.step.test_regions import adam, epilogue, in_place, kernel, lamb, shar
 import penstock.program.language as lang
 from penstock.errors import ProgramError
 from penstock.program import Program, R, f64, mesh, program
-from penstock.step.triton import emit
+from penstock.step.region_call import call_of
+from penstock.step.triton import can_run, emit
 from penstock.step.triton_tune import configs_of
 
 needs_gpu = pytest.mark.skipif(
@@ -126,6 +127,13 @@ def test_what_has_no_form_for_cuda_is_refused() -> None:
 
     with pytest.raises(ProgramError, match="at most 32 bits wide"):
         text_of(wide.on(mesh(dp=1), n=10))
+
+
+def test_rows_that_no_program_can_hold_are_left_to_torch() -> None:
+    for length, can in ((16 * 1024, True), (16 * 1024 + 1, False)):
+        body = kernel(epilogue.on(mesh(dp=1), t=2, d=length), "triton").body
+        given = [torch.empty(body.types[name].shape) for name in body.inputs]
+        assert can_run(body, call_of(body, given, {}, None, None)) is can
 
 
 def test_every_choice_of_tiles_covers_a_block() -> None:

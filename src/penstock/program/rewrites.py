@@ -97,6 +97,10 @@ class Rewrites:
         """Say which communication goes first."""
         return self.apply("priority", *args, **options)
 
+    def priority_by_use(self, lane: str) -> Program:
+        """Let a lane do first what is needed first."""
+        return self.apply("priority_by_use", lane)
+
 
 def _said(**options: Attr) -> dict[str, Attr]:
     """Return the options that were given, so that a schedule has nothing else."""

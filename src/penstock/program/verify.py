@@ -81,3 +81,11 @@ def _check_same(program: Program, before: Program) -> None:
     )
     if not alike or set(program.states) != set(before.states):
         raise ProgramError(f"program {program.name} does not return what it returned before")
+    if program.mesh != before.mesh:
+        return
+    for name, was, made in zip(program.outputs, then, now, strict=True):
+        # States are returned as they are kept, and that may change.
+        if made != was and program[name].op not in ("update", "input"):
+            raise ProgramError(
+                f"program {program.name} would return {name} as {made}, and returned {was} before"
+            )

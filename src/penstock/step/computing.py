@@ -51,7 +51,7 @@ def prepared(task: Task, memory: Memory, *, host: tuple[str, ...], backend: str)
 
 def _is_kernels(node: Node) -> bool:
     kind = OPS[node.op].kind
-    rows = kind == "reduce" and node.op != "softmax"
+    rows = kind == "reduce" and node.attr("dim", node.type.ndim - 1) == node.type.ndim - 1
     return kind == "pointwise" or node.op in ("update", "slice") or rows
 
 

@@ -23,7 +23,6 @@ from penstock.step.region_draws import kept_factor
 from penstock.step.region_names import Names
 from penstock.step.region_stages import Stage
 from penstock.step.region_tiles import one_values
-from penstock.step.region_torch import host_values
 
 __all__ = ["NativeText", "can_write", "native_text"]
 
@@ -134,7 +133,7 @@ class _Writer:
             loads=self._stage.loads,
             stores=tuple(n for n, _ in self._stores),
             totals=tuple(n.name for n in self._stage.totals),
-            numbers=host_values(self._body),
+            numbers=self._body.numbers,
             ones=one_values(self._body, self._stage),
         )
 
@@ -164,7 +163,7 @@ class _Writer:
             for pointer in self._pointers(f"out {name}"):
                 out.append(f"{dtype} *{pointer} = p[{at}];")
                 at += 1
-        numbers = [*host_values(body), *one_values(body, self._stage)]
+        numbers = [*body.numbers, *one_values(body, self._stage)]
         for index, name in enumerate(numbers):
             is_half = name.endswith((" low", " high"))
             dtype = "uint32_t" if is_half else self._number_type(name)

@@ -87,7 +87,7 @@ class Body:
         """The reach of each value; empty for a loose kernel."""
         return _reaches(self)
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """Flat, rows or loose."""
         if not self.reach or not self.full:
@@ -101,6 +101,24 @@ class Body:
     def is_total(self, node: Node) -> bool:
         """Whether a node reduces the whole block to one value."""
         return OPS[node.op].kind == "reduce" and self.reach[node.name] == "one"
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers of the host that a kernel is given, a seed as its two halves, in order.
+
+        Numbers that are written in the program stand in the text of a kernel.
+        """
+        seeds = {node.inputs[1] for node in self.nodes if node.op == "dropout"}
+        read = {i for n in self.nodes for i in (n.inputs[:1] if n.op == "dropout" else n.inputs)}
+        read |= {value for _, value in self.stores}
+        consts = {node.name for node in self.host if node.op == "const"}
+        out: list[str] = []
+        for name in [*self.scalars, *(node.name for node in self.host)]:
+            if name in seeds:
+                out += [f"{name} low", f"{name} high"]
+            if name in read - consts:
+                out.append(name)
+        return tuple(out)
 
     @cached_property
     def has_dropout(self) -> bool:

@@ -15,7 +15,6 @@ from penstock.program.ops import Place as NumpyPlace
 from penstock.step.dtypes import torch_dtype
 from penstock.step.region_body import Body
 from penstock.step.region_draws import Place, halves
-from penstock.step.region_torch import host_values
 
 __all__ = ["Call", "Given", "Out", "call_of", "numbers_of"]
 
@@ -69,7 +68,7 @@ def numbers_of(body: Body, scalars: Mapping[str, float]) -> dict[str, float]:
         assert compute is not None
         with np.errstate(all="ignore"):
             known[node.name] = compute(args, dict(node.attrs), _NOWHERE).item()
-    for name in host_values(body):
+    for name in body.numbers:
         stem, _, half = name.rpartition(" ")
         if half in ("low", "high") and stem in known:
             known[name] = halves(known[stem])[half == "high"]
@@ -79,7 +78,7 @@ def numbers_of(body: Body, scalars: Mapping[str, float]) -> dict[str, float]:
 def call_of(
     body: Body,
     tensors: Sequence[Given],
-    scalars: Mapping[str, float],
+    numbers: dict[str, float],
     out: Sequence[Out] | None,
     starts: tuple[int, ...] | None,
 ) -> Call:
@@ -104,7 +103,7 @@ def call_of(
     outs, copied, aliases = _outs(body, inputs, named, place, device)
     return Call(
         inputs=inputs,
-        numbers=numbers_of(body, scalars),
+        numbers=numbers,
         outs=outs,
         aliases=aliases,
         place=place,
@@ -170,9 +169,12 @@ def _outs(
     outs: dict[str, Given] = {}
     copied: list[tuple[str, Given]] = []
     aliases: dict[str, str] = {}
+    taken = [
+        (*_range(one), one.dtype, name) for name, given in inputs.items() for one in _several(given)
+    ]
     for name, value in body.stores:
         given = wanted[name]
-        lies = _lies(given, inputs)
+        lies = _lies(given, taken)
         is_direct = all(one.is_contiguous() for one in _several(given))
         if given is not None and is_direct and lies != "across":
             outs[name] = given
@@ -205,23 +207,23 @@ def _shape(body: Body, name: str, value: str, place: Place) -> tuple[int, ...] |
     return ()
 
 
-def _lies(given: Out, inputs: Mapping[str, Given]) -> str:
+def _lies(given: Out, taken: Sequence[tuple[int, int, torch.dtype, str]]) -> str:
     """Return the input in whose memory an output lies exactly; "across" if only partly in one."""
     found = ""
     for one in _several(given):
         first, last = _range(one)
-        for name, tensor in inputs.items():
-            for other in _several(tensor):
-                begin, end = _range(other)
-                if begin >= last or end <= first:
-                    continue
-                if (begin, end, other.dtype) != (first, last, one.dtype) or found:
-                    return "across"
-                found = name
+        for begin, end, dtype, name in taken:
+            if begin >= last or end <= first:
+                continue
+            if (begin, end, dtype) != (first, last, one.dtype) or found:
+                return "across"
+            found = name
     return found
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:
     first: int = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.numel() * tensor.element_size()
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + (reach + 1) * tensor.element_size() if tensor.numel() else first
+    return first, first + (reach + 1) * tensor.element_size()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.step.region_body import Body
 from penstock.step.region_call import Call
-from penstock.step.region_torch import function_of, host_values
+from penstock.step.region_torch import function_of
 
 __all__ = ["Compiled", "can_compile", "kernel_folder"]
 
@@ -50,7 +50,7 @@ class Compiled:
     def __init__(self, body: Body) -> None:
         self._body = body
         self._plain = function_of(body)
-        self._host = host_values(body)
+        self._host = body.numbers
         self._is_flat = body.kind == "flat" and not body.has_dropout
         """Whether it can be seen as one run of elements."""
         self._functions: dict[Any, Callable[..., Any]] = {}

@@ -17,7 +17,7 @@ from penstock.step.region_draws import Span, dropped_into
 from penstock.step.region_names import code_of
 from penstock.step.region_stages import Stage, stages_of
 from penstock.step.region_tiles import TileText, one_values, tile_text
-from penstock.step.region_torch import expression_function, host_values, root
+from penstock.step.region_torch import expression_function, root
 
 __all__ = ["TILE_ELEMENTS", "Tiled"]
 
@@ -37,7 +37,7 @@ class Tiled:
     def __init__(self, body: Body) -> None:
         self._body = body
         self._stages = stages_of(body)
-        self._host = host_values(body)
+        self._host = body.numbers
         self._texts: dict[tuple[int, tuple[tuple[str, str], ...]], _Tile] = {}
         self._ones = ones_of(body, self._stages)
         self._scratch = threading.local()

@@ -16,7 +16,6 @@ from penstock.step.dtypes import torch_dtype
 from penstock.step.region_body import Body
 from penstock.step.region_names import Names
 from penstock.step.region_stages import Stage
-from penstock.step.region_torch import host_values
 
 __all__ = ["TileText", "tile_text"]
 
@@ -99,7 +98,7 @@ class _Writer:
             "x": [names(name) for name in stage.loads],
             "o": outs,
             "s": [f"s{k}" for k in range(len(self._pool.made))],
-            "h": [names(name) for name in host_values(self._body)],
+            "h": [names(name) for name in self._body.numbers],
             "t": [names(f"tensor {name}") for name in self._wrapped],
             "ones": [names(name) for name in one_values(self._body, stage)],
         }

@@ -20,7 +20,7 @@ from penstock.step.region_body import Body
 from penstock.step.region_draws import dropped
 from penstock.step.region_names import Names, code_of
 
-__all__ = ["expression_function", "function_of", "host_values", "root", "text_of", "together"]
+__all__ = ["expression_function", "function_of", "root", "text_of", "together"]
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
 _INFIX |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -75,7 +75,7 @@ def text_of(body: Body) -> str:
     lines = [f"def kernel(inputs, scalars, numbers):  # {body.name}"]
     given = [names(name) for name in body.inputs]
     lines += [f"{', '.join(given)}, = inputs"] if given else []
-    numbers = [names(name) for name in host_values(body)]
+    numbers = [names(name) for name in body.numbers]
     lines += [f"{', '.join(numbers)}, = scalars"] if numbers else []
     addends = dict(body.addends)
     for name in body.inputs:
@@ -88,26 +88,6 @@ def text_of(body: Body) -> str:
     left = [_leaving(name, value, body, names) for name, value in body.stores]
     lines.append(f"return [{', '.join(left)}]")
     return "\n    ".join(lines) + "\n"
-
-
-def host_values(body: Body) -> tuple[str, ...]:
-    """Return the numbers that a kernel is given, a seed as its two halves, in order.
-
-    Numbers that are written in the program stand in the text.
-    """
-    read = {name for node in body.nodes for name in node.inputs}
-    read |= {value for _, value in body.stores}
-    consts = {node.name for node in body.host if node.op == "const"}
-    seeds = {node.inputs[1] for node in body.nodes if node.op == "dropout"}
-    plain = {i for n in body.nodes for i in (n.inputs[:1] if n.op == "dropout" else n.inputs)}
-    plain |= {value for _, value in body.stores}
-    out: list[str] = []
-    for name in [*body.scalars, *(node.name for node in body.host)]:
-        if name in seeds:
-            out += [f"{name} low", f"{name} high"]
-        if name in read & plain and name not in consts:
-            out.append(name)
-    return tuple(out)
 
 
 def function_of(body: Body) -> Callable[[Any, Any, Numbers], list[Any]]:

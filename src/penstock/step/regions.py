@@ -33,7 +33,7 @@ from penstock.errors import OptionError
 from penstock.program.nodes import Program
 from penstock.step.native_text import can_write
 from penstock.step.region_body import Body, body_of
-from penstock.step.region_call import Call, Given, Out, call_of
+from penstock.step.region_call import Call, Given, Out, call_of, numbers_of
 from penstock.step.region_compile import Compiled, can_compile
 from penstock.step.region_draws import Span
 from penstock.step.region_native import Native, c_compiler
@@ -74,6 +74,7 @@ class Kernel:
     def __init__(self, body: Body, backend: str) -> None:
         self.body = body
         self.backend = backend
+        self._known: tuple[tuple[float | None, ...], dict[str, float]] | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -111,8 +112,16 @@ class Kernel:
             starts: coordinates in the whole value of the block's first element, by dimension.
                 A tensor that has all of it where others have the block is cut to match.
         """
-        call = call_of(self.body, tensors, scalars, out, starts)
+        call = call_of(self.body, tensors, self._numbers(scalars), out, starts)
         return self._finished(call, self._way(call)(call), out)
+
+    def _numbers(self, scalars: Mapping[str, float]) -> dict[str, float]:
+        """Return the numbers of a call; chunks of one step have the same."""
+        key = tuple(scalars.get(name) for name in self.body.scalars)
+        known = self._known
+        if known is None or known[0] != key:
+            known = self._known = key, numbers_of(self.body, scalars)
+        return known[1]
 
     def _finished(
         self, call: Call, loose: list[Any] | None, out: Sequence[Out] | None
@@ -159,12 +168,13 @@ class Kernel:
 
     def _chosen(self, call: Call) -> Callable[[Call], list[Any] | None]:
         if call.device.type == "cuda":
-            from penstock.step.triton import can_emit
+            from penstock.step.triton import can_run
 
-            return self._triton if can_emit(self.body) else self._eager
-        if call.device.type != "cpu" or self._is_scattered(call):
-            return self._eager if call.device.type != "cpu" else self._tiled
-        if not can_write(self.body):
+            can = can_run(self.body, call) and not self._is_scattered(call)
+            return self._triton if can else self._eager
+        if call.device.type != "cpu":
+            return self._eager
+        if self._is_scattered(call) or not can_write(self.body):
             return self._tiled
         if not c_compiler():
             _say_once("no C compiler was found: kernels run in tiles, about 4 times slower")
@@ -173,7 +183,7 @@ class Kernel:
 
     def _eager(self, call: Call) -> list[Any]:
         body = self.body
-        host = [call.numbers[name] for name in _host_names(body)]
+        host = [call.numbers[name] for name in body.numbers]
         total = _num_elements(torch.empty(call.place.block, device="meta"))
         numbers = Span(call.place, 0, total, call.device)
         made = self._function([call.inputs[name] for name in body.inputs], host, numbers)
@@ -208,12 +218,6 @@ class Kernel:
         from penstock.step.triton import Launcher
 
         return Launcher(self.body)
-
-
-def _host_names(body: Body) -> tuple[str, ...]:
-    from penstock.step.region_torch import host_values
-
-    return host_values(body)
 
 
 def _has_compiler(call: Call) -> bool:

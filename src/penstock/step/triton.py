@@ -27,7 +27,7 @@ from penstock.step.region_tiled import ones_of
 from penstock.step.triton_text import KernelText, can_write, kernel_text
 from penstock.step.triton_tune import Config, best_of, configs_of
 
-__all__ = ["Launcher", "can_emit", "emit"]
+__all__ = ["Launcher", "can_emit", "can_run", "emit"]
 
 ROW_LENGTH_MAX = 16 * 1024
 """Elements of a row that programs can hold in their registers."""
@@ -44,10 +44,11 @@ def emit(program: Program, nodes: Sequence[str], *, outputs: Sequence[str] | Non
             f"no kernel for CUDA of {', '.join(nodes)}: shapes must be those of one block, its "
             "rows and its columns, and elements at most 32 bits wide"
         )
-    sizes = {n.inputs[0]: program.mesh.size(*n.axes) for n in program.nodes if n.axes}
+    moves = [program[name] for name in nodes if program[name].axes]
+    sizes = {n.inputs[0]: program.mesh.size(*n.axes) for n in moves}
     widths = {name: sizes[name] for name, _ in body.addends}
-    num_ranks = max(sizes.values(), default=1)
-    widths |= {f"out {name}": num_ranks for name in body.copies}
+    gathered = [program.mesh.size(*n.axes) for n in moves if n.inputs[0] not in widths]
+    widths |= {f"out {name}": max(gathered) for name in body.copies}
     texts = [kernel_text(body, stage, widths).text for stage in stages_of(body) if _has_pass(stage)]
     return "\n\n".join(texts)
 
@@ -55,6 +56,12 @@ def emit(program: Program, nodes: Sequence[str], *, outputs: Sequence[str] | Non
 def can_emit(body: Body) -> bool:
     """Whether a body has a form for CUDA."""
     return body.kind != "loose" and can_write(body)
+
+
+def can_run(body: Body, call: Call) -> bool:
+    """Whether a call of a body can be carried out here."""
+    is_long = body.kind == "rows" and call.place.row_length > ROW_LENGTH_MAX
+    return can_emit(body) and not is_long
 
 
 def _has_pass(stage: Stage) -> bool:

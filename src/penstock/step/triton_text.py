@@ -26,7 +26,6 @@ from penstock.step.region_body import Body
 from penstock.step.region_draws import kept_factor
 from penstock.step.region_names import Names
 from penstock.step.region_stages import Stage
-from penstock.step.region_torch import host_values
 
 __all__ = ["KernelText", "can_write", "kernel_text"]
 
@@ -93,7 +92,7 @@ class _Writer:
         used = read | {v for _, v in self._stores} | {n.inputs[0] for n in stage.totals}
         self._numbers = tuple(
             name
-            for name in host_values(body)
+            for name in body.numbers
             if name in used or name.rpartition(" ")[0] in self._seeds()
         )
         self._numbers += tuple(sorted(n for n in self._odd_consts() if n in used))
