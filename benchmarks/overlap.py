@@ -82,5 +82,5 @@ if __name__ == "__main__":
     parser = parser_of(QUESTION)
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--backend", default="tiled", help="of fused regions")
+    parser.add_argument("--backend", default="auto", help="of fused regions")
     main("benchmarks.overlap", QUESTION, parser, "sequential, fused")

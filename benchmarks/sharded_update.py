@@ -123,7 +123,7 @@ def ways(options: argparse.Namespace) -> dict[str, Way]:
             way("lamb: all-reduce, eager", "lamb", base, lambda t=base: eager_lamb(t), close=0.0)
         for name, program, share in rewritten(plain):
             tensors = Tensors(program, rank)
-            step = ps.compile(program, groups, backend="compile", donate=("g",))
+            step = ps.compile(program, groups, backend="auto", donate=("g",))
             way(
                 f"{template.name}: {name}",
                 template.name,

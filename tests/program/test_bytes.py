@@ -1,7 +1,5 @@
 """Bytes of moves are those of the table, and those that the elements themselves tell."""
 
-# ruff: noqa: F821 - strings in annotations name dimensions
-
 from dataclasses import replace
 
 import numpy as np

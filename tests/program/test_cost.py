@@ -1,7 +1,5 @@
 """What a task takes when it is alone follows from its bytes, its operations and its link."""
 
-# ruff: noqa: F821 - strings in annotations name dimensions
-
 import pytest
 
 from penstock.errors import ProgramError

@@ -1,7 +1,5 @@
 """What is said of a plan: bytes, times, memory, and what is approximate."""
 
-# ruff: noqa: F821 - strings in annotations name dimensions
-
 from dataclasses import replace
 
 import pytest

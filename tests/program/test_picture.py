@@ -1,7 +1,5 @@
 """Pictures are whole documents that need nothing else, on one scale."""
 
-# ruff: noqa: F821 - strings in annotations name dimensions
-
 import json
 import re
 import xml.etree.ElementTree as ET

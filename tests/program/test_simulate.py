@@ -1,7 +1,5 @@
 """Lanes in virtual time: order, sharing, what is ahead, and memory."""
 
-# ruff: noqa: F821 - strings in annotations name dimensions
-
 from collections.abc import Sequence
 from dataclasses import replace
 

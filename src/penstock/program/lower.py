@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from penstock.program.bytes import sent_bytes
+from penstock.program.bytes import sent_bytes, sent_together
 from penstock.program.contract import arranged
 from penstock.program.layouts import DTYPES
 from penstock.program.nodes import Node, Program, Region
@@ -145,7 +145,7 @@ def _task(program: Program, unit: _Unit, memory: dict[str, str]) -> Task:
         chunk=unit.chunk,
         reads=tuple(a for a in reads if program[a.value].op not in ("scalar", "const")),
         writes=tuple(writes),
-        sent_bytes=sum(_share(sent_bytes(node, program), unit) for node in moves),
+        sent_bytes=_share(_sent(program, moves, kind), unit),
         touched_bytes=0
         if _is_there(nodes, memory)
         else sum(_local_bytes(program, a.value, unit) for a in (*reads, *writes)),
@@ -243,6 +243,13 @@ class _Order:
 
 
 # -- what tasks cost ---------------------------------------------------------------------------
+
+
+def _sent(program: Program, moves: list[Node], kind: str) -> int:
+    """Return what the busiest rank sends for a task."""
+    if kind == "bucket":
+        return sent_together(moves, program)
+    return sum(sent_bytes(node, program) for node in moves)
 
 
 def _share(total: int, unit: _Unit) -> int:

@@ -1,0 +1,457 @@
+"""Which schedules there are: rewrites tried one after the other, the promising ones kept.
+
+A search goes through *stages*: communication is cut in halves and sunk, work is fused, moves are
+put into buckets, regions are cut into chunks that overlap, orders and wires are chosen. In every
+stage each program that was kept is tried with each way of that stage; what the rewrites refuse is
+left out, what was seen before (by digest) is not tried again, and the simulator says which of them
+are kept for the next stage. Doing nothing is a way of every stage, so no stage can make it worse.
+
+A way treats alike what is alike: all large all-reduces are split, or none. That keeps the number of
+programs small where a model has hundreds of tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.errors import ProgramError
+from penstock.program.bytes import sent_bytes
+from penstock.program.cost import Costs
+from penstock.program.lower import lower
+from penstock.program.nodes import Attr, Node, Program
+from penstock.program.nodes import Step as Rewrite
+from penstock.program.ops import OPS, is_move
+from penstock.program.passes import PASSES
+from penstock.program.simulate import simulate
+from penstock.program.verify import left_between
+
+__all__ = ["ALLOWED", "Candidate", "Search", "search"]
+
+ALLOWED = ("sliced", "bf16", "f16")
+"""What a user may allow: states of which each rank has a slice, if they are not returned (they are
+given so then), and wires of fewer bits, which change values."""
+_CHUNKS = (2, 4, 8, 16, 32)
+_BUCKET_BYTES = (1 << 20, 4 << 20, 25 << 20, 1 << 40)
+_LARGE_BYTES = 64 << 10
+"""Moves below this are left as they are."""
+_CHUNK_BYTES_MIN = 32 << 10
+_KEPT = 10
+"""Programs that go on to the next stage."""
+
+_ALIKE_MAX = 3
+"""Programs by the same rewrites, with other numbers, that are measured."""
+
+_MODEL_SHARE = 0.06
+"""Predictions nearer to each other say nothing: that is how far they are from measurements."""
+_DOUBT = 1.05
+"""Programs that look slower by this are not measured: the model may be off, not that much."""
+
+Way = tuple[Rewrite, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A program that could take the place of the one that was given."""
+
+    program: Program
+    predicted_s: float
+
+    @property
+    def schedule(self) -> tuple[Rewrite, ...]:
+        """The rewrites that made it."""
+        return self.program.history
+
+
+@dataclass(kw_only=True)
+class Search:
+    """What a search has found."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    """The fastest first, as predicted; the program as it was given among them."""
+    num_tried: int = 0
+    num_refused: int = 0
+    is_cut_short: bool = False
+    """Whether time was up before all was tried."""
+
+    def best(self, count: int, *, but: str) -> list[Candidate]:
+        """Return some that look fast and differ: not one program in many sizes of one number.
+
+        Of those that the model cannot tell apart, the ones with fewer rewrites go first: it knows
+        less of what many do. `but` is the digest of the one that is measured anyway; what looks
+        slower is left out.
+        """
+        out: list[Candidate] = []
+        fastest_s = min((c.predicted_s for c in self.candidates), default=0.0)
+        most_s = min((c.predicted_s for c in self.candidates if c.program.digest == but), default=0)
+        shapes: Counter[tuple[str, ...]] = Counter()
+
+        def place(candidate: Candidate) -> tuple[int, int, float]:
+            band = int((candidate.predicted_s / max(fastest_s, 1e-12) - 1.0) / _MODEL_SHARE)
+            return band, len({r.name for r in candidate.schedule}), candidate.predicted_s
+
+        for candidate in sorted(self.candidates, key=place):
+            shape = tuple(rewrite.name for rewrite in candidate.schedule)
+            is_same = any(_is_near(candidate.predicted_s, c.predicted_s, 1e-9) for c in out)
+            if candidate.program.digest == but or is_same or shapes[shape] >= _ALIKE_MAX:
+                continue
+            if candidate.predicted_s > _DOUBT * most_s:
+                continue
+            shapes[shape] += 1
+            out.append(candidate)
+            if len(out) == count:
+                break
+        return out
+
+
+def search(
+    program: Program,
+    costs: Costs,
+    *,
+    allow: Iterable[str] = (),
+    budget_s: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Search:
+    """Return the schedules of a program that may be fast."""
+    allowed = tuple(allow)
+    for word in allowed:
+        if word not in ALLOWED:
+            raise ProgramError(f"tune cannot allow {word!r}; it can allow {', '.join(ALLOWED)}")
+    out = Search()
+    seen: dict[str, Candidate] = {}
+    kept = [_candidate(program, costs)]
+    seen[program.digest] = kept[0]
+    ends_s = clock() + budget_s
+    for stage in _stages(allowed):
+        found = list(kept)
+        for candidate in kept:
+            for way in stage(candidate.program):
+                if clock() > ends_s:
+                    out.is_cut_short = True
+                    break
+                out.num_tried += 1
+                made = _tried(candidate.program, way, costs, seen)
+                if made is None:
+                    out.num_refused += 1
+                elif made not in found:
+                    found.append(made)
+        found.sort(key=lambda c: c.predicted_s)
+        kept = found[:_KEPT] + [c for c in found[_KEPT:] if c.program.digest == program.digest]
+    out.candidates = sorted(seen.values(), key=lambda c: c.predicted_s)
+    return out
+
+
+def _is_near(some: float, other: float, share: float) -> bool:
+    return abs(some - other) <= share * max(abs(some), abs(other))
+
+
+def _candidate(program: Program, costs: Costs) -> Candidate:
+    return Candidate(program=program, predicted_s=simulate(lower(program), costs).step_s)
+
+
+def _tried(
+    program: Program, way: Way, costs: Costs, seen: dict[str, Candidate]
+) -> Candidate | None:
+    """Return the program after a way, or None where a rewrite refuses."""
+    try:
+        for rewrite in way:
+            program = program.apply(rewrite.name, *rewrite.args, **dict(rewrite.options))
+        if program.digest not in seen:
+            seen[program.digest] = _candidate(program, costs)
+    except ProgramError:
+        return None
+    return seen[program.digest]
+
+
+def _stages(allowed: tuple[str, ...]) -> list[Callable[[Program], Iterator[Way]]]:
+    def halves(program: Program) -> Iterator[Way]:
+        return _halves(program, "sliced" in allowed)
+
+    def turned(program: Program) -> Iterator[Way]:
+        return _turned(program, "sliced" in allowed)
+
+    def wires(program: Program) -> Iterator[Way]:
+        return _wires(program, [word for word in allowed if word != "sliced"])
+
+    what = [_hier, halves, turned, wires]
+    return [*what, _rings, _fused, _joined, _buckets, _chunks, _overlaps, _orders, _algos]
+
+
+def _rewrite(name: str, *args: Attr, **options: Attr) -> Rewrite:
+    return Rewrite(name=name, args=args, options=tuple(options.items()))
+
+
+def _large(program: Program, *ops: str) -> list[Node]:
+    """Return the moves of some kinds that are worth a thought."""
+    return [
+        node
+        for node in program.nodes
+        if is_move(node.op)
+        and (not ops or node.op in ops)
+        and sent_bytes(node, program) >= _LARGE_BYTES
+    ]
+
+
+# -- what is computed and sent -----------------------------------------------------------------
+
+
+def _hier(program: Program) -> Iterator[Way]:
+    """Yield collectives along several axes done axis by axis."""
+    wide = [node for node in _large(program, "all_reduce", "all_gather") if len(node.axes) > 1]
+    if wide:
+        yield tuple(_rewrite("hier", node.name) for node in wide)
+
+
+def _halves(program: Program, is_sliced: bool) -> Iterator[Way]:
+    """Yield all-reduces in halves, with gathers as far down as they go."""
+    moves = _large(program, "all_reduce")
+    if not moves:
+        return
+    split = [_rewrite("split", node.name) for node in moves]
+    try:
+        halved = program
+        for rewrite in split:
+            halved = halved.apply(rewrite.name, *rewrite.args)
+    except ProgramError:
+        return
+    yield tuple(split)
+    yield from _sunk(halved, split, is_sliced)
+
+
+def _sunk(halved: Program, split: list[Rewrite], is_sliced: bool) -> Iterator[Way]:
+    old = {str(rewrite.args[0]) for rewrite in split}
+    gathers = [n.name for n in _large(halved, "all_gather") if n.name not in old]
+    sinks: list[Rewrite] = []
+    sunk = halved
+    for name in gathers:
+        try:
+            sunk = sunk.apply("sink", name)
+        except ProgramError:
+            continue
+        sinks.append(_rewrite("sink", name))
+    if sinks:
+        yield (*split, *sinks)
+    # What is returned stays as it is: who asked for the step goes on with it.
+    states = [
+        state
+        for state, last in sunk.states.items()
+        if _is_gathered_update(sunk, state) and last not in sunk.outputs
+    ]
+    if is_sliced and sinks and states:
+        yield (*split, *sinks, _rewrite("keep_sliced", *states))
+
+
+def _is_gathered_update(program: Program, state: str) -> bool:
+    value = program[program.states[state]].inputs[1]
+    return program[value].op == "all_gather" or program[program.states[state]].op == "all_gather"
+
+
+def _turned(program: Program, is_sliced: bool) -> Iterator[Way]:
+    """Yield loads some steps ahead, and states gathered where the next step reads them."""
+    loads = [node.name for node in program.nodes if node.op == "load"]
+    for steps in (1, 2):
+        if loads:
+            yield tuple(_rewrite("rotate", name, steps) for name in loads)
+    if not is_sliced:
+        return
+    states = [
+        state
+        for state, last in program.states.items()
+        if last not in program.outputs and _is_gathered_update(program, state)
+    ]
+    if states:
+        yield tuple(_rewrite("rotate", state) for state in states)
+
+
+def _wires(program: Program, allowed: list[str]) -> Iterator[Way]:
+    for dtype in allowed:
+        yield (_rewrite("wire", dtype=dtype),)
+
+
+# -- how it is carried out ---------------------------------------------------------------------
+
+
+def _rings(program: Program) -> Iterator[Way]:
+    """Yield products in steps around a ring, with the gather before or the scatter after them."""
+    ways = []
+    for node in _large(program, "all_gather", "reduce_scatter"):
+        beside = program.users[node.name] if node.op == "all_gather" else node.inputs
+        products = [name for name in beside if program[name].op == "matmul"]
+        if products:
+            ways.append(_rewrite("ring", node.name, *products))
+    if ways:
+        yield tuple(ways)
+
+
+def _fused(program: Program) -> Iterator[Way]:
+    """Yield all work element by element in as few kernels as there can be."""
+    ways = tuple(_rewrite("fuse", *group) for group in _kernels(program))
+    if ways:
+        yield ways
+
+
+def _kernels(program: Program) -> list[tuple[str, ...]]:
+    """Return nodes that can be one kernel each: on parts of one shape, with nothing between."""
+    taken = {name for region in program.regions for name in region.nodes}
+    groups: list[list[Node]] = []
+    for node in program.nodes:
+        is_work = OPS[node.op].kind == "pointwise" or node.op == "update"
+        if not is_work or not node.type.ndim or node.name in taken:
+            continue
+        for group in groups:
+            alike = group[0].type.shape == node.type.shape
+            alike = alike and group[0].type.layouts == node.type.layouts
+            names = (*(n.name for n in group), node.name)
+            if alike and not left_between(program, names):
+                group.append(node)
+                break
+        else:
+            groups.append([node])
+    return [tuple(n.name for n in group) for group in groups if len(group) > 1]
+
+
+def _joined(program: Program) -> Iterator[Way]:
+    """Yield scatter, work and gather as one task, where that is what a program has."""
+    ways: list[Rewrite] = []
+    for node in _large(program, "reduce_scatter"):
+        ends = [n.name for n in _below(program, node.name) if n.op == "all_gather"]
+        middle = [r for r in program.regions if r.kind == "fuse" and _reads(program, r.nodes, node)]
+        if len(ends) == 1 and not middle:
+            ways.append(_rewrite("fuse", node.name, ends[0]))
+    if ways:
+        yield tuple(ways)
+
+
+def _reads(program: Program, names: tuple[str, ...], node: Node) -> bool:
+    return any(node.name in program[name].inputs for name in names)
+
+
+def _below(program: Program, name: str) -> list[Node]:
+    """Return everything that depends on a value."""
+    below = {name}
+    out = []
+    for node in program.nodes:
+        if any(read in below for read in node.inputs):
+            below.add(node.name)
+            out.append(node)
+    return out
+
+
+def _buckets(program: Program) -> Iterator[Way]:
+    """Yield moves of one kind put together until they have a size."""
+    if "bucket" not in PASSES:
+        return
+    alike: dict[tuple[Attr, ...], list[Node]] = {}
+    for node in program.nodes:
+        if node.op in ("all_reduce", "reduce_scatter", "all_gather"):
+            kind = (node.op, node.axes, node.attr("op"), node.attr("wire"), node.type.dtype)
+            alike.setdefault(kind, []).append(node)
+    for most in _BUCKET_BYTES:
+        ways = tuple(
+            _rewrite("bucket", *names)
+            for moves in alike.values()
+            for names in _filled(program, moves, most)
+        )
+        if ways:
+            yield ways
+
+
+def _filled(program: Program, moves: list[Node], most_bytes: int) -> Iterator[tuple[str, ...]]:
+    names: list[str] = []
+    total = 0
+    for node in moves:
+        size = sent_bytes(node, program)
+        if names and total + size > most_bytes:
+            if len(names) > 1:
+                yield tuple(names)
+            names, total = [], 0
+        names.append(node.name)
+        total += size
+    if len(names) > 1:
+        yield tuple(names)
+
+
+def _chunks(program: Program) -> Iterator[Way]:
+    """Yield moves and the work around them in chunks that overlap."""
+    regions = _around(program)
+    if not regions:
+        return
+    smallest = min(max(sent_bytes(program[m], program) for m in moves) for moves, _ in regions)
+    for count in _CHUNKS:
+        if count == _CHUNKS[0] or smallest // count >= _CHUNK_BYTES_MIN:
+            cuts = [_rewrite("chunk", count, *names) for _, names in regions]
+            yield (*cuts, _rewrite("overlap"))
+
+
+def _around(program: Program) -> list[tuple[list[str], list[str]]]:
+    """Return moves with the work that can be cut with them: what makes their values, what reads
+    them."""
+    out: list[tuple[list[str], list[str]]] = []
+    taken: set[str] = set()
+    for move in _large(program, "all_reduce", "reduce_scatter"):
+        if move.name in taken:
+            continue
+        names = _fed_by(program, move) | {move.name} | _fed_with(program, move)
+        if names & taken or len(names) < 2:
+            continue
+        taken |= names
+        ordered = [node.name for node in program.nodes if node.name in names]
+        out.append(([n for n in ordered if is_move(program[n].op)], ordered))
+    return out
+
+
+def _fed_by(program: Program, move: Node) -> set[str]:
+    """Return the work that is only for a move, up to a product."""
+    out: set[str] = set()
+    node = program[move.inputs[0]]
+    while OPS[node.op].kind in ("pointwise", "matmul") and len(program.users[node.name]) == 1:
+        out.add(node.name)
+        if OPS[node.op].kind == "matmul" or not node.inputs:
+            break
+        node = program[node.inputs[0]]
+    return out
+
+
+def _fed_with(program: Program, move: Node) -> set[str]:
+    """Return the work element by element that a move leads to, and the gathers at its end."""
+    out = {move.name}
+    for node in program.nodes:
+        is_work = OPS[node.op].kind == "pointwise" or node.op in ("update", "all_gather", "slice")
+        if is_work and node.type.ndim and any(name in out for name in node.inputs):
+            out.add(node.name)
+    fused = [set(r.nodes) for r in program.regions if r.kind == "fuse" and out & set(r.nodes)]
+    return out.union(*fused) - {move.name}
+
+
+def _overlaps(program: Program) -> Iterator[Way]:
+    """Yield what waits for nothing of each other going on at the same time."""
+    inside = {n for r in program.regions if r.kind == "overlap" for n in r.nodes}
+    work = ("matmul", "pointwise", "reduce", "call", "io", "move", "state")
+    names = [
+        n.name
+        for n in program.nodes
+        if OPS[n.op].kind in work and n.name not in inside and n.type.ndim
+    ]
+    moves = [n for n in names if is_move(program[n].op) or OPS[program[n].op].kind == "io"]
+    if moves and len(names) > len(moves):
+        yield (_rewrite("overlap", *names),)
+
+
+def _orders(program: Program) -> Iterator[Way]:
+    lanes = Counter("net:" + "+".join(n.axes) for n in program.nodes if is_move(n.op))
+    ways = tuple(_rewrite("priority_by_use", lane) for lane, count in lanes.items() if count > 1)
+    if ways and "priority_by_use" in PASSES:
+        yield ways
+
+
+def _algos(program: Program) -> Iterator[Way]:
+    if "algo" not in PASSES:
+        return
+    for algo in ("native", "ring", "direct"):
+        names = [n.name for n in _large(program, "all_reduce")]
+        if algo != "native":
+            names = [n.name for n in _large(program, "all_reduce", "reduce_scatter", "all_gather")]
+        if names:
+            yield tuple(_rewrite("algo", name, algo) for name in names)

@@ -1,0 +1,236 @@
+"""Trials: programs that are run to see how long they take, on real ranks or in the simulator.
+
+All trials use one set of copies of the inputs, since what they are about is time. States that a
+schedule keeps in slices are cut from those that were given whole.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+
+from penstock.program.cost import Costs
+from penstock.program.lower import lower
+from penstock.program.nodes import Node, Program
+from penstock.program.simulate import simulate
+from penstock.step.execute import Step
+from penstock.step.execute import compile as compile_step
+from penstock.step.groups import Groups
+from penstock.step.lanes import Lived
+
+__all__ = ["Alone", "Carried", "Measure", "Ranks", "Simulated", "Team", "Trial"]
+
+_LONG_S = 0.02
+"""A timing that is shorter is made of several runs."""
+_RUNS_MAX = 64
+
+
+class Trial(Protocol):
+    """One program, ready to be run."""
+
+    def run(self) -> float:
+        """Run it once, together with all ranks, and return how long a step took here."""
+        ...
+
+    def results(self) -> list[torch.Tensor] | None:
+        """Return what it makes of the inputs as they were given; None where nobody can say."""
+        ...
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+Measure = Callable[[Program], Trial]
+
+
+class Team(Protocol):
+    """The ranks that tune together."""
+
+    rank: int
+
+    def from_first(self, mine: Any) -> Any:
+        """Return what the first rank says."""
+        ...
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """Return what all ranks say."""
+        ...
+
+
+class Alone:
+    """One rank, or a simulator that speaks for all."""
+
+    rank = 0
+
+    def from_first(self, mine: Any) -> Any:
+        """Return it."""
+        return mine
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """Return it, alone."""
+        return [mine]
+
+
+class Ranks:
+    """The ranks of torch's default group."""
+
+    def __init__(self) -> None:
+        self.rank = distributed.get_rank()
+        self._size = distributed.get_world_size()
+
+    def from_first(self, mine: Any) -> Any:
+        """Return what the first rank says."""
+        said = [mine]
+        distributed.broadcast_object_list(said, src=0)
+        return said[0]
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """Return what all ranks say."""
+        said: list[Any] = [None] * self._size
+        distributed.all_gather_object(said, mine)
+        return said
+
+
+class Simulated:
+    """Measures by the simulator: for tests, and to see what a search would find."""
+
+    def __init__(self, costs: Costs, noise: Callable[[Program], float] | None = None) -> None:
+        self._costs = costs
+        self._noise = noise or (lambda program: 1.0)
+
+    def __call__(self, program: Program) -> Trial:
+        """Return a trial of a program."""
+        return _SimulatedTrial(program, self._costs, self._noise)
+
+
+class _SimulatedTrial:
+    def __init__(self, program: Program, costs: Costs, noise: Callable[[Program], float]) -> None:
+        self._program, self._noise = program, noise
+        self._step_s = simulate(lower(program), costs).step_s
+
+    def run(self) -> float:
+        return self._step_s * self._noise(self._program)
+
+    def results(self) -> list[torch.Tensor] | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Carried:
+    """Measures by carrying programs out.
+
+    Args:
+        groups: of this rank.
+        inputs: what the program as it was written is given, by name; they are not changed.
+        options: of `compile`, such as calls, backend, donate and device.
+    """
+
+    def __init__(self, groups: Groups, inputs: Mapping[str, Any], **options: Any) -> None:
+        self.groups, self._options = groups, options
+        self._given = dict(inputs)
+        self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self._baseline: Program | None = None
+
+    def __call__(self, program: Program) -> CarriedTrial:
+        """Return a trial of a program; the first one is the program as it was written."""
+        self._baseline = self._baseline or program
+        step = compile_step(program, self.groups, **self._options)
+        return CarriedTrial(step, lambda fresh: self._inputs(program, fresh), self.groups)
+
+    def _inputs(self, program: Program, fresh: bool) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for node in program.inputs:
+            if node.name not in self._given:
+                continue
+            value = self._given[node.name]
+            is_tensor = isinstance(value, torch.Tensor) and node.op != "scalar"
+            out[node.name] = self._copy(program, node, value, fresh) if is_tensor else value
+        return out
+
+    def _copy(self, program: Program, node: Node, value: torch.Tensor, fresh: bool) -> torch.Tensor:
+        assert self._baseline is not None
+        mesh, rank = program.mesh, self.groups.rank
+        mine = node.type.bounds(mesh, rank)
+        given = self._baseline[node.name].type.bounds(self._baseline.mesh, rank)
+        cut = tuple(
+            slice(first - start, last - start)
+            for (first, last), (start, _) in zip(mine, given, strict=True)
+        )
+        source = value.detach()[cut] if cut else value.detach()
+        key = node.name, tuple(source.shape)
+        if key not in self._copies:
+            self._copies[key] = source.clone(memory_format=torch.contiguous_format)
+        elif fresh:
+            self._copies[key].copy_(source)
+        return self._copies[key]
+
+
+class CarriedTrial:
+    """A program compiled."""
+
+    def __init__(
+        self, step: Step, inputs: Callable[[bool], dict[str, Any]], groups: Groups
+    ) -> None:
+        self.step = step
+        self._inputs, self._groups = inputs, groups
+        self._runs = 0
+
+    def run(self) -> float:
+        """Run it, several times where it is short."""
+        if not self._runs:
+            self._runs = 1
+            taken = self._timed()
+            self._runs = self._agreed_runs(taken)
+        return self._timed()
+
+    def _agreed_runs(self, seconds: float) -> int:
+        wanted = min(_RUNS_MAX, math.ceil(_LONG_S / max(seconds, 1e-6)))
+        if self._groups.mesh.num_ranks == 1:
+            return wanted
+        said: list[int] = [wanted]
+        distributed.broadcast_object_list(said, src=0)
+        return said[0]
+
+    def _timed(self) -> float:
+        given = self._inputs(False)
+        if self._groups.mesh.num_ranks > 1:
+            distributed.barrier()
+        _synchronize(given)
+        start_s = time.perf_counter()
+        for _ in range(self._runs):
+            self.step(**given)
+        _synchronize(given)
+        return (time.perf_counter() - start_s) / self._runs
+
+    def results(self) -> list[torch.Tensor] | None:
+        """Return what it makes of the inputs; what it loads may be another batch each time."""
+        if any(node.op in ("load", "store", "call") for node in self.step.program.nodes):
+            return None
+        return [out.detach().clone() for out in self.step(**self._inputs(True))]
+
+    def times(self, num_runs: int) -> list[Sequence[Lived]]:
+        """Return when each task was at work, in some runs."""
+        self.step.keeps_times = True
+        out: list[Sequence[Lived]] = []
+        for _ in range(num_runs):
+            self.step(**self._inputs(False))
+            out.append(self.step.times)
+        self.step.keeps_times = False
+        return out
+
+    def close(self) -> None:
+        """End its threads."""
+        self.step.close()
+
+
+def _synchronize(given: Mapping[str, Any]) -> None:
+    """Wait for what devices have been asked to do."""
+    if any(isinstance(v, torch.Tensor) and v.is_cuda for v in given.values()):
+        torch.cuda.synchronize()

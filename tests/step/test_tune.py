@@ -1,0 +1,239 @@
+"""The tuner finds what is faster, takes it only if it is, and never what was not allowed."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.step import tune_work
+from tests.step.ranks import run_ranks
+
+from penstock.errors import ProgramError
+from penstock.program import Program, mesh
+from penstock.program.cost import Costs, Link
+from penstock.program.lower import lower
+from penstock.program.simulate import simulate
+from penstock.step.tuning import tune
+from penstock.step.tune_race import Race, race
+from penstock.step.tune_search import Search, search
+from penstock.step.tune_trial import Simulated
+
+SLOW = Costs(links=(("", Link(bytes_s=120e6, latency_s=200e-6)),), flops_s=95e9)
+"""About a gigabit a second."""
+FREE = Costs(links=(("", Link(bytes_s=1e15, latency_s=0.0, cpu_s=0.0)),), memory_bytes_s=1e15)
+BLOCK = tune_work.block_on(2, t=2048, k=2048, h=1024)
+ADAM = tune_work.adam.on(mesh(dp=2), n=1 << 22)
+
+
+@cache
+def _adams(*allow: str) -> Search:
+    return search(ADAM, SLOW, allow=allow)
+
+
+def _names(made: Program) -> set[str]:
+    return {rewrite.name for rewrite in made.history}
+
+
+# -- looking -----------------------------------------------------------------------------------
+
+
+def test_a_search_finds_schedules_as_good_as_those_made_by_hand() -> None:
+    found = search(BLOCK, SLOW)
+    hand = [
+        BLOCK.apply("chunk", k, "matmul.1", *(n.name for n in BLOCK.nodes[-3:])).apply("overlap")
+        for k in (4, 8, 16)
+    ]
+    best_s = min(simulate(lower(made), SLOW).step_s for made in hand)
+    assert found.candidates[0].predicted_s <= best_s * 1.001
+
+
+def test_every_program_is_found_once_and_the_one_given_is_among_them() -> None:
+    found = _adams("sliced", "bf16")
+    digests = [candidate.program.digest for candidate in found.candidates]
+    assert len(set(digests)) == len(digests)
+    assert ADAM.digest in digests
+    predicted = [candidate.predicted_s for candidate in found.candidates]
+    assert predicted == sorted(predicted)
+
+
+def test_what_is_not_allowed_is_not_tried() -> None:
+    for candidate in _adams().candidates:
+        assert not _names(candidate.program) & {"wire", "keep_sliced"}
+    allowed = _adams("sliced", "bf16").candidates
+    assert {"wire", "keep_sliced"} <= set().union(*(_names(c.program) for c in allowed))
+
+
+def test_what_is_returned_is_never_kept_in_slices() -> None:
+    for candidate in _adams("sliced", "bf16").candidates:
+        made = candidate.program
+        assert [made[o].type for o in made.outputs] == [ADAM[o].type for o in ADAM.outputs]
+
+
+def test_nonsense_cannot_be_allowed() -> None:
+    with pytest.raises(ProgramError, match="tune cannot allow 'int3'"):
+        search(ADAM, SLOW, allow=("int3",))
+
+
+def test_a_search_ends_when_its_time_is_up() -> None:
+    ticks = iter(range(1_000_000))
+    found = search(ADAM, SLOW, budget_s=5.0, clock=lambda: float(next(ticks)))
+    assert found.is_cut_short
+    assert found.num_tried <= 6
+    assert found.candidates
+
+
+def test_those_that_are_measured_differ() -> None:
+    best = search(BLOCK, SLOW).best(8, but=BLOCK.digest)
+    assert 1 < len(best) <= 8
+    assert BLOCK.digest not in {candidate.program.digest for candidate in best}
+    shapes = [tuple(r.name for r in candidate.schedule) for candidate in best]
+    assert max(shapes.count(shape) for shape in shapes) <= 3
+
+
+# -- racing ------------------------------------------------------------------------------------
+
+
+def _raced(times: Sequence[Callable[[], float]], rounds: int = 10_000) -> tuple[int, int]:
+    left = iter(range(rounds))
+    how = Race(
+        run=lambda number: times[number](),
+        slowest=list,
+        has_time=lambda: next(left, None) is not None,
+    )
+    result = race(len(times), how)
+    return result.winner, result.num_runs
+
+
+def test_the_fastest_wins() -> None:
+    assert _raced([lambda: 1.0, lambda: 0.9, lambda: 0.5, lambda: 1.4])[0] == 2
+
+
+def test_a_gain_below_three_in_a_hundred_changes_nothing() -> None:
+    assert _raced([lambda: 1.0, lambda: 0.98])[0] == 0
+    assert _raced([lambda: 1.0])[0] == 0
+
+
+def test_noise_wins_less_than_once_in_fifty_races() -> None:
+    # Six runs that are the same, each off by up to 40 %: whoever wins has been lucky.
+    won = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        times = [lambda draw=draw: 1.0 + 0.4 * draw.random() for _ in range(6)]
+        won += _raced(times)[0] != 0
+    assert won < 300 / 50
+
+
+def test_a_large_gain_wins_in_spite_of_noise() -> None:
+    draw = random.Random(1)
+    slow, fast = (lambda: 1.0 + 0.2 * draw.random()), (lambda: 0.6 + 0.2 * draw.random())
+    assert _raced([slow, fast])[0] == 1
+
+
+def test_a_race_without_time_still_compares_in_pairs() -> None:
+    winner, num_runs = _raced([lambda: 1.0, lambda: 0.5, lambda: 0.6, lambda: 0.7], rounds=0)
+    assert winner == 1
+    assert num_runs == 4 + 2 * 3
+
+
+# -- both --------------------------------------------------------------------------------------
+
+
+def test_it_takes_the_schedule_that_is_measured_to_be_faster() -> None:
+    tuned = tune(BLOCK, costs=SLOW, measure=Simulated(SLOW), cache=None)
+    assert tuned.is_changed
+    assert tuned.seconds < tuned.baseline_s / 1.4
+    assert {"chunk", "overlap"} <= {rewrite.name for rewrite in tuned.schedule}
+    assert "×" in str(tuned)
+
+
+def test_the_program_stays_where_nothing_is_faster() -> None:
+    tuned = tune(BLOCK, costs=FREE, measure=Simulated(FREE), cache=None)
+    assert tuned.program == BLOCK
+    assert "stays as it is" in str(tuned)
+
+
+def test_a_model_that_is_wrong_does_no_harm() -> None:
+    # The model believes in the overlap, the machine punishes it.
+    penal = Simulated(SLOW, lambda made: 3.0 if made.regions else 1.0)
+    tuned = tune(BLOCK, costs=SLOW, measure=penal, cache=None)
+    assert tuned.ratio > 1.0
+    assert tuned.program == BLOCK
+
+
+def test_half_the_bits_win_only_where_they_are_allowed() -> None:
+    exact = tune(ADAM, costs=SLOW, measure=Simulated(SLOW), cache=None)
+    assert all(node.attr("wire") is None for node in exact.program.nodes)
+    rough = tune(ADAM, costs=SLOW, measure=Simulated(SLOW), cache=None, allow=("bf16",))
+    assert any(node.attr("wire") == "bf16" for node in rough.program.nodes)
+    assert rough.seconds < exact.seconds
+
+
+def test_what_was_found_is_kept_by_program_and_mesh(tmp_path: Path) -> None:
+    args = {"costs": SLOW, "cache": tmp_path, "measure": Simulated(SLOW)}
+    first = tune(BLOCK, **args)
+    again = tune(BLOCK, **args)
+    assert again.is_cached
+    assert again.program.digest == first.program.digest
+    assert again.seconds == first.seconds
+    other = tune(tune_work.block_on(4, t=2048, k=2048, h=1024), **args)
+    assert not other.is_cached
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schedule": "split(\'nothing\')"}', "\x00"])
+def test_what_cannot_be_used_again_is_found_anew(tmp_path: Path, text: str) -> None:
+    args = {"costs": FREE, "cache": tmp_path, "measure": Simulated(FREE)}
+    tune(BLOCK, **args)
+    for path in tmp_path.iterdir():
+        path.write_text(text)
+    assert not tune(BLOCK, **args).is_cached
+
+
+def test_a_program_with_a_schedule_keeps_it() -> None:
+    begun = BLOCK.apply("split", BLOCK.nodes[-3].name)
+    tuned = tune(begun, costs=SLOW, measure=Simulated(SLOW), cache=None)
+    assert tuned.program.history[:1] == begun.history
+    assert all(rewrite not in begun.history for rewrite in tuned.schedule)
+
+
+def test_it_needs_something_to_measure_with() -> None:
+    with pytest.raises(ProgramError, match="needs groups and inputs"):
+        tune(BLOCK)
+
+
+# -- on ranks ----------------------------------------------------------------------------------
+
+
+def test_ranks_agree_on_a_schedule_that_makes_the_same_values(tmp_path: Path) -> None:
+    first = run_ranks(tune_work.tune_block, 2, str(tmp_path))
+    assert len({each["digest"] for each in first}) == 1
+    for each in first:
+        assert each["off"] < 1e-4
+        assert each["is_untouched"]
+        assert each["num_measured"] >= 1
+    again = run_ranks(tune_work.tune_block, 2, str(tmp_path))
+    assert all(each["is_cached"] for each in again)
+    assert {each["digest"] for each in again} == {first[0]["digest"]}
+
+
+def test_states_are_cut_for_schedules_that_keep_them_in_slices() -> None:
+    (one, count), other = run_ranks(tune_work.tune_adam_sliced, 2)
+    assert [one, count] == other
+    assert int(count) >= 1
+
+
+def test_ranks_with_different_programs_are_told() -> None:
+    said = run_ranks(tune_work.tune_differing, 2)
+    assert all("ranks 0 and 1 have different plans" in each for each in said)
+
+
+def test_all_ranks_have_the_costs_that_were_measured_once(tmp_path: Path) -> None:
+    (mine, again), others = run_ranks(tune_work.calibrated, 2, str(tmp_path))
+    assert [mine, again] == others
+    assert again == mine
+    costs = Costs.from_json(mine)
+    assert costs.measured
+    assert costs.link("dp", "all_reduce").bytes_s > 1e6
+    assert costs.link("dp", "all_gather", "ring") != costs.link("dp", "all_gather", "direct")
+    assert replace(costs, measured="") == costs
