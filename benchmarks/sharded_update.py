@@ -104,7 +104,9 @@ def ways(options: argparse.Namespace) -> dict[str, Way]:
     out = {"all-reduce alone": Way(run=lambda: distributed.all_reduce(flat), due_bytes=due)}
     expected: dict[str, torch.Tensor] = {}
 
-    def way(name: str, key: str, tensors: Tensors, run, *, close: float, share: float = 1.0) -> None:
+    def way(
+        name: str, key: str, tensors: Tensors, run, *, close: float, share: float = 1.0
+    ) -> None:
         def check() -> None:
             first = expected.setdefault(key, tensors.now["w"].clone())
             off = (tensors.now["w"] - first).abs().max().item()

@@ -42,6 +42,8 @@ class Way:
     """What a rank must send."""
     repeats: int = 1
     """How often `run` does the work: times are divided by it."""
+    against: str | None = None
+    """The way that this one is compared with, if not with the baseline of all."""
 
 
 def measure(way: Way) -> dict[str, float]:
@@ -84,7 +86,8 @@ def be_rank(module: str, options: argparse.Namespace) -> None:
         names = list(ways)
         for name in names[turn:] + names[:turn]:
             result = measure(ways[name])
-            rows.append({"way": name, "round": number, "due_bytes": ways[name].due_bytes} | result)
+            about = {"due_bytes": ways[name].due_bytes, "against": ways[name].against}
+            rows.append({"way": name, "round": number} | about | result)
     if distributed.get_rank() == 0:
         print(json.dumps(rows), flush=True)
     distributed.barrier()
@@ -159,7 +162,8 @@ def text(rows: list[dict], baseline: str) -> str:
         times.setdefault(row["way"], []).append(row["s"])
     for way in dict.fromkeys(row["way"] for row in rows if row["round"] == 0):
         mine = [row for row in rows if row["way"] == way]
-        ratios = [a / b for a, b in zip(times[baseline], times[way], strict=True)]
+        base = times[mine[0]["against"] or baseline]
+        ratios = [a / b for a, b in zip(base, times[way], strict=True)]
         due = mine[0]["due_bytes"]
         cells = [
             f"{1e3 * median(times[way]):.1f}",

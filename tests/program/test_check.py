@@ -1,7 +1,5 @@
 """Plans that can go wrong are refused, and those that are not refused go right in any order."""
 
-
-
 from dataclasses import replace
 from typing import Any
 

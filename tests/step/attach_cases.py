@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 
-from penstock.step.attach import attach
+from penstock.program.mesh import mesh
+from penstock.step import attaching
+from penstock.step.attaching import Attached
+from penstock.step.groups import Groups
 from penstock.step.optimizers import LAMB
 
 BATCH = 12
@@ -21,6 +24,15 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True),
     "lamb": lambda p: LAMB(p, lr=0.01),
 }
+
+
+def attach(
+    model: nn.Module, optimizer: Optimizer, *args: Any, over: str = "sockets", **options: Any
+) -> Attached:
+    """Attach over sockets, as ranks of several hosts do, or over "memory"."""
+    if over == "sockets" and distributed.is_initialized():
+        args = (Groups(mesh(dp=distributed.get_world_size())),)
+    return attaching.attach(model, optimizer, *args, **options)
 
 
 def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:

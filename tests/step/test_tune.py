@@ -15,10 +15,10 @@ from penstock.program import Program, mesh
 from penstock.program.cost import Costs, Link
 from penstock.program.lower import lower
 from penstock.program.simulate import simulate
-from penstock.step.tuning import tune
 from penstock.step.tune_race import Race, race
 from penstock.step.tune_search import Search, search
 from penstock.step.tune_trial import Simulated
+from penstock.step.tuning import tune
 
 SLOW = Costs(links=(("", Link(bytes_s=120e6, latency_s=200e-6)),), flops_s=95e9)
 """About a gigabit a second."""

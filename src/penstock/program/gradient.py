@@ -215,7 +215,7 @@ def _softmax(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
 def _matmul(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     a, b = x
     da, db = d @ lang.transpose(b), None
-    if a.type.ndim > b.type.ndim:
+    if b.type.ndim == 2 and a.type.ndim > 2 and _flattens(a):
         # One matrix for all batches: rows of all of them are rows of one product.
         rows, dd = a, d
         while rows.type.ndim > 2:
@@ -224,6 +224,16 @@ def _matmul(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     else:
         db = lang.transpose(a) @ d
     return [da, db]
+
+
+def _flattens(x: Value) -> bool:
+    """Whether all but the last dimension of a value can be seen as one."""
+    for axis, layout in x.type.layouts:
+        if layout.kind != "S" or layout.dim == x.type.ndim - 1:
+            continue
+        if layout.dim > 0 or x.shape[0] % x.tracer.mesh.size(axis):
+            return False
+    return True
 
 
 def _transpose(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
@@ -286,7 +296,12 @@ def _slice(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
 
 def _all_to_all(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     (axis,) = node.axes
-    return [lang.all_to_all(d, x[0].type.layout(axis).dim, axis=axis)]
+    dim, kind = x[0].type.layout(axis).dim, d.type.layout(axis).kind
+    if kind == "R":
+        return [lang.slice(d, dim, axis=axis)]
+    if kind == "P":
+        return [lang.reduce_scatter(d, dim=dim, axis=axis)]
+    return [d if d.type.layout(axis).dim == dim else lang.all_to_all(d, dim, axis=axis)]
 
 
 def _send(node: Node, d: Value, x: list[Value], y: Value) -> Parts:

@@ -178,6 +178,8 @@ def _dims(attrs: Attrs, ndim: int, op: str) -> tuple[int, ...]:
 def _reduction(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     dtype = t.dtype if op.result == "same" or t.is_float else "f32"
+    if op.name == "sum" and dtype == "bool":
+        dtype = "i64"
     if op.name == "softmax":
         for axis, layout in t.layouts:
             if layout.kind == "P" or (layout.kind == "S" and layout.dim == attrs["dim"]):
@@ -217,6 +219,8 @@ def _matmul(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         shown = " and ".join("×".join(map(str, t.shape)) for t in types)
         raise ProgramError(f"matmul of shapes {shown}: the inner lengths must be the same")
+    if a.dtype != b.dtype:
+        raise ProgramError(f"matmul of {a.dtype} and {b.dtype}; cast one of them")
     batch = broadcast_shape([a.shape[:-2] or (1,), b.shape[:-2] or (1,)], "matmul")
     batch = batch if max(a.ndim, b.ndim) > 2 else ()
     shape = (*batch, a.shape[-2], b.shape[-1])
@@ -275,13 +279,15 @@ def _all_reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     for axis in _axes(attrs, mesh):
         layout = _need("all_reduce", t, axis, "P", "only sums that are still to be made need it")
-        _same_reduction("all_reduce", layout, attrs)
+        _same_reduction("all_reduce", layout, attrs, is_float=t.is_float)
         t = t.with_layout(axis, R)
     return t
 
 
-def _same_reduction(op: str, layout: Layout, attrs: Attrs) -> None:
+def _same_reduction(op: str, layout: Layout, attrs: Attrs, *, is_float: bool) -> None:
     what = str(attrs["op"])
+    if what == "mean" and not is_float:
+        raise ProgramError(f"{op} by mean of whole numbers; cast them to floats, or take the sum")
     if what != layout.op and not (what == "mean" and layout.op == "sum"):
         raise ProgramError(f"{op} by {what} of a partial {layout.op}")
 
@@ -290,7 +296,7 @@ def _reduce_scatter(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     for axis in _axes(attrs, mesh):
         layout = _need("reduce_scatter", t, axis, "P", "slice what is there already")
-        _same_reduction("reduce_scatter", layout, attrs)
+        _same_reduction("reduce_scatter", layout, attrs, is_float=t.is_float)
         dim = _dim(attrs, t, "reduce_scatter")
         _innermost("reduce_scatter", t, axis, dim, mesh)
         t = t.with_layout(axis, S(dim))
@@ -320,6 +326,11 @@ def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     for axis in _axes(attrs, mesh):
         layout = _need("all_gather", t, axis, "S", "only slices can be gathered")
         inner = [other for other in _axes(attrs, mesh) if other != axis]
+        if any(t.layout(other).kind == "S" and t.layout(other) != layout for other in inner):
+            raise ProgramError(
+                f"all_gather of axes {' and '.join(_axes(attrs, mesh))} that slice different "
+                "dimensions; gather one after the other"
+            )
         _innermost("all_gather", _without(t, inner), axis, layout.dim, mesh)
         t = t.with_layout(axis, R)
     return t
@@ -336,6 +347,8 @@ def _all_to_all(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (axis,) = _axes(attrs, mesh)
     layout = _need("all_to_all", t, axis, "S", "it turns slices of one dimension into another's")
     dim = _dim(attrs, t, "all_to_all")
+    if layout.dim == dim:
+        raise ProgramError(f"all_to_all to dimension {dim}, along which it is sliced already")
     _innermost("all_to_all", t, axis, layout.dim, mesh)
     _innermost("all_to_all", t, axis, dim, mesh)
     return t.with_layout(axis, S(dim))
@@ -345,7 +358,7 @@ def _reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     (axis,) = _axes(attrs, mesh)
     layout = _need("reduce", t, axis, "P", "only sums that are still to be made need it")
-    _same_reduction("reduce", layout, attrs)
+    _same_reduction("reduce", layout, attrs, is_float=t.is_float)
     _root(attrs, mesh, axis)
     return t.with_layout(axis, L)
 

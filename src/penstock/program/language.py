@@ -231,7 +231,14 @@ def dropout(x: Value, share: float, seed: Any) -> Value:
 def _over(x: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
     ndim = x.type.ndim
     chosen = range(ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
-    return tuple(sorted(dim % ndim if ndim else dim for dim in chosen))
+    return tuple(sorted({_place(x, dim) for dim in chosen}))
+
+
+def _place(x: Value, dim: int) -> int:
+    """Return a dimension counted from the front."""
+    if not -x.type.ndim <= dim < x.type.ndim:
+        raise ProgramError(f"dimension {dim} of {x.name}, which has {x.type.ndim}")
+    return dim % x.type.ndim
 
 
 def sum(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
@@ -265,7 +272,7 @@ def norm(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = Fals
 
 def softmax(x: Value, dim: int = -1) -> Value:
     """Return the shares of exponentials along a dimension."""
-    return _apply("softmax", x, dim=dim % x.type.ndim)
+    return _apply("softmax", x, dim=_place(x, dim))
 
 
 def layer_norm(x: Value, weight: Value, bias: Value, eps: float = 1e-5) -> Value:
@@ -284,12 +291,12 @@ def transpose(x: Value, *dims: int) -> Value:
 
 def unflatten(x: Value, dim: int, lengths: Sequence[int]) -> Value:
     """Return x with one dimension seen as several."""
-    return _apply("unflatten", x, dim=dim % x.type.ndim, lengths=tuple(lengths))
+    return _apply("unflatten", x, dim=_place(x, dim), lengths=tuple(lengths))
 
 
 def flatten(x: Value, dim: int, count: int = 2) -> Value:
     """Return x with several dimensions seen as one."""
-    return _apply("flatten", x, dim=dim % x.type.ndim, count=count)
+    return _apply("flatten", x, dim=_place(x, dim), count=count)
 
 
 # -- communication -----------------------------------------------------------------------------

@@ -92,21 +92,23 @@ from penstock.program.language import (
 from penstock.program.schedule import apply, read_schedule, schedule_text
 
 if TYPE_CHECKING:
-    from penstock.step.attach import Attached, attach
-    from penstock.step.calibrate import calibrate
+    from penstock.step.attaching import Attached, attach
+    from penstock.step.calibrating import calibrate
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
-    from penstock.step.tune import Tuned, tune
+    from penstock.step.optimizers import LAMB
+    from penstock.step.tuning import Tuned, tune
 
 _CARRIED = {
     "Step": "execute",
     "compile": "execute",
     "Groups": "groups",
-    "Attached": "attach",
-    "attach": "attach",
-    "calibrate": "calibrate",
-    "Tuned": "tune",
-    "tune": "tune",
+    "Attached": "attaching",
+    "LAMB": "optimizers",
+    "attach": "attaching",
+    "calibrate": "calibrating",
+    "Tuned": "tuning",
+    "tune": "tuning",
 }
 """Names that need torch, and where they are."""
 
@@ -114,6 +116,7 @@ __all__ = [
     "Attached",
     "Groups",
     "L",
+    "LAMB",
     "Mesh",
     "P",
     "Program",

@@ -67,8 +67,7 @@ class _Bucket:
         rows, cuts = [], []
         for node in self._nodes:
             dim = int(node.attr("dim"))
-            source = blocks_of(self._task, self._memory, node.inputs[0])
-            lengths = part_lengths(source, dim, self._comm.size)
+            lengths = part_lengths(self._task, self._memory, node.name, dim, node.axes)
             flat = packed(self._piece(node), dim, lengths)
             rows.append(flat.reshape(self._comm.size, -1))
             rest = flat.shape[1:]
@@ -85,8 +84,7 @@ class _Bucket:
         runs, cuts = [], []
         for node in self._nodes:
             dim = self._memory.program[node.inputs[0]].type.layout(node.axes[0]).dim
-            target = blocks_of(self._task, self._memory, node.name)
-            lengths = part_lengths(target, dim, self._comm.size)
+            lengths = part_lengths(self._task, self._memory, node.inputs[0], dim, node.axes)
             mine = self._piece(node)
             flat = padded(mine.movedim(dim, 0), max(lengths)).contiguous()
             runs.append(flat.reshape(-1))

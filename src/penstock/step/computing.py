@@ -7,6 +7,7 @@ narrowed to that part here: that is the free slice of the layout rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -55,9 +56,11 @@ def _is_kernels(node: Node) -> bool:
     return kind == "pointwise" or node.op in ("update", "slice") or rows
 
 
-def blocks_of(task: Task, memory: Memory, name: str, consumer: Node | None = None) -> Block:
+def blocks_of(
+    task: Task, memory: Memory, name: str, consumer: Node | None = None, *, rank: int | None = None
+) -> Block:
     """Return which block of a value a task touches; of what it reads, for which node."""
-    program, rank = memory.program, memory.rank
+    program, rank = memory.program, memory.rank if rank is None else rank
     made = program[name].type
     region = None if task.region is None else program.region(task.region)
     if region is not None and task.chunk is not None:
@@ -68,8 +71,10 @@ def blocks_of(task: Task, memory: Memory, name: str, consumer: Node | None = Non
         return own
     result = blocks_of(task, memory, consumer.name)
     shift = len(result) - len(own)
+    shape = consumer.type.shape
     return tuple(
-        runs if made.shape[dim] == 1 else result[dim + shift] for dim, runs in enumerate(own)
+        runs if made.shape[dim] == 1 != shape[dim + shift] else result[dim + shift]
+        for dim, runs in enumerate(own)
     )
 
 
@@ -80,21 +85,36 @@ def _kernel_call(task: Task, memory: Memory, *, host: tuple[str, ...], backend: 
     program = memory.program
     inside = tuple(n for n in (*host, *task.nodes) if n in _needed(program, task.nodes))
     leaving = tuple(access.value for access in task.writes)
+    if not leaving:
+        return lambda scalars: None  # Nobody reads what it would make.
     how = backend if len(task.nodes) > 1 else "eager"
     kernel = kernel_of(program, inside, outputs=leaving, backend=how)
     reads = [_Piece(name=n, block=_read_block(task, memory, n)) for n in kernel.inputs]
     writes = [_Piece(name=n, block=blocks_of(task, memory, n)) for n in kernel.outputs]
     num_runs = max((len(r) for piece in (*reads, *writes) for r in piece.block), default=1)
 
+    alone = program[task.nodes[0]].op if len(task.nodes) == 1 else ""
+    extreme = alone if alone in ("max", "min") else None
+
     def call(scalars: Scalars) -> None:
         for run in range(num_runs):
             tensors = [memory.piece(p.name, _one_run(p.block, run)) for p in reads]
             blocks = [_one_run(p.block, run) for p in writes]
             out = [memory.piece(p.name, b) for p, b in zip(writes, blocks, strict=True)]
+            if extreme is not None and not tensors[0].numel():
+                out[0].fill_(_nothing(extreme, out[0].dtype))
+                continue
             starts = tuple(runs[0][0] for runs in max(blocks, key=len))
             kernel(tensors, scalars, out=out, starts=starts)
 
     return call
+
+
+def _nothing(op: str, dtype: torch.dtype) -> float | int:
+    """Return the largest, or smallest, of no elements: what changes no other one."""
+    if dtype.is_floating_point:
+        return -math.inf if op == "max" else math.inf
+    return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
 def _needed(program: Program, nodes: tuple[str, ...]) -> set[str]:

@@ -28,6 +28,7 @@ from penstock.program.plan import Plan, Task
 from penstock.step.bucketing import bucket_of
 from penstock.step.comm import Comm
 from penstock.step.computing import prepared
+from penstock.step.dtensor import to_local
 from penstock.step.dtypes import torch_dtype
 from penstock.step.early import Early, early_tasks, with_early
 from penstock.step.groups import Groups
@@ -36,6 +37,7 @@ from penstock.step.loading import Source, field_of
 from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
 from penstock.step.ringing import run_ring
+from penstock.step.streams import Order, Streams
 
 __all__ = ["Step", "compile"]
 
@@ -69,7 +71,7 @@ def compile(
         backend=backend,
         calls=calls or {},
         sources=sources or {},
-        device=torch.device(device),
+        device=_whole_device(device),
     )
 
 
@@ -95,14 +97,18 @@ class Step:
                 f"on {groups.mesh}"
             )
         self._groups = groups
+        self._agree()
         self._rank = groups.rank
+        self._device = device
         self._memory = Memory(self.program, self._rank, device)
         self._host = host_nodes(self.program)
         self._calls = calls
-        self._sources = {name: Source(name, of, device) for name, of in sources.items()}
+        self._sources = {
+            name: Source(name, of, device, groups.over) for name, of in sources.items()
+        }
         self._scalars: dict[str, float | int] = {}
         self._io = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-io")
-        self._is_agreed = False
+        self._is_broken = False
         self.keeps_times = False
         """Whether `times` has when each task was at work."""
         self.times: list[Lived] = []
@@ -114,6 +120,7 @@ class Step:
         }
         self._stored: Future[None] | None = None
         self._whole_plan = with_early(plan)
+        self._streams = Streams(self._whole_plan, device) if device.type == "cuda" else None
         self._carrier = self._prepared()
 
     def __enter__(self) -> Self:
@@ -133,6 +140,9 @@ class Step:
         self._io.shutdown(wait=True)
         for source in self._sources.values():
             source.close()
+        if self._streams is not None:
+            # Memory of the step may be given away now: nothing may be at work in it.
+            torch.cuda.synchronize(self._device)
 
     def forget(self) -> None:
         """Wait for what was begun for the next iteration and drop it; all ranks do so together.
@@ -145,15 +155,27 @@ class Step:
             self._stored.result()
 
     def __call__(self, **given: Any) -> list[torch.Tensor]:
-        """Do one iteration and return what the program returns, as this rank has it."""
-        if not self._is_agreed:
-            self._agree()
+        """Do one iteration and return what the program returns, as this rank has it.
+
+        What is returned is the caller's to keep, except that a state is where it was given.
+        """
+        if self._is_broken:
+            raise ProgramError(
+                f"an earlier step of {self.program.name} has failed, and ranks may be at different "
+                "places in it; close it and compile it again, on all ranks"
+            )
         self._take(given)
         plan, keeps_times = self._whole_plan, self.keeps_times
-        iteration = Iteration(plan, self._carrier, self._io, keeps_times=keeps_times)
+        order = None if self._streams is None else Order(self._streams)
+        iteration = Iteration(plan, self._carrier, self._io, keeps_times=keeps_times, order=order)
+        self._is_broken = True
         iteration.run()
+        self._is_broken = False
         self.times = iteration.times
-        return [self._output(name) for name in self.program.outputs]
+        outputs = [self._output(name) for name in self.program.outputs]
+        for name in self.program.outputs:
+            self._memory.give_away(name)
+        return outputs
 
     # -- what is given -------------------------------------------------------------------------
 
@@ -176,6 +198,8 @@ class Step:
             self._scalars[name] = self._number(self.program[name], self._scalars)
 
     def _checked(self, node: Node, value: Any) -> torch.Tensor:
+        if hasattr(value, "device_mesh"):
+            value = to_local(value, node.type, node.name)
         shape = node.type.local_shape(self.program.mesh, self._rank)
         dtype = torch_dtype(node.type.dtype)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
@@ -183,6 +207,11 @@ class Step:
             raise ProgramError(f"{node.name} on rank {self._rank} is {got}, should be {shape}")
         if value.dtype != dtype:
             raise ProgramError(f"{node.name} is {value.dtype}, program has {dtype}")
+        if value.device != self._device:
+            raise ProgramError(
+                f"{node.name} is on {value.device}, the step on {self._device}; move it there, or "
+                "say compile(..., device=...)"
+            )
         return value.detach()
 
     def _number(self, node: Node, known: Mapping[str, float | int]) -> float | int:
@@ -293,8 +322,15 @@ class Step:
         if name not in self._sources:
             raise ProgramError(f"no source called {name!r} was given; compile(..., sources=...)")
         source = self._sources[name]
-        source.want(field, task.ahead)
-        return lambda: self._memory.give(node.name, self._checked(node, source.next(field)))
+        source.want(node.name, field, task.ahead)
+
+        def load() -> None:
+            value = self._checked(node, source.next(node.name))
+            if self._streams is not None:
+                self._streams.keep(value)
+            self._memory.give(node.name, value)
+
+        return load
 
     def _store(self, task: Task) -> Callable[[], None]:
         node = self.program[task.nodes[0]]
@@ -313,9 +349,21 @@ class Step:
                 return
             if self._stored is not None:
                 self._stored.result()  # One at a time; and its error is nobody else's to tell.
-            self._stored = self._io.submit(function, value.clone())
+            self._stored = self._io.submit(self._here(function), value.clone())
 
         return store
+
+    def _here(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that comes, on the device, after what was asked here and now."""
+        if self._streams is None:
+            return function
+        stream = torch.cuda.current_stream(self._device)
+
+        def call(*values: Any) -> None:
+            with torch.cuda.stream(stream):
+                function(*values)
+
+        return call
 
     # -- agreement -----------------------------------------------------------------------------
 
@@ -332,7 +380,11 @@ class Step:
                     f"({everyones[0][:8]} and {everyones[odd[0]][:8]}); build the program and its "
                     "schedule from the same numbers on all ranks"
                 )
-        self._is_agreed = True
+
+
+def _whole_device(device: torch.device | str) -> torch.device:
+    """Return a device with its number, as tensors have it."""
+    return torch.empty(0, device=device).device
 
 
 def _begin(move: Move) -> Callable[[], Begun]:

@@ -1,7 +1,7 @@
 """Communication and computation as one task: reduce-scatter, update, gather.
 
 Over sockets that is a chain: whoever completes one part begins the next, and nobody else is asked.
-Between ranks that share memory it is one pass over it (`shm_fused`).
+Between ranks that share memory, of a host or of GPUs, it is one pass over it (`shm_pass`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+
+import torch
 
 from penstock.program.nodes import Program
 from penstock.program.ops import is_move
@@ -22,6 +24,7 @@ from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
 from penstock.step.shm import ShmComm
 from penstock.step.shm_pass import shared_pass
+from penstock.step.streams import mark_of
 
 __all__ = ["Chain", "fused_of"]
 
@@ -37,26 +40,33 @@ def fused_of(
 ) -> Callable[[], Begun]:
     """Return how a fused task is begun."""
     program = memory.program
-    comms = [groups.comm(program[n].axes, task.lane) for n in task.nodes if is_move(program[n].op)]
-    if isinstance(comms[0], ShmComm):
-        shared = shared_pass(task, memory, comms[0], scalars=scalars, backend=backend)
-        if shared is not None:
-            return shared
+    axes = next(program[n].axes for n in task.nodes if is_move(program[n].op))
+    comm, shared = groups.comm(axes, task.lane), None
+    if isinstance(comm, ShmComm):
+        shared = shared_pass(task, memory, comm, scalars=scalars, backend=backend)
     stages: list[list[Move] | Callable[[], None]] = []
-    for is_moving, nodes in _runs(program, task.nodes):
+    for number, (is_moving, nodes) in enumerate(_runs(program, task.nodes)):
         if is_moving:
-            stages.append([_move(task, n, memory, groups) for n in nodes])
+            # Each stage has a Comm of its own: it is begun when the one before is over, which
+            # ranks do at different times beside what else is on the lane.
+            lane = f"{task.lane}:{_region(program, task)}:{number}"
+            moves = [(program[n], groups.comm(program[n].axes, lane)) for n in nodes]
+            stages.append([move_of(node, task, memory, one) for node, one in moves])
             continue
         some = _part(task, program, nodes)
         call = prepared(some, memory, host=host, backend=backend)
         stages.append(partial(call, scalars))
-    return lambda: Begun(handle=Chain(stages).begun(), finish=lambda: None)
+    device = memory.device
+
+    def begin() -> Begun:
+        begun = None if shared is None else shared()
+        return begun or Begun(handle=Chain(stages, device).begun(), finish=lambda: None)
+
+    return begin
 
 
-def _move(task: Task, name: str, memory: Memory, groups: Groups) -> Move:
-    node = memory.program[name]
-    lane = task.lane + (":gather" if node.op == "all_gather" else "")
-    return move_of(node, task, memory, groups.comm(node.axes, lane))
+def _region(program: Program, task: Task) -> str:
+    return next(r.name for r in program.regions if r.kind == "fuse" and task.nodes[0] in r.nodes)
 
 
 def _runs(program: Program, nodes: tuple[str, ...]) -> list[tuple[bool, tuple[str, ...]]]:
@@ -96,8 +106,13 @@ def _part(task: Task, program: Program, nodes: tuple[str, ...]) -> Task:
 class Chain:
     """Communication and computation one after the other, as one handle."""
 
-    def __init__(self, stages: list[list[Move] | Callable[[], None]]) -> None:
+    def __init__(
+        self, stages: list[list[Move] | Callable[[], None]], device: torch.device | None = None
+    ) -> None:
         self._stages = stages
+        self._device = torch.device("cpu") if device is None else device
+        self._mark: torch.cuda.Event | None = None
+        """On a device, where it ends."""
         self._at = 0
         self._left = 0
         self._lock = threading.Lock()
@@ -138,11 +153,15 @@ class Chain:
             is_last = not self._left
         if is_last:
             if self._error is None:
+                for handle in self._flying:
+                    # All are done; on a device, what follows is on the stream of one of them.
+                    handle.wait()
                 self._go_on()
             else:
                 self._end()
 
     def _end(self) -> None:
+        self._mark = mark_of(self._device)
         with self._lock:
             self._done.set()
             works, self._works = self._works, []
@@ -157,6 +176,7 @@ class Chain:
         self._done.wait()
         if self._error is not None:
             raise self._error
+        self._follow()
 
     def is_done(self) -> bool:
         """Whether it is over, well or not."""
@@ -169,7 +189,13 @@ class Chain:
                 self._works.append(work)
                 return
         if self._error is None:
+            self._follow()
             work()
+
+    def _follow(self) -> None:
+        """Make the current stream wait for its end; of the host's work there is nothing left."""
+        if self._mark is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._mark)
 
     def _has_failed(self, handle: Handle) -> bool:
         if not handle.is_done():

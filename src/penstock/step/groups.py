@@ -23,13 +23,21 @@ from torch import distributed
 from penstock.errors import OptionError
 from penstock.program.mesh import Mesh
 from penstock.step.comm import Alone, Comm
+from penstock.step.credits import Watched, Wire
 from penstock.step.gloo import GlooComm
+from penstock.step.peer import PeerComm
+from penstock.step.peer_memory import PeerArena
 from penstock.step.shm import ShmComm
-from penstock.step.shm_memory import Arena, meeting
+from penstock.step.shm_memory import Arena, Meet, meeting
+from penstock.units import bytes_of
 
 __all__ = ["Groups"]
 
-_BACKENDS = ("gloo", "nccl", "shm")
+_LANES_MAX = 16
+"""Of an axis with shared memory."""
+_BACKENDS = ("gloo", "nccl", "shm", "peer")
+_SHARED = ("shm", "peer")
+"""Those whose ranks see each other's memory: of the host, or of its GPUs."""
 
 
 class Groups:
@@ -42,15 +50,18 @@ class Groups:
         backend: str | Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         shared: int | str = "64MB",
+        over: Wire | None = None,
     ) -> None:
         """Name the mesh; the rest follows the default group.
 
         Args:
             mesh: has as many ranks as the default group.
-            backend: gloo, nccl, or shm where the ranks of an axis are on one host; one for all, or
-                by axis. Without it nccl where the default group has it, else gloo.
+            backend: gloo, nccl, or where the ranks of an axis are on one host, shm for tensors of
+                the host and peer for those of GPUs that reach each other; one for all, or by axis.
+                Without it nccl where the default group has it, else gloo.
             timeout_s: how long an operation waits for a rank; without it the default group's.
-            shared: memory that each rank shares along an axis with shm; `take` gives it out.
+            shared: memory that each rank shares along an axis with shm or peer; `take` gives it
+                out.
         """
         by_axis = dict.fromkeys(mesh.names, backend) if isinstance(backend, str) else backend or {}
         for axis, name in by_axis.items():
@@ -61,7 +72,8 @@ class Groups:
         self._backends = dict(by_axis)
         self._timeout_s = timeout_s
         self._shared = shared
-        self._arenas: dict[str, Arena] = {}
+        self.over = over
+        self._arenas: dict[str, Arena | PeerArena] = {}
         self._comms: dict[tuple[str, str], Comm] = {}
         self._groups: list[distributed.ProcessGroup] = []
 
@@ -97,11 +109,18 @@ class Groups:
         names = (axes,) if isinstance(axes, str) else axes
         key = (".".join(names), lane)
         if key not in self._comms:
-            self._comms[key] = self._make(names, lane)
+            made = self._make(names, lane)
+            # What goes through memory takes nothing of the wire.
+            if self.over is not None and not isinstance(made, ShmComm | Alone):
+                made = Watched(made, self.over)
+            self._comms[key] = made
         return self._comms[key]
 
     def take(self, count: int, dtype: torch.dtype = torch.float32, *, axis: str) -> torch.Tensor:
-        """Return memory that the ranks of an axis with shm can read; all of them take the same."""
+        """Return memory that the ranks of an axis can read and write; all of them take the same.
+
+        For axes with shm or peer.
+        """
         self.comm(axis, "shared")
         return self._arenas[axis].take(count, dtype)
 
@@ -122,26 +141,35 @@ class Groups:
         chosen = {self._backends.get(name) or _default_backend() for name in axes}
         # Of several axes together, the ranks of some may be on other hosts.
         backend = chosen.pop() if len(chosen) == 1 else "gloo"
-        if self.mesh.size(*axes) == 1 and backend != "shm":
+        if backend in _SHARED and axis in self._arenas:
+            return _over(self._arenas[axis], axis)
+        if self.mesh.size(*axes) == 1:
+            if backend in _SHARED:
+                return self._sharing(lambda said: [said], axes, backend)
             return self._wrapped(None, axis, lane, backend)
-        if backend == "shm" and axis in self._arenas:
-            return ShmComm(self._arenas[axis], axis=axis)
         timeout = timedelta(seconds=self._timeout_s) if self._timeout_s else _default_timeout()
         mine: distributed.ProcessGroup | None = None
         for ranks in self.mesh.groups(*axes):
-            how = "gloo" if backend == "shm" else backend
+            how = "gloo" if backend in _SHARED else backend
             group = distributed.new_group(list(ranks), timeout=timeout, backend=how)
             if self.rank in ranks:
                 mine = group
         assert mine is not None, f"rank {self.rank} is in no group of {axis}"
         self._groups.append(mine)
-        if backend == "shm":
-            rank, size = self.mesh.coordinate(self.rank, *axes), self.mesh.size(*axes)
-            arena = Arena(meeting(mine), rank=rank, size=size, size_bytes=self._shared)
-            arena.open()
-            self._arenas[axis] = arena
-            return ShmComm(arena, axis=axis)
+        if backend in _SHARED:
+            return self._sharing(meeting(mine), axes, backend)
         return self._wrapped(mine, axis, lane, backend)
+
+    def _sharing(self, meet: Meet, axes: tuple[str, ...], backend: str) -> Comm:
+        rank, size = self.mesh.coordinate(self.rank, *axes), self.mesh.size(*axes)
+        kind = Arena if backend == "shm" else PeerArena
+        # What lanes pass through comes on top of what the user may take.
+        shared_bytes = bytes_of(self._shared) + _LANES_MAX * ShmComm.need_bytes(size)
+        arena = kind(meet, rank=rank, size=size, size_bytes=shared_bytes)
+        arena.open()
+        axis = ".".join(axes)
+        self._arenas[axis] = arena
+        return _over(arena, axis)
 
     def _wrapped(
         self, group: distributed.ProcessGroup | None, axis: str, lane: str, backend: str
@@ -151,6 +179,12 @@ class Groups:
 
             return NcclComm(group, axis=axis, lane=lane)
         return Alone(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
+
+
+def _over(arena: Arena | PeerArena, axis: str) -> Comm:
+    if isinstance(arena, PeerArena):
+        return PeerComm(arena, axis=axis)
+    return ShmComm(arena, axis=axis)
 
 
 def _default_backend() -> str:

@@ -4,6 +4,9 @@ Computation is done by the thread that asked for the step. Communication is only
 has just made it possible, in the order of its lane; the lane's own thread completes it and tells
 us. Input and output are done by a thread of theirs. An error of any of them ends the iteration
 and is raised to the caller.
+
+Where values are on a device, a task that is over has only been asked of it; what is in which order
+there is for `streams` to see to.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from penstock.program.plan import COMPUTE, IO, Plan, Task
 from penstock.step.comm import Handle
+from penstock.step.streams import Order
 
 __all__ = ["Begun", "Carrier", "Iteration", "Lived"]
 
@@ -56,11 +61,18 @@ class Iteration:
     """The tasks of a plan, once through."""
 
     def __init__(
-        self, plan: Plan, carrier: Carrier, io: ThreadPoolExecutor, *, keeps_times: bool
+        self,
+        plan: Plan,
+        carrier: Carrier,
+        io: ThreadPoolExecutor,
+        *,
+        keeps_times: bool,
+        order: Order | None = None,
     ) -> None:
         self._plan = plan
         self._carrier = carrier
         self._io = io
+        self._order = order
         self._waiting = {task.name: len(task.after) for task in plan.tasks}
         self._places = {task.name: number for number, task in enumerate(plan.tasks)}
         self._ready: list[tuple[int, int, Task]] = []
@@ -77,15 +89,29 @@ class Iteration:
         self.times: list[Lived] = []
 
     def run(self) -> None:
-        """Do everything."""
+        """Do everything, or raise the first error; nothing new is begun after one."""
+        try:
+            self._run()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _run(self) -> None:
         for task in self._plan.tasks:
             if not task.after:
                 self._is_ready(task)
         self._issue_all()
         while (next_one := self._next()) is not None:
             start_s = time.perf_counter()
-            self._carrier.run[next_one.name]()
-            self._is_over(next_one, start_s)
+            with self._on(next_one):
+                self._carrier.run[next_one.name]()
+                self._is_over(next_one, start_s)
+        if self._order is not None:
+            self._order.end()
+
+    def _on(self, task: Task) -> AbstractContextManager[object]:
+        """Return the stream of a task, to be entered; on the host there is none."""
+        return nullcontext() if self._order is None else self._order.on(task)
 
     def _next(self) -> Task | None:
         """Return the next task to compute; None when all is over."""
@@ -119,6 +145,8 @@ class Iteration:
 
     def _is_over(self, task: Task, start_s: float) -> None:
         """Take note that a task is over, and begin what waited for it."""
+        if self._order is not None:
+            self._order.over(task)
         if self._keeps_times:
             now_s = time.perf_counter()
             began_s = self._began_s
@@ -143,7 +171,7 @@ class Iteration:
 
     def _issue_all(self) -> None:
         for lane in self._lanes.values():
-            while (task := lane.take()) is not None:
+            while self._error is None and (task := lane.take()) is not None:
                 try:
                     self._issue(task)
                 finally:
@@ -151,14 +179,15 @@ class Iteration:
 
     def _issue(self, task: Task) -> None:
         start_s = time.perf_counter()
-        try:
-            begun = self._carrier.begin[task.name]()
-        except BaseException as error:
-            self._fail(error)
-            raise
-        with self._changed:
-            self._flying[task.name] = begun.handle
-        begun.handle.then(lambda: self._arrived(task, begun, start_s))
+        with self._on(task):
+            try:
+                begun = self._carrier.begin[task.name]()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            with self._changed:
+                self._flying[task.name] = begun.handle
+            begun.handle.then(lambda: self._arrived(task, begun, start_s))
 
     def _arrived(self, task: Task, begun: Begun, start_s: float) -> None:
         try:
@@ -170,8 +199,9 @@ class Iteration:
     def _do_io(self, task: Task) -> None:
         start_s = time.perf_counter()
         try:
-            self._carrier.run[task.name]()
-            self._is_over(task, start_s)
+            with self._on(task):
+                self._carrier.run[task.name]()
+                self._is_over(task, start_s)
         except BaseException as error:
             self._fail(error)
 

@@ -7,6 +7,7 @@ views where they can be: a single run along each dimension. Runs that lie apart 
 
 from __future__ import annotations
 
+from itertools import accumulate, product
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from penstock.program.nodes import Program, Region
 from penstock.program.types import Type
 from penstock.step.dtypes import torch_dtype
 
-__all__ = ["Block", "Memory", "Run", "block_of", "chunk_of", "shape_of"]
+__all__ = ["Block", "Memory", "Run", "block_of", "both", "chunk_of", "shape_of"]
 
 Run = tuple[int, int]
 Block = tuple[tuple[Run, ...], ...]
@@ -45,6 +46,16 @@ def chunk_of(region: Region, name: str, program: Program, rank: int, chunk: int)
     return (*whole[:dim], tuple(runs), *whole[dim + 1 :])
 
 
+def both(one: Block, other: Block) -> Block:
+    """Return what two blocks of one value have in common."""
+    out = []
+    for mine, theirs in zip(one, other, strict=True):
+        met = [(max(a, c), min(b, d)) for a, b in mine for c, d in theirs]
+        runs = tuple(run for run in met if run[0] < run[1])
+        out.append(runs or ((mine[0][0], mine[0][0]),))
+    return tuple(out)
+
+
 def shape_of(block: Block) -> tuple[int, ...]:
     """Return the shape of a piece."""
     return tuple(sum(stop - start for start, stop in runs) for runs in block)
@@ -70,14 +81,14 @@ class Memory:
     def __init__(self, program: Program, rank: int, device: torch.device) -> None:
         self.program = program
         self.rank = rank
-        self._device = device
+        self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
         self._places: dict[str, str] = {}
         """Values that lie where another one lay."""
 
     def beside(self, name: str) -> Memory:
         """Return the same memory with another place for one value, for its next iteration."""
-        other = Memory(self.program, self.rank, self._device)
+        other = Memory(self.program, self.rank, self.device)
         other._tensors = _Beside(name, self._tensors)
         other._places = {n: at for n, at in self._places.items() if n != name}
         return other
@@ -90,6 +101,12 @@ class Memory:
         """Let a value lie where another one does."""
         self._places[name] = with_
 
+    def give_away(self, name: str) -> None:
+        """Let somebody keep a value: the next one lies elsewhere, unless the user said where."""
+        place = self._place_of(name)
+        if self.program[place].op != "input":
+            self._tensors.pop(place, None)
+
     def drop(self, name: str) -> None:
         """Forget where a value lies."""
         self._tensors.pop(name, None)
@@ -101,7 +118,7 @@ class Memory:
         if found is None:
             made = self.program[name].type
             shape = made.local_shape(self.program.mesh, self.rank)
-            found = torch.empty(shape, dtype=torch_dtype(made.dtype), device=self._device)
+            found = torch.empty(shape, dtype=torch_dtype(made.dtype), device=self.device)
             self._tensors[name] = found
         return found
 
@@ -129,23 +146,23 @@ class Memory:
 
     def put(self, name: str, block: Block, piece: torch.Tensor) -> None:
         """Write a piece of a value."""
+        places = []
+        for runs, (first, _) in zip(block, self._bounds(name), strict=True):
+            ends = list(accumulate((stop - start for start, stop in runs), initial=0))
+            places.append(
+                [
+                    (at, start - first, stop - start)
+                    for at, (start, stop) in zip(ends, runs, strict=False)
+                ]
+            )
         target = self.whole(name)
-        cut = [dim for dim, runs in enumerate(block) if len(runs) > 1]
-        assert len(cut) <= 1, f"{name} is cut along {len(cut)} dimensions"
-        bounds = self._bounds(name)
-        for dim, runs in enumerate(block):
-            if dim not in cut:
-                ((start, stop),), (first, _) = runs, bounds[dim]
-                target = target.narrow(dim, start - first, stop - start)
-        if not cut:
-            target.copy_(piece)
-            return
-        (dim,) = cut
-        at, first = 0, bounds[dim][0]
-        for start, stop in block[dim]:
-            length = stop - start
-            target.narrow(dim, start - first, length).copy_(piece.narrow(dim, at, length))
-            at += length
+        for each in product(*places):
+            if not all(length for _, _, length in each):
+                continue
+            to, of = target, piece
+            for dim, (at, start, length) in enumerate(each):
+                to, of = to.narrow(dim, start, length), of.narrow(dim, at, length)
+            to.copy_(of)
 
     def _bounds(self, name: str) -> tuple[Run, ...]:
         return self.program[name].type.bounds(self.program.mesh, self.rank)

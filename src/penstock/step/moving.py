@@ -6,21 +6,24 @@ that already, and nothing is copied; others are packed part by part, the short o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from penstock.program.layouts import part
 from penstock.program.nodes import Node
 from penstock.program.plan import Task
 from penstock.step.comm import Comm, Handle
 from penstock.step.computing import blocks_of
-from penstock.step.memory import Block, Memory
+from penstock.step.memory import Block, Memory, both, shape_of
 
 __all__ = ["Issue", "Move", "move_of", "packed", "padded", "part_lengths"]
 
 Issue = Callable[[], Handle]
+
+_NATIVE = (torch.float32, torch.float64, torch.int64, torch.int32)
+"""Element types that the library itself adds up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,7 @@ class Move:
 
 def move_of(node: Node, task: Task, memory: Memory, comm: Comm) -> Move:
     """Return what a node that communicates does for one task."""
-    source = blocks_of(task, memory, node.inputs[0])
-    move = _Move(node, memory, comm, source=source, target=blocks_of(task, memory, node.name))
+    move = _Move(node, task, memory, comm)
     return Move(issue=getattr(move, node.op), finish=move.finish)
 
 
@@ -44,23 +46,24 @@ class _Move:
     def __init__(
         self,
         node: Node,
+        task: Task,
         memory: Memory,
         comm: Comm,
-        *,
-        source: Block,
-        target: Block,
     ) -> None:
-        self._node = node
+        self._node, self._task = node, task
         self._memory = memory
         self._comm = comm
-        self._source, self._target = source, target
+        self._source = blocks_of(task, memory, node.inputs[0])
+        self._target = blocks_of(task, memory, node.name)
         self._how = {"wire": node.attr("wire"), "algo": node.attr("algo")}
         self._made: torch.Tensor | None = None
         """What arrives, where it is not where it belongs yet."""
         self._unpack: Callable[[torch.Tensor], torch.Tensor] = lambda made: made
+        self._put: Callable[[], None] = lambda: None
 
     def finish(self) -> None:
         """Put what has arrived where it belongs."""
+        self._put()
         made, self._made = self._made, None
         if made is not None:
             self._memory.put(self._node.name, self._target, self._unpack(made))
@@ -71,7 +74,8 @@ class _Move:
         """Begin an all-reduce, in the place of its result."""
         held = self._in_place()
         # The library's own is the fastest, and safe: all ranks have agreed on the plan.
-        how = self._how if any(self._how.values()) else {"algo": "native"}
+        is_plain = not any(self._how.values()) and held.dtype in _NATIVE
+        how = {"algo": "native"} if is_plain else self._how
         return self._comm.all_reduce(held, op=str(self._node.attr("op")), **how)
 
     def reduce(self) -> Handle:
@@ -109,7 +113,7 @@ class _Move:
         """Begin a reduce-scatter."""
         dim = int(self._node.attr("dim"))
         tensor = self._memory.piece(self._node.inputs[0], self._source)
-        lengths = part_lengths(self._source, dim, self._comm.size)
+        lengths = self._lengths(self._node.name, dim)
         flat = packed(tensor, dim, lengths)
         out = self._memory.piece(self._node.name, self._target)
         size = flat.numel() // self._comm.size
@@ -124,7 +128,7 @@ class _Move:
         """Begin an all-gather."""
         dim = self._dim_of_input()
         tensor = self._memory.piece(self._node.inputs[0], self._source)
-        lengths = part_lengths(self._target, dim, self._comm.size)
+        lengths = self._lengths(self._node.inputs[0], dim)
         mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
         out = self._memory.piece(self._node.name, self._target)
         if len(set(lengths)) > 1 or not self._fits(out, dim, mine.numel() * self._comm.size):
@@ -134,26 +138,33 @@ class _Move:
 
     def all_to_all(self) -> Handle:
         """Begin an exchange of slices along one dimension for slices along another."""
-        size, new, old = self._comm.size, int(self._node.attr("dim")), self._dim_of_input()
-        tensor = self._memory.piece(self._node.inputs[0], self._source)
-        whole = self._memory.program[self._node.name].type.shape
-        to = [part(tensor.shape[new], size, r) for r in range(size)]
-        sent = [tensor.narrow(new, start, stop - start).reshape(-1) for start, stop in to]
-        mine = to[self._comm.rank][1] - to[self._comm.rank][0]
-        shapes = []
-        for r in range(size):
-            start, stop = part(whole[old], size, r)
-            shape = list(tensor.shape)
-            shape[old], shape[new] = stop - start, mine
-            shapes.append(shape)
-        counts = [int(torch.Size(shape).numel()) for shape in shapes]
-        self._made = torch.empty(sum(counts), dtype=tensor.dtype, device=tensor.device)
-        self._unpack = lambda made: torch.cat(
-            [p.view(s) for p, s in zip(torch.split(made, counts), shapes, strict=True)], old
-        )
+        name, source = self._node.name, self._node.inputs[0]
+        group = self._memory.program.mesh.group(self._memory.rank, *self._node.axes)
+        sent, counts = [], []
+        coming: list[Block] = []
+        for peer in group:
+            theirs = blocks_of(self._task, self._memory, name, rank=peer)
+            piece = self._memory.piece(source, both(self._source, theirs)).reshape(-1)
+            sent.append(piece)
+            coming.append(
+                both(blocks_of(self._task, self._memory, source, rank=peer), self._target)
+            )
+            counts.append(math.prod(shape_of(coming[-1])))
+        flat = torch.cat(sent)
+        made = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
+        parts = list(zip(coming, torch.split(made, counts), strict=True))
+
+        def put() -> None:
+            for block, arrived in parts:
+                self._memory.put(name, block, arrived.view(shape_of(block)))
+
+        self._put = put
         return self._comm.all_to_all(
-            self._made, torch.cat(sent), out_counts=counts, counts=[s.numel() for s in sent]
+            made, flat, out_counts=counts, counts=[piece.numel() for piece in sent]
         )
+
+    def _lengths(self, name: str, dim: int) -> list[int]:
+        return part_lengths(self._task, self._memory, name, dim, self._node.axes)
 
     def _dim_of_input(self) -> int:
         made = self._memory.program[self._node.inputs[0]].type
@@ -182,13 +193,13 @@ class _Move:
         return unpack
 
 
-def part_lengths(whole: Block, dim: int, size: int) -> list[int]:
-    """Return how long the part of each rank is, in this chunk."""
-    runs = whole[dim]
-    if len(runs) == size and size > 1:
-        return [stop - start for start, stop in runs]
-    ((first, last),) = runs
-    return [b - a for a, b in (part(last - first, size, r) for r in range(size))]
+def part_lengths(
+    task: Task, memory: Memory, name: str, dim: int, axes: tuple[str, ...]
+) -> list[int]:
+    """Return how long the part of each rank is of a value that these axes slice, in this chunk."""
+    group = memory.program.mesh.group(memory.rank, *axes)
+    blocks = (blocks_of(task, memory, name, rank=rank) for rank in group)
+    return [sum(stop - start for start, stop in block[dim]) for block in blocks]
 
 
 def packed(tensor: torch.Tensor, dim: int, lengths: list[int]) -> torch.Tensor:

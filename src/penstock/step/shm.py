@@ -21,7 +21,7 @@ way back, as it would over a network. `algo` says nothing here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -44,6 +44,34 @@ STAGE_BYTES = 512 * 1024
 """Of each of the two stages: half of a common second cache."""
 
 
+class Segments(Protocol):
+    """What a communicator takes its memory from: an `Arena`, or one of a device (`peer`)."""
+
+    rank: int
+    size: int
+
+    @property
+    def host(self) -> Arena:
+        """Where words are that processors of the host can read and write."""
+        ...
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return a tensor of this rank that its peers see."""
+        ...
+
+    def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return what lies at a place of a rank's segment."""
+        ...
+
+    def of(self, tensor: Tensor, *, rank: int) -> Tensor:
+        """Return a rank's tensor that lies where this one lies."""
+        ...
+
+    def offset_of(self, tensor: Tensor) -> int | None:
+        """Return where a tensor begins in the segment of this rank."""
+        ...
+
+
 class ShmComm:
     """A `Comm` for ranks of one host. All ranks make it, and call it, in the same order.
 
@@ -55,9 +83,11 @@ class ShmComm:
         patience_s: how long to wait for a rank that lives but does not come.
     """
 
+    device_type = "cpu"
+
     def __init__(
         self,
-        arena: Arena,
+        arena: Segments,
         *,
         axis: str = "dp",
         ranks: Sequence[int] | None = None,
@@ -69,16 +99,20 @@ class ShmComm:
             raise OptionError(f"rank {arena.rank} is not one of the ranks {self.ranks}")
         self.axis, self.size, self.rank = axis, len(self.ranks), self.ranks.index(arena.rank)
         self.arena, self.sent_bytes = arena, 0
-        words = arena.take(LINE_WORDS + Calls.words_of(self.size), torch.int64)
+        host = arena.host
+        words = host.take(LINE_WORDS + Calls.words_of(self.size), torch.int64)
         stages = [arena.take(stage_bytes, torch.uint8) for _ in range(2)]
-        offset = arena.offset_of(words)
+        offset = host.offset_of(words)
         assert offset is not None
-        self.flags = Flags(arena, offset, self.ranks, patience_s=patience_s)
-        self._calls = Calls(arena, offset + 8 * LINE_WORDS, self.ranks, self.flags)
+        self.flags = self._flags(offset, patience_s)
+        self._calls = Calls(host, offset + 8 * LINE_WORDS, self.ranks, self.flags)
         by_turn = [[arena.of(stage, rank=rank) for rank in self.ranks] for stage in stages]
         self._moves = Moves(self.rank, by_turn, self.flags)
         self._lane = Lane(f"penstock-shm-{axis}", self.flags.fail)
         self._is_closed = False
+
+    def _flags(self, offset: int, patience_s: float) -> Flags:
+        return Flags(self.arena.host, offset, self.ranks, patience_s=patience_s)
 
     @staticmethod
     def need_bytes(size: int, stage_bytes: int = STAGE_BYTES) -> int:
@@ -98,10 +132,15 @@ class ShmComm:
             self._is_closed = True
             self._lane.close()
             self._calls.close()
+            self._moves.close()
             self.flags.close()
 
-    def start(self, work: Callable[[], None]) -> Task:
-        """Run something in the lane, after all that was called before; it may use `flags`."""
+    def start(self, work: Callable[[], None], *tensors: Tensor | None) -> Task:
+        """Run something in the lane, after all that was called before; it may use `flags`.
+
+        The tensors are those that it works on. They matter to a device, where the memory of
+        a tensor that nobody holds any more may be given away before work on it is done.
+        """
         assert not self._is_closed, f"the communicator of axis {self.axis!r} is closed"
         return self._lane.start(work)
 
@@ -119,7 +158,7 @@ class ShmComm:
         self, tensor: Tensor, *, op: str = "sum", wire: str | None = None, algo: str | None = None
     ) -> Task:
         """Put the sum (mean, max, min) of all ranks' tensors in the place of each."""
-        tensor = flat("all_reduce", tensor)
+        tensor = flat("all_reduce", tensor, self.device_type)
         check_op("all_reduce", op, tensor)
         wired = wire_dtype("all_reduce", wire, tensor)
         reducer, call = Reducer(op, tensor.dtype), self._call("all_reduce", tensor, wired, op)
@@ -136,7 +175,7 @@ class ShmComm:
             else:
                 self._moves.reduce_staged(tensor, reducer, wired)
 
-        return self.start(work)
+        return self.start(work, tensor)
 
     def reduce_scatter(
         self,
@@ -148,7 +187,10 @@ class ShmComm:
         algo: str | None = None,
     ) -> Task:
         """Put this rank's part of the sum in `out`, which may be that part of the tensor."""
-        out, tensor = flat("reduce_scatter", out), flat("reduce_scatter", tensor)
+        out, tensor = (
+            flat("reduce_scatter", out, self.device_type),
+            flat("reduce_scatter", tensor, self.device_type),
+        )
         check_op("reduce_scatter", op, tensor)
         check_parts("reduce_scatter", out, tensor, rank=self.rank, size=self.size)
         wired = wire_dtype("reduce_scatter", wire, tensor)
@@ -164,13 +206,16 @@ class ShmComm:
             else:
                 self._moves.scatter_staged(out, tensor, reducer, wired)
 
-        return self.start(work)
+        return self.start(work, out, tensor)
 
     def all_gather(
         self, out: Tensor, tensor: Tensor, *, wire: str | None = None, algo: str | None = None
     ) -> Task:
         """Put all ranks' parts in `out`; the tensor may be this rank's part of it."""
-        out, tensor = flat("all_gather", out), flat("all_gather", tensor)
+        out, tensor = (
+            flat("all_gather", out, self.device_type),
+            flat("all_gather", tensor, self.device_type),
+        )
         check_parts("all_gather", tensor, out, rank=self.rank, size=self.size)
         wired = wire_dtype("all_gather", wire, tensor)
         call = self._call("all_gather", out, wired)
@@ -185,13 +230,16 @@ class ShmComm:
             else:
                 self._moves.gather_staged(out, tensor, wired)
 
-        return self.start(work)
+        return self.start(work, out, tensor)
 
     def all_to_all(
         self, out: Tensor, tensor: Tensor, *, out_counts: Sequence[int], counts: Sequence[int]
     ) -> Task:
         """Send each rank its run of elements; put what came from each in a row."""
-        out, tensor = flat("all_to_all", out), flat("all_to_all", tensor)
+        out, tensor = (
+            flat("all_to_all", out, self.device_type),
+            flat("all_to_all", tensor, self.device_type),
+        )
         check_runs("all_to_all", tensor, counts, size=self.size)
         pieces = check_runs("all_to_all", out, out_counts, size=self.size)
         text = f"all_to_all of {tensor.dtype}"
@@ -214,11 +262,11 @@ class ShmComm:
                 given = {"counts": counts, "out_counts": out_counts}
                 self._moves.exchange_staged(out, tensor, **given, most=most)
 
-        return self.start(work)
+        return self.start(work, out, tensor)
 
     def reduce(self, tensor: Tensor, *, root: int, op: str = "sum") -> Task:
         """Put the sum of all in the root's tensor; the others keep theirs."""
-        tensor = flat("reduce", tensor)
+        tensor = flat("reduce", tensor, self.device_type)
         check_op("reduce", op, tensor)
         self._check_rank(root)
         reducer = Reducer(op, tensor.dtype)
@@ -234,7 +282,7 @@ class ShmComm:
                 reducer(tensor, self._views(calls, tensor.dtype, [tensor.numel()] * self.size))
             self.flags.sync()
 
-        return self.start(work)
+        return self.start(work, tensor)
 
     def broadcast(self, tensor: Tensor, *, root: int) -> Task:
         """Put the root's tensor in all."""
@@ -268,7 +316,7 @@ class ShmComm:
 
         As bytes: a rank that has neither must go along with the others all the same.
         """
-        into, gift = _bytes_or_none(text, out), _bytes_or_none(text, tensor)
+        into, gift = self._bytes(text, out), self._bytes(text, tensor)
         length = next((x.numel() for x in (gift, into) if x is not None), _ANY_LENGTH)
         # Who gives nothing is not read from: any place will do.
         offset = 0 if gift is None else self.arena.offset_of(gift)
@@ -286,7 +334,10 @@ class ShmComm:
             else:
                 self.flags.sync()
 
-        return self.start(work)
+        return self.start(work, into, gift)
+
+    def _bytes(self, name: str, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else flat(name, tensor, self.device_type).view(torch.uint8)
 
     def _call(self, kind: str, tensor: Tensor, wired: torch.dtype, how: str = "") -> Call:
         """Return a call about a tensor of all ranks; where the wire rounds, stages are used."""
@@ -331,10 +382,6 @@ _ANY_LENGTH = -1
 
 def _in_arena(calls: Sequence[Call]) -> bool:
     return all(call.offset is not None for call in calls)
-
-
-def _bytes_or_none(name: str, tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else flat(name, tensor).view(torch.uint8)
 
 
 def _common_length(text: str, calls: Sequence[Call]) -> int:

@@ -95,14 +95,18 @@ class Lane:
 
     def start(self, work: Callable[[], None]) -> Task:
         """Add an operation; return its handle."""
-        self._make_room()
         task = Task(self, work)
+        self.add(task)
+        return task
+
+    def add(self, task: Task) -> None:
+        """Add an operation that has its handle already."""
+        self._make_room()
         self._tasks.append(task)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
         self._bell.put(True)
-        return task
 
     def help_until(self, task: Task) -> bool:
         """Run what was started up to a task; False if the thread is at it already."""

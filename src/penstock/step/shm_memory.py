@@ -210,6 +210,11 @@ class Arena:
 
     # -- places ------------------------------------------------------------------------------
 
+    @property
+    def host(self) -> Arena:
+        """Where words are: here. The arena of a device has them elsewhere."""
+        return self
+
     def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a flat tensor of this rank that its peers see; zeros until somebody writes.
 

@@ -23,7 +23,7 @@ import torch
 
 from penstock.program.layouts import part
 from penstock.step.shm_flags import Flags
-from penstock.step.shm_reduce import TILE_BYTES, Reducer
+from penstock.step.shm_reduce import Reducer, tile_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,10 @@ class Moves:
         self._rank, self._stages, self._flags = rank, stages, flags
         self._size, self._turn = len(stages[0]), 0
         self._stage_bytes = stages[0][0].numel()
+
+    def close(self) -> None:
+        """Let go of the stages, whoever still holds this."""
+        self._stages = ()
 
     # -- direct ------------------------------------------------------------------------------
 
@@ -244,7 +248,7 @@ def _longest(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def _tiles(start: int, stop: int, tensor: Tensor) -> Iterator[tuple[int, int]]:
-    step = TILE_BYTES // tensor.element_size()
+    step = tile_bytes(tensor) // tensor.element_size()
     for lo in range(start, stop, step):
         yield lo, min(lo + step, stop)
 

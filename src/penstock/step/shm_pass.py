@@ -2,7 +2,8 @@
 
 The reduce-scatter is the kernel's reading of every rank's gradients, the gather its writing into
 every rank's weights; in between nothing touches memory. Ranks meet before it, when all gradients
-are there, and after it, when all weights are. That needs the tensors of both ends to lie in the
+are there, and after it, when all weights are. On GPUs it is one launch, with pointers to the memory
+of all ranks (`peer`). That needs the tensors of both ends to lie in the
 arena (`Groups.take`); where they do not, the region is carried out as a chain.
 """
 
@@ -27,8 +28,11 @@ __all__ = ["shared_pass"]
 
 def shared_pass(
     task: Task, memory: Memory, comm: ShmComm, *, scalars: Scalars, backend: str
-) -> Callable[[], Begun] | None:
-    """Return how a fused task is begun as one kernel; None where it is not of that form."""
+) -> Callable[[], Begun | None] | None:
+    """Return how a fused task is begun as one kernel; None where it is not of that form.
+
+    What it returns gives None where the tensors do not lie in the arena.
+    """
     program = memory.program
     nodes = [program[name] for name in task.nodes]
     scatters = [node for node in nodes if node.op == "reduce_scatter"]
@@ -39,8 +43,8 @@ def shared_pass(
     after = {user for node in gathers for user in program.users[node.name]}
     # An update with what was gathered lies where the gather has written it.
     inside = tuple(node.name for node in nodes if node.name not in after)
-    leaving = [n.name for n in nodes if n.op == "update" and n.name not in after]
-    leaving += [node.name for node in gathers]
+    leaving = [access.value for access in task.writes if access.value not in after]
+    leaving += [node.name for node in gathers if node.name not in leaving]
     kernel = kernel_of(program, inside, outputs=leaving, backend=backend)
     mine = blocks_of(task, memory, scatters[0].name)
     source = scatters[0].inputs[0]
@@ -60,7 +64,13 @@ def shared_pass(
         kernel(inputs, scalars, out=outs, starts=(start,))
         comm.flags.sync()
 
-    return lambda: Begun(handle=comm.start(work), finish=lambda: None)
+    def begin() -> Begun | None:
+        ends = [memory.whole(name) for name in (source, *gathered)]
+        if any(comm.arena.offset_of(tensor) is None for tensor in ends):
+            return None
+        return Begun(handle=comm.start(work), finish=lambda: None)
+
+    return begin
 
 
 def _cut(tensor: torch.Tensor, block: Block) -> torch.Tensor:

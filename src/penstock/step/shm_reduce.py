@@ -14,10 +14,12 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TILE_BYTES", "Reducer"]
+__all__ = ["TILE_BYTES", "Reducer", "tile_bytes"]
 
 TILE_BYTES = 256 * 1024
 """A tile of sums stays in the second cache, beside what is read for it."""
+DEVICE_TILE_BYTES = 64 * 1024 * 1024
+"""A device has no use for tiles, only for a bound on what it needs besides."""
 
 _COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -26,6 +28,11 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
     "min": torch.minimum,
 }
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+def tile_bytes(tensor: Tensor) -> int:
+    """Return of how many bytes a tile is, where a tensor lives."""
+    return TILE_BYTES if tensor.device.type == "cpu" else DEVICE_TILE_BYTES
 
 
 class Reducer:
@@ -45,7 +52,7 @@ class Reducer:
     def __call__(self, out: Tensor, pieces: Sequence[Tensor]) -> None:
         """Write the reduction of pieces, given in the order of ranks; `out` may be one of them."""
         length = out.numel()
-        tile = max(1, TILE_BYTES // self.sum_dtype.itemsize)
+        tile = max(1, tile_bytes(out) // self.sum_dtype.itemsize)
         for start in range(0, length, tile):
             stop = min(start + tile, length)
             self._tile(out[start:stop], [piece[start:stop] for piece in pieces])
@@ -53,7 +60,7 @@ class Reducer:
     def _tile(self, out: Tensor, pieces: Sequence[Tensor]) -> None:
         # With two, `out` may be either of them: each element is read before it is written.
         in_place = len(pieces) <= 2 and all(p.dtype == out.dtype == self.sum_dtype for p in pieces)
-        total = out if in_place else self._scratch_of(out.numel())
+        total = out if in_place else self._scratch_of(out)
         self.into(total, pieces)
         if total is not out:
             out.copy_(total)
@@ -73,7 +80,7 @@ class Reducer:
         if self.op == "mean" and len(pieces) > 1:
             total.div_(len(pieces))
 
-    def _scratch_of(self, count: int) -> Tensor:
-        if self._scratch.numel() < count:
-            self._scratch = torch.empty(count, dtype=self.sum_dtype)
-        return self._scratch[:count]
+    def _scratch_of(self, out: Tensor) -> Tensor:
+        if self._scratch.numel() < out.numel():
+            self._scratch = torch.empty(out.numel(), dtype=self.sum_dtype, device=out.device)
+        return self._scratch[: out.numel()]

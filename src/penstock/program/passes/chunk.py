@@ -64,7 +64,7 @@ def _with_fused(program: Program, inside: set[str]) -> tuple[str, ...]:
 
 def _check_whole(program: Program, nodes: tuple[str, ...]) -> None:
     for node in (program[name] for name in nodes):
-        if node.op in ("load", "call", "pick"):
+        if node.op in ("load", "store", "call", "pick"):
             raise ProgramError(
                 f"chunk of {node.name}: {node.op} comes whole, nobody knows what its pieces are; "
                 "leave it out"

@@ -1,0 +1,101 @@
+"""What the first step shows of a model: who uses which parameter, and when gradients are there.
+
+A gather has to be over before a parameter is used, so the one that is used first is gathered first.
+A module uses its own parameters as a rule, but not always: torch's attention reads the weights of
+its output projection without calling it. So while the first forward runs, every torch function is
+looked at once, with the module that is running. Nothing of this is left in later steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from penstock.step.attach_hooks import Unsaved
+
+__all__ = ["Record"]
+
+_DEPTH_MAX = 3
+"""How deep lists in arguments are looked into; torch nests them once."""
+
+
+class Record:
+    """Uses and gradients of parameters, by their numbers, in the order in which they came."""
+
+    def __init__(self, params: Sequence[torch.Tensor]) -> None:
+        self.used: dict[int, None] = {}
+        self.ready: dict[int, None] = {}
+        self.users: dict[int, dict[nn.Module, None]] = {}
+        """Modules that were running when a parameter was used."""
+        self._numbers = {id(param): number for number, param in enumerate(params)}
+        self._running: list[nn.Module] = []
+        self._mode: Any = None
+        self._handles: list[Any] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Look at every forward of a model and of its modules from now on."""
+        for module in model.modules():
+            self._handles += [
+                module.register_forward_pre_hook(Unsaved(self._enter)),
+                module.register_forward_hook(Unsaved(self._leave), always_call=True),
+            ]
+
+    def end(self) -> None:
+        """Look no more."""
+        while self._running:
+            self._leave(self._running[-1])
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def by_use(self, count: int) -> list[int]:
+        """Return all parameters, the first one used first; those not seen come last."""
+        return list(dict.fromkeys([*self.used, *range(count)]))
+
+    def by_readiness(self, count: int) -> list[int]:
+        """Return all parameters, the first one with a gradient first."""
+        return list(dict.fromkeys([*self.ready, *reversed(self.by_use(count))]))
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        if not self._running and torch.is_grad_enabled():
+            self._mode = _Mode(self._seen, self._numbers)
+            self._mode.__enter__()
+        self._running.append(module)
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if module in self._running:
+            del self._running[self._running.index(module) :]
+        if not self._running and self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+    def _seen(self, number: int) -> None:
+        self.used.setdefault(number)
+        if self._running:
+            self.users.setdefault(number, {}).setdefault(self._running[-1])
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, seen: Callable[[int], None], numbers: Mapping[int, int]) -> None:
+        super().__init__()
+        self._seen = seen
+        self._numbers = numbers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        for tensor in _tensors([*args, *named.values()], _DEPTH_MAX):
+            if id(tensor) in self._numbers:
+                self._seen(self._numbers[id(tensor)])
+        return func(*args, **named)
+
+
+def _tensors(values: Sequence[Any], depth: int) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple) and depth:
+            yield from _tensors(value, depth - 1)
