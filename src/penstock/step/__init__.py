@@ -94,6 +94,7 @@ from penstock.program.schedule import apply, read_schedule, schedule_text
 if TYPE_CHECKING:
     from penstock.step.attaching import Attached, attach
     from penstock.step.calibrating import calibrate
+    from penstock.step.credits import Wire
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
     from penstock.step.optimizers import LAMB
@@ -108,6 +109,7 @@ _CARRIED = {
     "attach": "attaching",
     "calibrate": "calibrating",
     "Tuned": "tuning",
+    "Wire": "credits",
     "tune": "tuning",
 }
 """Names that need torch, and where they are."""
@@ -127,6 +129,7 @@ __all__ = [
     "Template",
     "Tuned",
     "Type",
+    "Wire",
     "all_gather",
     "all_reduce",
     "all_to_all",
