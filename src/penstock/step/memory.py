@@ -107,10 +107,6 @@ class Memory:
         if self.program[place].op != "input":
             self._tensors.pop(place, None)
 
-    def drop(self, name: str) -> None:
-        """Forget where a value lies."""
-        self._tensors.pop(name, None)
-
     def whole(self, name: str) -> torch.Tensor:
         """Return everything the rank has of a value."""
         name = self._place_of(name)
@@ -121,10 +117,6 @@ class Memory:
             found = torch.empty(shape, dtype=torch_dtype(made.dtype), device=self.device)
             self._tensors[name] = found
         return found
-
-    def has(self, name: str) -> bool:
-        """Whether a value lies somewhere already."""
-        return self._place_of(name) in self._tensors
 
     def are_one(self, one: str, other: str) -> bool:
         """Whether two values lie in the same place."""
