@@ -1,414 +1,279 @@
 """What does one fused pass over shared memory save, beside all_reduce and Adam one after the other?
 
-    python -m benchmarks.fused_update [--rounds 12] [--ranks 2] [--params 8388608] [--compile]
-    python -m benchmarks.fused_update --quick
+    python -m benchmarks.fused_update [--rounds 12] [--ranks 2] [--million 8] [--compile] [--quick]
 
 Ranks are processes of one host with one thread each; their gradients are flat and are reduced in
-place. Everybody takes a turn in each round: a barrier, the update, the time of the slowest rank.
-`CPU` is what a rank used, its threads included. Rows:
+place. Rows:
 
     all_reduce                gloo alone: what it would cost if Adam cost nothing
     all_reduce, staged        of any tensor, over shared memory
     all_reduce, shared        of a tensor that lives there
     gloo, Adam                and torch.optim.Adam as it is by default (H2)
-    gloo, fused Adam          and its fused kernel (H1): 1.00 here
+    gloo, fused Adam          and its fused kernel (H1): the baseline
     gloo's halves             reduce_scatter, fused Adam on a part, all_gather, all of gloo's own
-    our halves                the same with our collectives over sockets, whole and in chunks (H3)
-    shared, W replicas        one pass over shared memory, each rank has weights of its own
-    shared, one copy          and one copy of the weights for all ranks
-    shared, one copy, eager   by plain operations on tiles, without the fused kernel
-    shared, compiled          torch.compile's kernel, which adds the gradients in registers
-    copying                   memcpy of as many bytes as `one copy` reads and writes: the limit
-                              (it writes half of them; the pass writes 3 of 8 words, and may
-                              win; more ranks than cores do not copy at the same time, and seem
-                              to copy faster than they can)
+    our halves                the same by our collectives over sockets, whole and in chunks (H3)
+    program, sockets          the same as a program, split and in slices
+    shared                    that program, fused, over shared memory: one pass over gradients and
+                              weights of all ranks
+    shared, tiles             without a compiler
+    shared, compiled          by torch.compile
+    copying                   memcpy of as many bytes as `shared` reads and writes: the limit (it
+                              writes half of them, the pass 4 of 9 words, and may win; more ranks
+                              than cores do not copy at the same time, and seem to copy faster
+                              than they can)
 
-Weights are compared in the same run with those of one process that adds all gradients in the order
-of ranks and steps torch's Adam as often: to the bit where the order is the same. Elsewhere nearly,
-and not where gradients cancel out: Adam divides by their size, so there rounding is all there is.
-A round begins when the cores are idle, or after a while anyway.
+Each way goes on with its own weights and state; gradients are written anew before each turn. After
+it weights are compared with those of one process that adds all gradients in the order of ranks and
+steps torch's fused Adam as often; between our own ways to the bit, where the order of additions is
+the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
-import tempfile
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import distributed
 
-from benchmarks.compare import conditions
+import penstock.step as ps
+from benchmarks.step_ranks import Way, main, parser_of, times_of
 from penstock.program.layouts import part
-from penstock.program.mesh import mesh
-from penstock.step.groups import Groups
 from penstock.step.native import all_gather_flat, reduce_scatter_flat
-from penstock.step.shm import ShmComm
-from penstock.step.shm_adam import EagerAdam, FusedAdam
-from penstock.step.shm_fused import FusedPass
-from penstock.step.shm_memory import Arena, meeting
 
-LR, CANCELLED = 1e-3, 1e-3
-CHUNK_ELEMENTS, CHUNKS_MAX = 2**20, 8
+QUESTION = __doc__.splitlines()[0]
+LR, B1, B2, EPS, T = 1e-3, 0.9, 0.999, 1e-8, 10
+FACTORS = {"rate": LR / (1 - B1**T), "scale": (1 - B2**T) ** -0.5}
+CHUNKS = 8
 BASE, DEFAULT = "gloo, fused Adam", "gloo, Adam"
-IDLE_SHARE, IDLE_S_MAX = 0.8, 3.0
+SHARED, CHUNKED = "shared", f"our halves, {CHUNKS} chunks"
+CLOSE = 1e-5
 
 
-@dataclass(kw_only=True)
-class Way:
-    """One way to update: its gradient is filled anew before each turn."""
-
-    name: str
-    run: Callable[[], object]
-    grad: torch.Tensor | None = None
-    weight: torch.Tensor | None = None
-    is_fused: bool = True
-    """Whether its Adam is the fused one: the other rounds otherwise."""
-    is_exact: bool = True
-    """Whether it has the operations and the order of the reference."""
-    times_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
+@ps.program
+def adam(g: ps.P["n"], w: ps.R["n"], m: ps.R["n"], v: ps.R["n"], rate, scale):
+    """Adam with its corrections in two numbers, as torch's kernels have it."""
+    g = ps.all_reduce(g)
+    m = ps.update(m, B1 * m + (1 - B1) * g)
+    v = ps.update(v, B2 * v + (1 - B2) * g * g)
+    return ps.update(w, w - rate * m / (v.sqrt() * scale + EPS))
 
 
-# -- ways ------------------------------------------------------------------------------------
+class Tensors:
+    """Gradient, weights and state of one way."""
+
+    def __init__(self, start: dict[str, torch.Tensor], take: Callable[[int], torch.Tensor]) -> None:
+        self.now = {
+            name: take(tensor.numel()) if name in "gw" else torch.empty_like(tensor)
+            for name, tensor in start.items()
+        }
+        for name, tensor in start.items():
+            self.now[name].copy_(tensor)
+        self.num_steps = 0
+
+
+class Reference:
+    """What one process has after so many steps."""
+
+    def __init__(self, start: dict[str, torch.Tensor], total: torch.Tensor) -> None:
+        self._now = {name: tensor.clone() for name, tensor in start.items()} | {"g": total}
+        self._num_steps = 0
+        self._ours: torch.Tensor | None = None
+
+    def check(self, tensors: Tensors, *, to_the_bit: bool) -> None:
+        """Fail where weights are not its own. Ways take turns, so it never has to go back."""
+        if tensors.num_steps > self._num_steps:
+            fused_adam(self._now)
+            self._num_steps, self._ours = tensors.num_steps, None
+        weight = tensors.now["w"]
+        off = (weight - self._now["w"]).abs().max().item()
+        assert off <= CLOSE, f"{off} from the reference"
+        if to_the_bit:
+            if self._ours is None:
+                self._ours = weight.clone()
+            assert torch.equal(weight, self._ours), "ours are not the same bits"
 
 
 class Ways:
-    """The tensors of a rank, and what can be done with them."""
+    """What a rank can do with its tensors."""
 
-    def __init__(self, rank: int, size: int, length: int, stack: ExitStack) -> None:
-        self.rank, self.size, self.length = rank, size, length
-        self.first = torch.randn(length, generator=torch.Generator().manual_seed(99))
-        self.given = torch.randn(length, generator=torch.Generator().manual_seed(rank))
-        self.start, self.stop = part(length, size, rank)
-        self.chunks = chunks_of(length)
-        size_bytes = 4 * length * 10 + ShmComm.need_bytes(size) + 2**20
-        arena = Arena(meeting(), rank=rank, size=size, size_bytes=size_bytes)
-        self.arena = stack.enter_context(arena)
-        self.comm = stack.enter_context(ShmComm(self.arena))
-        groups = stack.enter_context(Groups(mesh(dp=size)))
-        self.scatter, self.gather = groups.comm("dp", "scatter"), groups.comm("dp", "gather")
+    def __init__(self, n: int) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.n, self.plain = n, adam.on(ps.mesh(dp=self.size), n=n)
+        sliced = self.plain.split("g").sink("g.gather").keep_sliced("m", "v")
+        self.fused = sliced.fuse("g.scatter", "w.gather")
+        self.part = slice(*self.fused["m"].type.bounds(self.plain.mesh, self.rank)[0])
+        self.start = {"g": numbers(n, self.rank), "w": numbers(n, 90)}
+        self.start |= {"m": numbers(n, 91) * 0.1, "v": numbers(n, 92).square() * 0.1}
+        self.sliced = {k: x[self.part] if k in "mv" else x for k, x in self.start.items()}
+        self.gloo = ps.Groups(self.plain.mesh)
+        shared_bytes = 4 * 7 * n + 2**20
+        self.shm = ps.Groups(self.plain.mesh, backend="shm", shared=shared_bytes)
+        for groups in (self.gloo, self.shm):
+            groups.__enter__()
+        total = numbers(n, 0)
+        for rank in range(1, self.size):
+            total += numbers(n, rank)
+        self.reference = Reference(self.start, total)
 
-    def state(self, count: int) -> list[torch.Tensor]:
-        return [torch.zeros(count) for _ in range(2)]
+    def way(self, run: Callable[[], object], tensors: Tensors, *, is_ours: bool = False) -> Way:
+        """Return a way whose weights must be the reference's, and of ours the same bits."""
+        grad = tensors.now["g"]
 
-    def reduced(self, name: str, grad: torch.Tensor) -> Way:
-        return Way(name=name, run=lambda: self.comm.all_reduce(grad).wait(), grad=grad)
+        def check() -> None:
+            tensors.num_steps += 1
+            self.reference.check(tensors, to_the_bit=is_ours and self.size == 2)
 
-    def adam(self, name: str, **options: object) -> Way:
+        return Way(run=run, check=check, reset=lambda: grad.copy_(self.start["g"]))
+
+    def reduced(self, grad: torch.Tensor) -> Way:
+        comm = self.shm.comm("dp", "bare")
+        reset = lambda: grad.copy_(self.start["g"])  # noqa: E731
+        return Way(run=lambda: comm.all_reduce(grad).wait(), reset=reset)
+
+    def adam(self, **options: bool) -> Way:
         """All_reduce in place, then torch's optimizer."""
-        weight = torch.nn.Parameter(self.first.clone())
-        weight.grad = torch.zeros(self.length)
-        optimizer = torch.optim.Adam([weight], lr=LR, **options)  # type: ignore[arg-type]
+        tensors = Tensors(self.start, torch.empty)
+        now = tensors.now
+        weight = torch.nn.Parameter(now["w"])
+        weight.grad = now["g"]
+        optimizer = torch.optim.Adam([weight], lr=LR, betas=(B1, B2), eps=EPS, **options)
+        steps = torch.tensor(float(T - 1))
+        optimizer.state[weight] = {"exp_avg": now["m"], "exp_avg_sq": now["v"], "step": steps}
 
         def run() -> None:
-            distributed.all_reduce(weight.grad)
+            steps.fill_(T - 1)
+            distributed.all_reduce(now["g"])
             optimizer.step()
 
-        way = Way(name=name, run=run, grad=weight.grad, weight=weight.detach())
-        way.is_fused, way.is_exact = bool(options), self.size == 2
-        return way
+        return self.way(run, tensors)
 
     def gloos_halves(self) -> Way:
-        weight, grad = self.first.clone(), torch.zeros(self.length)
-        adam, state = FusedAdam(lr=LR), self.state(self.stop - self.start)
-        mine, out = weight[self.start : self.stop], torch.zeros(self.stop - self.start)
+        tensors = Tensors(self.sliced, torch.empty)
+        now = tensors.now
+        out = torch.zeros_like(now["m"])
+        mine = now | {"g": out, "w": now["w"][self.part]}
 
         def run() -> None:
-            reduce_scatter_flat(out, grad)
-            adam.begin()
-            adam(out, mine, *state)
-            all_gather_flat(weight, mine)
+            reduce_scatter_flat(out, now["g"])
+            fused_adam(mine)
+            all_gather_flat(now["w"], mine["w"])
 
-        is_exact = self.size == 2
-        return Way(name="gloo's halves", run=run, grad=grad, weight=weight, is_exact=is_exact)
+        return self.way(run, tensors)
 
     def our_halves(self, chunks: int) -> Way:
         """Chunks are reduced while others are updated and gathered: two lanes."""
-        weight, grad = self.first.clone(), torch.zeros(self.length)
-        bounds = [part(self.length, chunks, index) for index in range(chunks)]
+        scatter, gather = self.gloo.comm("dp", "scatter"), self.gloo.comm("dp", "gather")
+        tensors = Tensors(self.start, torch.empty)
         pieces = []
-        for lo, hi in bounds:
-            start, stop = part(hi - lo, self.size, self.rank)
-            mine = weight[lo + start : lo + stop]
-            out = grad[lo + start : lo + stop]
-            pieces.append((grad[lo:hi], out, weight[lo:hi], mine, self.state(stop - start)))
-        adam = FusedAdam(lr=LR)
+        for index in range(chunks):
+            whole = slice(*part(self.n, chunks, index))
+            at, stop = part(whole.stop - whole.start, self.size, self.rank)
+            here = slice(whole.start + at, whole.start + stop)
+            now = {name: tensor[here] for name, tensor in tensors.now.items()}
+            pieces.append((tensors.now["g"][whole], tensors.now["w"][whole], now))
 
         def run() -> None:
-            adam.begin()
-            scatters = [self.scatter.reduce_scatter(out, whole) for whole, out, *_ in pieces]
+            scatters = [scatter.reduce_scatter(now["g"], grad) for grad, _, now in pieces]
             gathers = []
-            for scatter, (_, out, whole, mine, state) in zip(scatters, pieces, strict=True):
-                scatter.wait()
-                adam(out, mine, *state)
-                gathers.append(self.gather.all_gather(whole, mine))
-            for gather in gathers:
-                gather.wait()
+            for scattered, (_, weight, now) in zip(scatters, pieces, strict=True):
+                scattered.wait()
+                fused_adam(now)
+                gathers.append(gather.all_gather(weight, now["w"]))
+            for gathered in gathers:
+                gathered.wait()
 
-        name = "our halves" if chunks == 1 else f"our halves, {chunks} chunks"
-        return Way(name=name, run=run, grad=grad, weight=weight)
+        return self.way(run, tensors)
 
-    def shared(self, name: str, region: Any, copies: int, **options: Any) -> Way:
-        grad, replica = self.arena.take(self.length), self.arena.take(self.length)
-        weights = self.comm.everyones(replica)[:copies]
-        weight = weights[self.rank if copies > 1 else 0]
-        weight[self.start : self.stop] = self.first[self.start : self.stop]
-        if copies > 1:
-            weight.copy_(self.first)
-        state = self.state(self.stop - self.start)
-        grads = self.comm.everyones(grad)
-        run = FusedPass(self.comm, region, grads=grads, weights=weights, state=state, **options)
-        return Way(name=name, run=run, grad=grad, weight=weight)
+    def sockets(self) -> Way:
+        return self.program(self.fused, self.gloo, Tensors(self.sliced, torch.empty), "auto")
+
+    def shared(self, backend: str) -> Way:
+        tensors = Tensors(self.sliced, lambda count: self.shm.take(count, axis="dp"))
+        return self.program(self.fused, self.shm, tensors, backend)
+
+    def program(
+        self, program: ps.Program, groups: ps.Groups, tensors: Tensors, backend: str
+    ) -> Way:
+        step = ps.compile(program, groups, backend=backend, donate=("g",))
+        is_ours = backend != "compile"
+        return self.way(lambda: step(**tensors.now, **FACTORS), tensors, is_ours=is_ours)
 
     def copying(self) -> Way:
-        count = (self.size + 6) * (self.stop - self.start) // 2
+        count = (2 * self.size + 5) * (self.part.stop - self.part.start) // 2
         source, target = torch.ones(count), torch.zeros(count)
-        return Way(name="copying", run=lambda: target.copy_(source))
+        return Way(run=lambda: target.copy_(source))
 
-    def all(self, *, compiles: bool) -> list[Way]:
-        plain = torch.zeros(self.length)
-        ways = [
-            Way(name="all_reduce", run=lambda: distributed.all_reduce(plain), grad=plain),
-            self.reduced("all_reduce, staged", torch.zeros(self.length)),
-            self.reduced("all_reduce, shared", self.arena.take(self.length)),
-            self.adam(DEFAULT),
-            self.adam(BASE, fused=True),
-            self.our_halves(1),
-            self.our_halves(self.chunks),
-            self.shared(f"shared, {self.size} replicas", FusedAdam(lr=LR), self.size),
-            self.shared("shared, one copy", FusedAdam(lr=LR), 1),
-            self.shared("shared, one copy, eager", EagerAdam(lr=LR), 1, tile_elements=32 * 1024),
-            self.copying(),
-        ]
-        ways[-2].is_fused = False
-        if self.length % self.size == 0:  # gloo's own take equal parts only
-            ways.insert(5, self.gloos_halves())
+    def all(self, *, compiles: bool) -> dict[str, Way]:
+        plain = torch.zeros(self.n)
+        out = {
+            "all_reduce": Way(run=lambda: distributed.all_reduce(plain)),
+            "all_reduce, staged": self.reduced(torch.zeros(self.n)),
+            "all_reduce, shared": self.reduced(self.shm.take(self.n, axis="dp")),
+            DEFAULT: self.adam(),
+            BASE: self.adam(fused=True),
+        }
+        if self.n % self.size == 0:  # gloo's own take equal parts only
+            out["gloo's halves"] = self.gloos_halves()
+        out["our halves"] = self.our_halves(1)
+        out[CHUNKED] = self.our_halves(CHUNKS)
+        out["program, sockets"] = self.sockets()
+        out[SHARED] = self.shared("auto")
+        out["shared, tiles"] = self.shared("tiled")
         if compiles:
-            region = CompiledAdam(lr=LR)
-            ways.insert(-1, self.shared("shared, compiled", region, 1, sums=True, **WHOLE))
-            ways[-2].is_exact = False
-        return ways
-
-    def checks(self, ways: list[Way], num_steps: int) -> dict[str, float]:
-        """Return how far the weights of each way are from the reference; fail if it is too far."""
-        total = torch.zeros(self.length)
-        for rank in range(self.size):
-            total += torch.randn(self.length, generator=torch.Generator().manual_seed(rank))
-        wholes = self.length % (64 * self.size * self.chunks) == 0
-        worst = {}
-        for is_fused in (True, False):
-            weight = torch.nn.Parameter(self.first.clone())
-            weight.grad = total
-            optimizer = torch.optim.Adam([weight], lr=LR, fused=is_fused)
-            for _ in range(num_steps):
-                optimizer.step()
-            for way in (way for way in ways if way.weight is not None and way.is_fused == is_fused):
-                apart = (way.weight - weight.detach()).abs()
-                if way.is_exact and wholes:
-                    assert not apart.any(), f"{way.name}: {apart.max()} from the reference"
-                worst[way.name] = float(apart[total.abs() > CANCELLED].max())
-                assert worst[way.name] < 1e-5, f"{way.name}: {worst[way.name]} from the reference"
-        return worst
+            out["shared, compiled"] = self.shared("compile")
+        return out | {"copying": self.copying()}
 
 
-def chunks_of(length: int) -> int:
-    return min(CHUNKS_MAX, max(2, length // CHUNK_ELEMENTS))
+def numbers(length: int, seed: int) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(seed))
 
 
-WHOLE = {"tile_elements": 2**20}
-
-
-class CompiledAdam:
-    """Adam as torch.compile makes it, with the sum of all gradients inside."""
-
-    def __init__(self, *, lr: float) -> None:
-        self.lr, self.step = lr, 0
-        self._size = self._scale = torch.zeros(())
-        self._update = torch.compile(self._eager, dynamic=True)
-
-    def begin(self) -> None:
-        self.step += 1
-        self._size = torch.tensor(self.lr / (1 - 0.9**self.step))
-        self._scale = torch.tensor((1 - 0.999**self.step) ** -0.5)
-
-    def __call__(self, grads: tuple[torch.Tensor, ...], *mine: torch.Tensor) -> None:
-        self._update(grads, *mine, (self._size, self._scale))
-
-    @staticmethod
-    def _eager(
-        grads: tuple[torch.Tensor, ...],
-        weight: torch.Tensor,
-        exp_avg: torch.Tensor,
-        exp_avg_sq: torch.Tensor,
-        factors: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        size, scale = factors
-        grad = grads[0]
-        for other in grads[1:]:
-            grad = grad + other
-        exp_avg.copy_(exp_avg + (grad - exp_avg) * 0.1)
-        exp_avg_sq.copy_(exp_avg_sq * 0.999 + grad * grad * 0.001)
-        weight.copy_(weight - size * exp_avg / (exp_avg_sq.sqrt() * scale + 1e-8))
-
-
-# -- one rank --------------------------------------------------------------------------------
-
-
-def be_rank(rank: int, options: argparse.Namespace, store: str, told: Connection) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        store=distributed.FileStore(store, options.ranks),
-        rank=rank,
-        world_size=options.ranks,
+def fused_adam(now: dict[str, torch.Tensor]) -> None:
+    torch._fused_adam_(
+        [now["w"]],
+        [now["g"]],
+        [now["m"]],
+        [now["v"]],
+        [],
+        [torch.tensor(float(T))],
+        lr=LR,
+        beta1=B1,
+        beta2=B2,
+        weight_decay=0.0,
+        eps=EPS,
+        amsgrad=False,
+        maximize=False,
     )
-    with ExitStack() as stack:
-        made = Ways(rank, options.ranks, options.params, stack)
-        ways = made.all(compiles=options.compile)
-        waited = [idle_waited(rank) for _ in range(options.rounds + 1) if turn(ways, made.given)]
-        checks = made.checks(ways, num_steps=options.rounds + 1)
-        told.send(
-            {
-                # The first round is for first touches, connections and compilers.
-                "times_s": {way.name: way.times_s[1:] for way in ways},
-                "cpu_s": {way.name: way.cpu_s[1:] for way in ways},
-                "checks": checks,
-                "busy": sum(waited_s >= IDLE_S_MAX for waited_s in waited),
-            }
-        )
-        distributed.barrier()
-    distributed.destroy_process_group()
 
 
-def turn(ways: list[Way], given: torch.Tensor) -> bool:
-    for way in ways:
-        if way.grad is not None:
-            way.grad.copy_(given)
-        distributed.barrier()
-        cpu_s, begin_s = time.process_time(), time.perf_counter()
-        way.run()
-        way.times_s.append(time.perf_counter() - begin_s)
-        way.cpu_s.append(time.process_time() - cpu_s)
-    return True
+def ways(options: argparse.Namespace) -> dict[str, Way]:
+    n = 2**20 * (1 if options.quick else options.million)
+    return Ways(n).all(compiles=options.compile)
 
 
-def idle_waited(rank: int) -> float:
-    """Wait until the cores are idle, all ranks together; return how long it took."""
-    begin_s = time.monotonic()
-    is_idle = torch.zeros(1)
-    while not is_idle.item() and time.monotonic() - begin_s < IDLE_S_MAX:
-        if rank == 0:
-            is_idle.fill_(float(idle_share() > IDLE_SHARE))
-        distributed.broadcast(is_idle, 0)
-    waited = torch.tensor([0.0 if is_idle.item() else IDLE_S_MAX])
-    distributed.broadcast(waited, 0)
-    return waited.item()
-
-
-def idle_share() -> float:
-    def read() -> tuple[int, int]:
-        numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-        return numbers[3], sum(numbers)
-
-    idle, total = read()
-    time.sleep(0.1)
-    later_idle, later_total = read()
-    return (later_idle - idle) / max(1, later_total - total)
-
-
-# -- all ranks -------------------------------------------------------------------------------
-
-
-def compare(options: argparse.Namespace) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(options.ranks)]
-        processes = [
-            context.Process(target=be_rank, args=(rank, options, f"{folder}/store", pipe[1]))
-            for rank, pipe in enumerate(pipes)
-        ]
-        for process, pipe in zip(processes, pipes, strict=True):
-            process.start()
-            pipe[1].close()
-        said = [pipe[0].recv() for pipe in pipes]
-        for process in processes:
-            process.join()
-    rows = {}
-    for name in said[0]["times_s"]:
-        slowest = [max(turns) for turns in zip(*(s["times_s"][name] for s in said), strict=True)]
-        cpu_s = [max(turns) for turns in zip(*(s["cpu_s"][name] for s in said), strict=True)]
-        rows[name] = {"times_s": slowest, "cpu_s": cpu_s}
-    return {"rows": rows, "checks": said[0]["checks"], "busy": said[0]["busy"]}
-
-
-def report(result: dict[str, Any], options: argparse.Namespace) -> None:
-    rows = result["rows"]
-    base, default = rows[BASE], rows[DEFAULT]
+def show(name: str, rows: list[dict], base: str, way: str) -> None:
+    """Print how many times faster a way is than another, by several measures."""
+    times = times_of(rows)
+    cpu = [min(row["cpu_s"] for row in rows if row["way"] == each) for each in (base, way)]
+    least = min(times[base]) / min(times[way])
+    middle = median(times[base]) / median(times[way])
     print(
-        f"{options.ranks} ranks, {options.params:,} parameters, {options.rounds} rounds "
-        f"({result['busy']} while the cores were busy); {conditions()}"
+        f"{name}: {least:.1f} times by the least, {middle:.1f} by medians, "
+        f"{cpu[0] / cpu[1]:.1f} by CPU"
     )
-    print(f"{'':28}{'min ms':>8}{'median':>8}{'CPU ms':>8}   of {BASE}: min, median, CPU")
-    for name, row in rows.items():
-        against = " ".join(f"{ratio:7.2f}" for ratio in ratios(base, row))
-        times = f"{1e3 * min(row['times_s']):8.1f}{1e3 * median(row['times_s']):8.1f}"
-        print(f"{name:28}{times}{1e3 * min(row['cpu_s']):8.1f}   {against}")
-    one, limit = rows["shared, one copy"], rows["copying"]
-    need_bytes = 4 * (options.ranks + 6) * options.params / options.ranks
-    rate = need_bytes / min(one["times_s"]) / 1e9
-    print(f"one copy: {rate:.1f} GB/s a rank, {ratios(limit, one)[0]:.2f} of copying as much")
-    show("H1", base, one)
-    show("H2", default, one)
-    best = rows[f"our halves, {chunks_of(options.params)} chunks"]
-    show("H3", base, best)
-    if "gloo's halves" in rows:
-        show("H3, gloo's halves", rows["gloo's halves"], best)
-    worst = max(result["checks"].values())
-    print(f"weights after {options.rounds + 1} steps are within {worst:g} of the reference")
-
-
-def ratios(base: dict[str, list[float]], row: dict[str, list[float]]) -> tuple[float, ...]:
-    return (
-        min(base["times_s"]) / min(row["times_s"]),
-        median(base["times_s"]) / median(row["times_s"]),
-        min(base["cpu_s"]) / min(row["cpu_s"]),
-    )
-
-
-def show(name: str, base: dict[str, list[float]], row: dict[str, list[float]]) -> None:
-    least, middle, cpu = ratios(base, row)
-    print(f"{name}: {least:.1f} times by the least, {middle:.1f} by medians, {cpu:.1f} by CPU")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--params", type=int, default=8 * 2**20)
-    parser.add_argument("--compile", action="store_true", help="and a compiled region: a minute")
-    parser.add_argument("--quick", action="store_true", help="three rounds of a million")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.params = 3, 2**20
-    os.environ["OMP_NUM_THREADS"] = "1"
-    result = compare(options)
-    report(result, options)
-    if options.json:
-        options.json.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    parser = parser_of(QUESTION, rounds=12, is_host=True)
+    parser.add_argument("--million", type=int, default=8, help="of 2**20 parameters")
+    parser.add_argument("--compile", action="store_true", help="and torch.compile: a minute")
+    found = main("benchmarks.fused_update", QUESTION, parser, BASE)
+    print()
+    show("H1", found, BASE, SHARED)
+    show("H2", found, DEFAULT, SHARED)
+    show("H3", found, BASE, CHUNKED)
+    if any(row["way"] == "gloo's halves" for row in found):
+        show("H3, gloo's halves", found, "gloo's halves", CHUNKED)
+    show("limit, of it", found, "copying", SHARED)

@@ -7,46 +7,15 @@ data loading may be missing. The limit is a copy on the same device in the same 
 kernel must move, over the rate of that copy. Values are checked before anything is timed.
 """
 
-import argparse
-import hashlib
-import importlib.util
-import json
-import sys
 import time
-import traceback
-import types
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-SOURCES = Path(__file__).parents[1] / "src"
-
-
-def stand_alone() -> None:
-    """Make `penstock.program` and `penstock.step` importable where the rest is not."""
-    if str(SOURCES) not in sys.path:
-        sys.path.insert(0, str(SOURCES))
-    if importlib.util.find_spec("xxhash") is None:
-        hashes = types.ModuleType("xxhash")
-
-        def digest(data: bytes) -> str:
-            return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-        hashes.xxh3_128_hexdigest = digest  # type: ignore[attr-defined]
-        sys.modules["xxhash"] = hashes
-    try:
-        import penstock  # noqa: F401
-    except ImportError:
-        room = types.ModuleType("penstock")
-        room.__path__ = [str(SOURCES / "penstock")]
-        for name in [n for n in sys.modules if n.startswith("penstock")]:
-            del sys.modules[name]
-        sys.modules["penstock"] = room
-
+from benchmarks.gpu import Report, ask, stand_alone
 
 stand_alone()
 
@@ -156,12 +125,11 @@ def timed(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
     return {name: median(times) for name, times in taken.items()}
 
 
-class Report:
-    """What was found, line by line and as data."""
+class Beside(Report):
+    """What was found, beside the time of a copy."""
 
     def __init__(self, rounds: int, quick: bool) -> None:
-        self.rounds, self.quick = rounds, quick
-        self.data: dict[str, Any] = {}
+        super().__init__(rounds, quick)
         size = 1 << (26 if quick else 29)
         a, b = (torch.empty(size, dtype=torch.float32, device="cuda") for _ in range(2))
         ms = timed({"copy": lambda: b.copy_(a)}, rounds)["copy"]
@@ -226,7 +194,7 @@ def check(made: Program, given: dict[str, Any], scalars: dict[str, float], limit
 # -- the questions -----------------------------------------------------------------------------
 
 
-def d1(report: Report) -> None:
+def d1(report: Beside) -> None:
     n = 1 << (24 if report.quick else 28)
     check(adam.on(mesh(dp=1), n=(1 << 20) + 17), tensors((1 << 20) + 17), HYPER, 1e-6)
     made = adam.on(mesh(dp=1), n=n)
@@ -258,7 +226,7 @@ def d1(report: Report) -> None:
     report.show("D1", f"Adam, float32, {n:,} elements, 28 B each", 28 * n, times)
 
 
-def d2(report: Report) -> None:
+def d2(report: Beside) -> None:
     small = (1 << 20) + 3
     scalars = HYPER | {"unscale": 1 / 1024}
 
@@ -291,7 +259,7 @@ def d2(report: Report) -> None:
     report.show("D2", f"unscale, clip, Adam, bf16 copy, {n:,} elements, 30 B", 30 * n, times)
 
 
-def d3(report: Report) -> None:
+def d3(report: Beside) -> None:
     num_ranks, part = 8, 1 << (20 if report.quick else 24)
 
     def of(n: int, seed: int) -> dict[str, Any]:
@@ -330,7 +298,7 @@ def d3(report: Report) -> None:
     print(f"   {part / times['ours'] / 1e6:.1f} G elements/s")
 
 
-def d4(report: Report) -> None:
+def d4(report: Beside) -> None:
     rows, d = (1 << (12 if report.quick else 15)), 4096
 
     def of(rows: int, d: int) -> dict[str, torch.Tensor]:
@@ -368,7 +336,7 @@ def d4(report: Report) -> None:
     print(f"   the host takes at most {host * 1e6:.0f} µs to start a kernel")
 
 
-def d5(report: Report) -> None:
+def d5(report: Beside) -> None:
     n, num_chunks = (2048 if report.quick else 8192), 8
     a, b = (torch.randn(n, n, device="cuda").bfloat16() for _ in range(2))
     whole, parts = (torch.empty(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -388,7 +356,7 @@ def d5(report: Report) -> None:
     report.data["D5"] = {"loss": times["ours"] / times["whole"] - 1, "ms": times}
 
 
-def d7(report: Report) -> None:
+def d7(report: Beside) -> None:
     check(lamb.on(mesh(dp=1), n=(1 << 20) + 5), tensors((1 << 20) + 5), HYPER, 1e-5)
     n = 1 << (24 if report.quick else 27)
     made, given = lamb.on(mesh(dp=1), n=n), tensors(n)
@@ -427,7 +395,7 @@ def d7(report: Report) -> None:
     report.show("D7", f"LAMB in two passes, {n:,} elements, 40 B", 40 * n, times)
 
 
-def d8(report: Report) -> None:
+def d8(report: Beside) -> None:
     n = 100_003
     cpu, gpu = adam.on(mesh(dp=1), n=n), adam.on(mesh(dp=1), n=n)
     here, there = copied(tensors(n), "cpu"), copied(tensors(n))
@@ -447,33 +415,5 @@ def d8(report: Report) -> None:
 QUESTIONS = {"D8": d8, "D1": d1, "D2": d2, "D3": d3, "D4": d4, "D7": d7, "D5": d5}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--json", default="")
-    options = parser.parse_args()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    report = Report(options.rounds, options.quick)
-    failed = []
-    for name, question in QUESTIONS.items():
-        if options.only and name not in options.only.split(","):
-            continue
-        begin = time.perf_counter()
-        try:
-            with torch.no_grad():
-                question(report)
-        except Exception:
-            failed.append(name)
-            traceback.print_exc()
-        torch.cuda.empty_cache()
-        print(f"   ({name} took {time.perf_counter() - begin:.0f} s)", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(report.data, indent=1))
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
-
-
 if __name__ == "__main__":
-    main()
+    ask(__doc__.splitlines()[0], QUESTIONS, Beside, rounds=20)

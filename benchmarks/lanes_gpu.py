@@ -15,7 +15,6 @@ Limits are measured in the same run: the copy alone, the product alone, a copy o
 """
 
 # ruff: noqa: F821, PLR0917 - dimensions are names, and programs have many parameters
-import argparse
 import importlib
 import importlib.util
 import itertools
@@ -34,7 +33,7 @@ from typing import Any
 import torch
 from torch import distributed, multiprocessing
 
-from benchmarks.kernels_gpu import SOURCES, stand_alone
+from benchmarks.gpu import SOURCES, Report, ask, stand_alone
 
 stand_alone()
 if importlib.util.find_spec("msgspec") is None:
@@ -73,19 +72,6 @@ def lamb(g: ps.P["n"], w: ps.R["n"], m: ps.R["n"], v: ps.R["n"], t, lr):
 @ps.program
 def product(w: ps.R["d", "h", ps.bf16]):
     return ps.load("data.x", ps.R["t", "d", ps.bf16]) @ w
-
-
-class Report:
-    """What was found."""
-
-    def __init__(self, rounds: int, quick: bool) -> None:
-        self.rounds, self.quick = rounds, quick
-        self.data: dict[str, Any] = {}
-
-    def say(self, text: str, **figures: Any) -> None:
-        print(text, flush=True)
-        for name, value in figures.items():
-            self.data[name] = value
 
 
 # -- the load lane -----------------------------------------------------------------------------
@@ -400,35 +386,5 @@ def _rank(rank: int, size: int, folder: str, calls: list[Asked]) -> None:
 QUESTIONS = {"D8": d8, "D6": d6, "checks": checks, "ranks": ranks_question, "peer": peer}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--json", default="")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("no GPU here: nothing of this can be measured")
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    report = Report(options.rounds, options.quick)
-    failed = []
-    for name, question in QUESTIONS.items():
-        if options.only and name not in options.only.split(","):
-            continue
-        begin = time.perf_counter()
-        try:
-            with torch.no_grad():
-                question(report)
-        except Exception:
-            failed.append(name)
-            traceback.print_exc()
-        torch.cuda.empty_cache()
-        print(f"   ({name} took {time.perf_counter() - begin:.0f} s)", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(report.data, indent=1))
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
-
-
 if __name__ == "__main__":
-    main()
+    ask(__doc__.splitlines()[0], QUESTIONS, rounds=10)

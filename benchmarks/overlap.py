@@ -1,11 +1,15 @@
 """Does a product hide its all-reduce? Matmul, all-reduce, bias, dropout and residual, in chunks.
 
     python -m benchmarks.overlap [--rounds 8] [--rate 1gbit] [--rows 2048] [--width 1024] [--quick]
+    python -m benchmarks.overlap --host
 
 `sequential` is the program as it is written, carried out one task after the other; `torch, eager`
 is the same in plain torch. The others cut the rows into chunks whose all-reduces run while the next
 are multiplied. `product` and `all-reduce` alone are the limits: no schedule is faster than the
 longer of the two. Every way must give the values of the first.
+
+With `--host` the ranks are processes of one host (H5), and there are two sets of ways: over gloo's
+sockets, and over shared memory (`shm`). Both are beside `sequential, fused` over gloo.
 """
 
 from __future__ import annotations
@@ -19,13 +23,27 @@ import penstock.step as ps
 from benchmarks.step_ranks import Way, main, parser_of
 
 QUESTION = __doc__.splitlines()[0]
-CHUNKS = (4, 8, 16)
+CHUNKS = (2, 4, 8, 16)
 
 
 @ps.program(axis="tp")
 def block(x: ps.S(1)["t", "h"], w: ps.S(0)["h", "d"], b: ps.R["d"], r: ps.R["t", "d"], seed: int):
     y = ps.all_reduce(x @ w)
     return ps.dropout(y + b, 0.1, seed) + r
+
+
+def schedules(program: ps.Program) -> dict[str, ps.Program]:
+    """Return the program as it is written, and cut into chunks."""
+    fused = program.fuse("add.1", program.outputs[0])
+    chosen = {"sequential": program, "sequential, fused": fused}
+    for k in CHUNKS:
+        chosen[f"{k} chunks"] = fused.chunk(k, "matmul.1", program.outputs[0], dim=0).overlap()
+    split = program.split("y").sink("y.gather")
+    split = split.fuse("add.1", split[split.outputs[0]].inputs[0])
+    chosen["8 chunks, scatter and gather"] = split.chunk(
+        8, "matmul.1", split.outputs[0], dim=0
+    ).overlap()
+    return chosen
 
 
 def ways(options: argparse.Namespace) -> dict[str, Way]:
@@ -37,18 +55,14 @@ def ways(options: argparse.Namespace) -> dict[str, Way]:
     torch.manual_seed(7)
     given = {"x": x, "w": w, "b": torch.randn(options.width), "seed": 3}
     given["r"] = torch.randn(options.rows, options.width)
-    groups = ps.Groups(program.mesh)
-    groups.__enter__()
-    fused = program.fuse("add.1", program.outputs[0])
-    chosen = {"sequential": program, "sequential, fused": fused}
-    for k in CHUNKS:
-        chosen[f"{k} chunks"] = fused.chunk(k, "matmul.1", program.outputs[0], dim=0).overlap()
-    split = program.split("y").sink("y.gather")
-    split = split.fuse("add.1", split[split.outputs[0]].inputs[0])
-    chosen["8 chunks, scatter and gather"] = split.chunk(
-        8, "matmul.1", split.outputs[0], dim=0
-    ).overlap()
-    steps = {name: ps.compile(one, groups, backend=options.backend) for name, one in chosen.items()}
+    backends = ("gloo", "shm") if options.is_host else ("gloo",)
+    steps = {}
+    for backend in backends:
+        groups = ps.Groups(program.mesh, backend=backend, shared="256MB")
+        groups.__enter__()
+        beside = f"{backend}: " if options.is_host and backend != "gloo" else ""
+        for name, one in schedules(program).items():
+            steps[f"{beside}{name}"] = ps.compile(one, groups, backend=options.backend)
     kept: dict[str, torch.Tensor] = {}
 
     def run(name: str) -> None:

@@ -115,9 +115,9 @@ class _Move:
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.name, dim)
         flat = packed(tensor, dim, lengths)
-        out = self._memory.piece(self._node.name, self._target)
         size = flat.numel() // self._comm.size
-        if not self._fits(out, dim, size):
+        out = self._place(dim, size)
+        if out is None:
             out = torch.empty(size, dtype=flat.dtype, device=flat.device)
             self._made, self._unpack = out, self._unpack_part(dim, max(lengths))
         return self._comm.reduce_scatter(
@@ -130,8 +130,8 @@ class _Move:
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.inputs[0], dim)
         mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
-        out = self._memory.piece(self._node.name, self._target)
-        if len(set(lengths)) > 1 or not self._fits(out, dim, mine.numel() * self._comm.size):
+        out = self._place(dim, mine.numel() * self._comm.size) if len(set(lengths)) == 1 else None
+        if out is None:
             out = torch.empty(mine.numel() * self._comm.size, dtype=mine.dtype, device=mine.device)
             self._made, self._unpack = out, self._unpack_whole(dim, lengths)
         return self._comm.all_gather(out.view(-1), mine, **self._how)
@@ -170,9 +170,12 @@ class _Move:
         made = self._memory.program[self._node.inputs[0]].type
         return made.layout(self._node.axes[0]).dim
 
-    def _fits(self, out: torch.Tensor, dim: int, size: int) -> bool:
-        flat = dim == 0 and out.is_contiguous() and out.numel() == size
-        return flat and self._memory.is_view(self._target)
+    def _place(self, dim: int, size: int) -> torch.Tensor | None:
+        """Return the place of the result; None where what arrives does not lie so."""
+        if dim != 0 or not self._memory.is_view(self._target):
+            return None
+        out = self._memory.piece(self._node.name, self._target)
+        return out if out.is_contiguous() and out.numel() == size else None
 
     def _unpack_part(self, dim: int, longest: int) -> Callable[[torch.Tensor], torch.Tensor]:
         shape = [sum(b - a for a, b in runs) for runs in self._target]

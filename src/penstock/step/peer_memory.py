@@ -27,8 +27,7 @@ import torch
 
 from penstock.errors import OptionError, PeerError, RendezvousError
 from penstock.step.shm_flags import LINE_WORDS, Flags
-from penstock.step.shm_memory import Arena, Meet
-from penstock.units import bytes_of, show_bytes
+from penstock.step.shm_memory import Arena, Meet, Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +42,7 @@ ALIGN_BYTES = 512
 """Of places: as torch's own allocator has it, more than any load of a kernel needs."""
 
 
-class PeerArena:
+class PeerArena(Segments):
     """The segments of all ranks of one host on their GPUs, as one of them sees them.
 
     Args:
@@ -54,6 +53,8 @@ class PeerArena:
         device: this rank's GPU; the current one where none is said.
     """
 
+    align_bytes = round_bytes = ALIGN_BYTES
+
     def __init__(
         self,
         meet: Meet,
@@ -63,20 +64,11 @@ class PeerArena:
         size_bytes: int | str,
         device: torch.device | None = None,
     ) -> None:
-        self.rank, self.size, self.meet = rank, size, meet
-        self.size_bytes = -(-bytes_of(size_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+        super().__init__(rank=rank, size=size, size_bytes=size_bytes)
+        self.meet = meet
         self._host = Arena(meet, rank=rank, size=size, size_bytes=HOST_BYTES, run_id="peer")
         self._device = device
-        self._bytes: list[Tensor] = []
         self._flags: Flags | None = None
-        self._taken_bytes = 0
-
-    def __enter__(self) -> PeerArena:
-        self.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def host(self) -> Arena:
@@ -150,13 +142,6 @@ class PeerArena:
         room = torch.empty(0, dtype=torch.uint8, device=self.device)
         return room.set_(storage, 0, (self.size_bytes,), (1,))
 
-    def _end_if(self, troubles: Sequence[str], kind: type[Exception]) -> None:
-        """End on all ranks if one of them has met trouble: none must wait for the others."""
-        first = next((text for text in troubles if text), "")
-        if first:
-            self.close()
-            raise kind(first)
-
     def close(self) -> None:
         """Let go of all segments; tensors that are still held keep theirs until they are gone.
 
@@ -176,51 +161,6 @@ class PeerArena:
             self._flags.close()
             self._flags = None
         self._host.close()
-
-    # -- places ------------------------------------------------------------------------------
-
-    def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a flat tensor of this rank that its peers see; zeros until somebody writes.
-
-        All ranks take the same in the same order.
-        """
-        offset = self._taken_bytes
-        need_bytes = count * dtype.itemsize
-        if offset + need_bytes > self.size_bytes:
-            raise OptionError(
-                f"{count} elements of {dtype} need {show_bytes(need_bytes)}, the arena has "
-                f"{show_bytes(self.size_bytes - offset)} left of {show_bytes(self.size_bytes)}; "
-                f"make it with size_bytes={offset + need_bytes} or more"
-            )
-        self._taken_bytes = -(-(offset + need_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-        return self.at(self.rank, offset, count, dtype)
-
-    def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return what lies at a place of a rank's segment."""
-        assert self._bytes, "the arena is not open"
-        return self._bytes[rank][offset : offset + count * dtype.itemsize].view(dtype)
-
-    def of(self, tensor: Tensor, *, rank: int) -> Tensor:
-        """Return a rank's tensor that lies where this one lies in the segment of this rank."""
-        offset = self.offset_of(tensor)
-        if offset is None:
-            raise OptionError(
-                f"a tensor of {tensor.numel()} elements on {tensor.device} is not in the arena of "
-                f"rank {self.rank}; take it from there: arena.take({tensor.numel()})"
-            )
-        return self.at(rank, offset, tensor.numel(), tensor.dtype).view(tensor.shape)
-
-    def everyones(self, tensor: Tensor) -> list[Tensor]:
-        """Return what all ranks took where this rank has this tensor, by rank."""
-        return [self.of(tensor, rank=rank) for rank in range(self.size)]
-
-    def offset_of(self, tensor: Tensor) -> int | None:
-        """Return where a tensor begins in the segment of this rank, None if it is elsewhere."""
-        if tensor.device != self._device or not tensor.is_contiguous():
-            return None
-        offset = tensor.data_ptr() - self._bytes[self.rank].data_ptr()
-        end = offset + tensor.numel() * tensor.element_size()
-        return offset if offset >= 0 and end <= self.size_bytes else None
 
 
 def _handle(segment: Tensor) -> tuple[Any, ...]:

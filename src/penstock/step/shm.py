@@ -21,7 +21,7 @@ way back, as it would over a network. `algo` says nothing here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,7 +31,7 @@ from penstock.step.comm_checks import check_op, check_parts, check_runs, flat, w
 from penstock.step.shm_calls import Call, Calls
 from penstock.step.shm_flags import LINE_WORDS, PATIENCE_S, Flags
 from penstock.step.shm_lane import Lane, Task
-from penstock.step.shm_memory import ALIGN_BYTES, Arena
+from penstock.step.shm_memory import ALIGN_BYTES, Segments
 from penstock.step.shm_moves import Moves, spans_of
 from penstock.step.shm_reduce import Reducer
 
@@ -42,34 +42,6 @@ __all__ = ["STAGE_BYTES", "ShmComm"]
 
 STAGE_BYTES = 512 * 1024
 """Of each of the two stages: half of a common second cache."""
-
-
-class Segments(Protocol):
-    """What a communicator takes its memory from: an `Arena`, or one of a device (`peer`)."""
-
-    rank: int
-    size: int
-
-    @property
-    def host(self) -> Arena:
-        """Where words are that processors of the host can read and write."""
-        ...
-
-    def take(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return a tensor of this rank that its peers see."""
-        ...
-
-    def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return what lies at a place of a rank's segment."""
-        ...
-
-    def of(self, tensor: Tensor, *, rank: int) -> Tensor:
-        """Return a rank's tensor that lies where this one lies."""
-        ...
-
-    def offset_of(self, tensor: Tensor) -> int | None:
-        """Return where a tensor begins in the segment of this rank."""
-        ...
 
 
 class ShmComm:

@@ -26,10 +26,11 @@ import json
 import mmap
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["Arena", "Meet", "meeting", "meeting_at"]
+__all__ = ["Arena", "Meet", "Segments", "meeting", "meeting_at"]
 
 Meet = Callable[[bytes], Sequence[bytes]]
 """Gives a few bytes to all ranks of the arena and returns what each gave, by rank."""
@@ -78,7 +79,97 @@ def meeting_at(store: Any, *, rank: int, size: int, name: str = "penstock-shm") 
     return meet
 
 
-class Arena:
+class Segments(ABC):
+    """Memory of each rank that all of them have mapped: a host's here, its GPUs' in `peer_memory`.
+
+    Args:
+        rank: which of them this is.
+        size: how many they are.
+        size_bytes: how much each rank may take, the same on all.
+    """
+
+    align_bytes: ClassVar[int]
+    """Of places."""
+    round_bytes: ClassVar[int]
+    """Of segments."""
+
+    def __init__(self, *, rank: int, size: int, size_bytes: int | str) -> None:
+        if not 0 <= rank < size:
+            raise OptionError(f"rank {rank} of {size} ranks; ranks are counted from 0")
+        self.rank, self.size = rank, size
+        self.size_bytes = -(-bytes_of(size_bytes) // self.round_bytes) * self.round_bytes
+        self._bytes: list[Tensor] = []
+        self._taken_bytes = 0
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make this rank's segment and map those of the others."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all segments; tensors that are still held keep theirs until they are gone."""
+
+    @property
+    @abstractmethod
+    def host(self) -> Arena:
+        """Where words are that processors of the host can read and write."""
+
+    def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a flat tensor of this rank that its peers see; zeros until somebody writes.
+
+        All ranks take the same in the same order.
+        """
+        offset = self._taken_bytes
+        need_bytes = count * dtype.itemsize
+        if offset + need_bytes > self.size_bytes:
+            raise OptionError(
+                f"{count} elements of {dtype} need {show_bytes(need_bytes)}, the arena has "
+                f"{show_bytes(self.size_bytes - offset)} left of {show_bytes(self.size_bytes)}; "
+                f"make it with size_bytes={offset + need_bytes} or more"
+            )
+        self._taken_bytes = -(-(offset + need_bytes) // self.align_bytes) * self.align_bytes
+        return self.at(self.rank, offset, count, dtype)
+
+    def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return what lies at a place of a rank's segment."""
+        assert self._bytes, "the arena is not open"
+        return self._bytes[rank][offset : offset + count * dtype.itemsize].view(dtype)
+
+    def of(self, tensor: Tensor, *, rank: int) -> Tensor:
+        """Return a rank's tensor that lies where this one lies in the segment of this rank."""
+        offset = self.offset_of(tensor)
+        if offset is None:
+            raise OptionError(
+                f"a tensor of {tensor.numel()} elements on {tensor.device} is not in the arena of "
+                f"rank {self.rank}; take it from there: arena.take({tensor.numel()})"
+            )
+        return self.at(rank, offset, tensor.numel(), tensor.dtype).view(tensor.shape)
+
+    def offset_of(self, tensor: Tensor) -> int | None:
+        """Return where a tensor begins in the segment of this rank, None if it is elsewhere."""
+        mine = self._bytes[self.rank]
+        if tensor.device != mine.device or not tensor.is_contiguous():
+            return None
+        offset = tensor.data_ptr() - mine.data_ptr()
+        end = offset + tensor.numel() * tensor.element_size()
+        return offset if offset >= 0 and end <= self.size_bytes else None
+
+    def _end_if(self, troubles: Sequence[str], kind: type[Exception]) -> None:
+        """End on all ranks if one of them has met trouble: none must wait for the others."""
+        first = next((text for text in troubles if text), "")
+        if first:
+            self.close()
+            raise kind(first)
+
+
+class Arena(Segments):
     """The segments of all ranks of one host, as one of them sees them.
 
     Args:
@@ -90,6 +181,8 @@ class Arena:
         folder: a tmpfs to take the memory from, for example one of large pages; else it is a memfd.
     """
 
+    align_bytes, round_bytes = ALIGN_BYTES, _PAGE_BYTES
+
     def __init__(
         self,
         meet: Meet,
@@ -100,26 +193,12 @@ class Arena:
         run_id: str = "",
         folder: str | Path | None = None,
     ) -> None:
-        if not 0 <= rank < size:
-            raise OptionError(f"rank {rank} of {size} ranks; ranks are counted from 0")
-        self.rank, self.size = rank, size
-        wished_bytes = bytes_of(size_bytes)
-        self.size_bytes = -(-wished_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        super().__init__(rank=rank, size=size, size_bytes=size_bytes)
         self._meet = meet
         self._name = f"penstock-{run_id or 'shm'}-{rank}"
         self._folder = None if folder is None else Path(folder)
         self._maps: list[mmap.mmap] = []
-        self._bytes: list[Tensor] = []
-        self._starts: list[int] = []
         self._pidfds: list[int] = []
-        self._taken_bytes = 0
-
-    def __enter__(self) -> Arena:
-        self.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def open(self) -> None:
         """Make this rank's segment and map those of the others.
@@ -192,66 +271,18 @@ class Arena:
         finally:
             os.close(descriptor)
         self._bytes.append(torch.frombuffer(self._maps[-1], dtype=torch.uint8)[HEAD_BYTES:])
-        self._starts.append(self._bytes[-1].data_ptr())
         return ""
-
-    def _end_if(self, troubles: Sequence[str], kind: type[Exception]) -> None:
-        """End on all ranks if one of them has met trouble: none must wait for the others."""
-        first = next((text for text in troubles if text), "")
-        if first:
-            self.close()
-            raise kind(first)
 
     def close(self) -> None:
         """Let go of all segments; tensors that are still held keep theirs until they are gone."""
         while self._pidfds:
             os.close(self._pidfds.pop())
-        self._maps, self._bytes, self._starts = [], [], []
-
-    # -- places ------------------------------------------------------------------------------
+        self._maps, self._bytes = [], []
 
     @property
     def host(self) -> Arena:
         """Where words are: here. The arena of a device has them elsewhere."""
         return self
-
-    def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a flat tensor of this rank that its peers see; zeros until somebody writes.
-
-        All ranks take the same in the same order.
-        """
-        offset = self._taken_bytes
-        need_bytes = count * dtype.itemsize
-        if offset + need_bytes > self.size_bytes:
-            raise OptionError(
-                f"{count} elements of {dtype} need {show_bytes(need_bytes)}, the arena has "
-                f"{show_bytes(self.size_bytes - offset)} left of {show_bytes(self.size_bytes)}; "
-                f"make it with size_bytes={offset + need_bytes} or more"
-            )
-        self._taken_bytes = -(-(offset + need_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-        return self.at(self.rank, offset, count, dtype)
-
-    def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return what lies at a place of a rank's segment."""
-        assert self._bytes, "the arena is not open"
-        return self._bytes[rank][offset : offset + count * dtype.itemsize].view(dtype)
-
-    def of(self, tensor: Tensor, *, rank: int) -> Tensor:
-        """Return a rank's tensor that lies where this one lies in the segment of this rank."""
-        offset = self.offset_of(tensor)
-        if offset is None:
-            raise OptionError(
-                f"a tensor of {tensor.numel()} elements is not in the arena of rank {self.rank}; "
-                f"take it from there: arena.take({tensor.numel()})"
-            )
-        return self.at(rank, offset, tensor.numel(), tensor.dtype).view(tensor.shape)
-
-    def offset_of(self, tensor: Tensor) -> int | None:
-        """Return where a tensor begins in the segment of this rank, None if it is elsewhere."""
-        offset = tensor.data_ptr() - self._starts[self.rank]
-        end = offset + tensor.numel() * tensor.element_size()
-        inside = offset >= 0 and end <= self.size_bytes and tensor.is_contiguous()
-        return offset if inside and tensor.device.type == "cpu" else None
 
     def words(self, rank: int, offset: int, count: int) -> memoryview:
         """Return numbers of 64 bits in a rank's segment, to be read and written one by one."""
