@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alongside
+
 pytest.importorskip("torch")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
