@@ -99,7 +99,7 @@ def test_what_is_ahead_after_something_of_the_step_does_not_hold_up_its_lane() -
         replace(_compute("write", 1, "scatter"), writes=(Access(value="u", state="w"),)),
     )
     timeline = simulate(Plan(program=held.on(mesh(dp=1)), tasks=tasks), FREE)
-    assert len(timeline.spans) == len(timeline.ends_s) * 4
+    assert len(timeline.spans) == (len(timeline.ends_s) + 1) * 4
 
 
 # -- sharing -----------------------------------------------------------------------------------

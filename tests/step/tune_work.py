@@ -1,16 +1,20 @@
 """Programs and work of ranks for the tests of the tuner; ranks import it by name."""
 
+import warnings
 from typing import Any
 
 import torch
+import torch.distributed
 
 from penstock.errors import ProgramError
 from penstock.program import P, Program, R, S, language, mesh, program
 from penstock.program.cost import Costs
+from penstock.step import calibrating, tuning
 from penstock.step.calibrating import calibrate
 from penstock.step.execute import compile as compile_step
 from penstock.step.groups import Groups
-from penstock.step.tuning import tune
+from penstock.step.tune_trial import Carried, CarriedTrial
+from penstock.step.tuning import Tuned, tune
 
 
 @program(axis="tp")
@@ -19,47 +23,158 @@ def block(x: S(1)["t", "k"], w: S(0)["k", "h"], b: R["h"], r: R["t", "h"]):
 
 
 @program
-def adam(g: P["n"], w: R["n"], m: R["n"], v: R["n"], t, lr, b1=0.9, b2=0.999, eps=1e-8):
-    g = language.all_reduce(g, "mean")
-    m = language.update(m, b1 * m + (1 - b1) * g)
-    v = language.update(v, b2 * v + (1 - b2) * g * g)
-    step = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + eps)
-    return language.update(w, w - lr * step)
+def momentum(g: P["n"], w: R["n"], m: R["n"], lr):
+    m = language.update(m, 0.9 * m + language.all_reduce(g, "mean"))
+    return language.update(w, w - lr * m)
+
+
+@program
+def backward(x: S(0)["b", "n"], w1: R["n", "n"], w2: R["n", "n"], w3: R["n", "n"], lr):
+    """A chain of gradients, each with its all-reduce, then updates: a step as DDP's."""
+    out = []
+    for w in (w3, w2, w1):
+        g = language.all_reduce(language.transpose(x) @ x)
+        x = x @ w
+        out.append(language.update(w, w - lr * g))
+    return tuple(out)
+
+
+@program
+def called(x: P["n"]):
+    (y,) = language.call("double", x, outs=(x.type,))
+    return language.all_reduce(y)
 
 
 def block_on(size: int, t: int = 256, k: int = 64, h: int = 128) -> Program:
     return block.on(mesh(tp=size), t=t, k=k, h=h)
 
 
-def tune_block(rank: int, size: int, cache: str | None) -> dict[str, Any]:
-    made = block_on(size)
+def _block_given(rank: int, size: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(rank)
     given = {"x": torch.randn(256, 64 // size), "w": torch.randn(64 // size, 128)}
     torch.manual_seed(9)
-    given |= {"b": torch.randn(128), "r": torch.randn(256, 128)}
+    return given | {"b": torch.randn(128), "r": torch.randn(256, 128)}
+
+
+def tune_block(rank: int, size: int, folder: str) -> dict[str, Any]:
+    given = _block_given(rank, size)
     before = {name: tensor.clone() for name, tensor in given.items()}
-    with Groups(made.mesh) as groups:
-        tuned = tune(made, groups, given, budget_s=1.5, cache=cache)
-        with compile_step(made, groups) as plain, compile_step(tuned.program, groups) as fast:
+    seen = {"tp": 1e8}
+    tuning.speeds = lambda groups: seen  # A busy machine has no speed that can be relied on.
+    with Groups(mesh(tp=size)) as groups:
+        tuned = tune(block, groups, given, costs=Costs(), budget_s=1.0, cache=folder)
+        again = tune(block_on(size), groups, given, costs=Costs(), budget_s=0.1, cache=folder)
+        seen["tp"] = 1e9
+        other = tune(block_on(size), groups, given, costs=Costs(), budget_s=0.1, cache=folder)
+        with compile_step(tuned.baseline, groups) as plain, tuned.compile(groups) as fast:
             (wanted,), (found,) = plain(**given), fast(**given)
             off = (wanted - found).abs().max().item()
     return {
         "digest": tuned.program.digest,
+        "baseline": tuned.baseline.digest,
         "off": off,
-        "is_cached": tuned.is_cached,
         "num_measured": tuned.num_measured,
-        "text": str(tuned),
+        "again": (again.is_cached, again.program.digest),
+        "other": other.is_cached,
         "is_untouched": all(torch.equal(given[name], before[name]) for name in given),
     }
 
 
-def tune_adam_sliced(rank: int, size: int) -> list[str]:
-    made = adam.on(mesh(dp=size), n=1 << 16)
-    torch.manual_seed(rank)
-    given: dict[str, Any] = {"g": torch.randn(1 << 16), "t": 1, "lr": 1e-3}
-    given |= {name: torch.zeros(1 << 16) for name in ("w", "m", "v")}
+class _Fails(Carried):
+    """On the last rank some programs cannot be prepared."""
+
+    def __init__(self, groups: Groups, inputs: dict[str, Any], which: str) -> None:
+        super().__init__(groups, inputs)
+        self._which, self._is_last = which, groups.rank == groups.mesh.num_ranks - 1
+
+    def __call__(self, made: Program) -> CarriedTrial:
+        trial = super().__call__(made)
+        if self._is_last and (self._which == "all" or made.regions):
+            raise MemoryError("no room here")
+        return trial
+
+
+def tune_failing(rank: int, size: int) -> list[Any]:
+    made, given = block_on(size), _block_given(rank, size)
+    how: dict[str, Any] = {"costs": Costs(), "budget_s": 1.0, "cache": None}
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        if rank == size - 1:
+            raise ValueError("rank has no twice")
+        return 2 * x
+
     with Groups(made.mesh) as groups:
-        tuned = tune(made, groups, given, budget_s=1.5, cache=None, allow=("sliced",))
+        some = tune(made, groups, given, measure=_Fails(groups, given, "some"), **how)
+        words = [str(some.is_changed), str(some.num_measured)]
+        mine = called.on(made.mesh, n=8)
+        numbers = {"x": torch.ones(8)}
+        measures = [
+            (made, _Fails(groups, given, "all")),
+            (mine, Carried(groups, numbers, calls={"double": double})),
+        ]
+        for one, measure in measures:
+            try:
+                tune(one, groups, given, measure=measure, **how)
+            except ProgramError as error:
+                words.append(str(error))
+        with compile_step(made, groups) as step:
+            words.append(str(bool(step(**given)[0].isfinite().all())))
+    return words
+
+
+def watch(rank: int, size: int) -> dict[str, Any]:
+    made, given = block_on(size), _block_given(rank, size)
+    # The first rank remembers faster steps than there are, the others have nothing to complain.
+    seconds = 1e-9 if rank == 0 else float("nan")
+    with Groups(made.mesh) as groups:
+        tuned = Tuned(program=made, baseline=made, seconds=seconds)
+        with tuned.compile(groups) as step, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            is_early = step.retune(given)
+            for _ in range(40):
+                step(**given)
+            drifted = step.has_drifted
+            is_tuned = step.retune(given, budget_s=0.3)
+            out = step(**given)[0]
+            wanted = given["x"] @ given["w"]
+            torch.distributed.all_reduce(wanted)
+            wanted += given["b"] + given["r"]
+            return {
+                "early": is_early,
+                "drifted": drifted,
+                "tuned": is_tuned,
+                "after": step.has_drifted,
+                "seconds": step.tuned.seconds,
+                "warned": [str(each.message) for each in said if "retune" in str(each.message)],
+                "off": (out - wanted).abs().max().item(),
+            }
+
+
+def by_each_way(rank: int, size: int) -> dict[str, Any]:
+    made = momentum.on(mesh(dp=size), n=1000)
+    split = made.split(next(n.name for n in made.nodes if n.op == "all_reduce"))
+    torch.manual_seed(rank)
+    g = torch.randn(1000)
+    out: dict[str, Any] = {}
+    with Groups(made.mesh) as groups:
+        ways = {"as it is": made, "split": split}
+        ways |= {way: made.algo(way=way) for way in ("direct", "ring", "native")}
+        ways |= {f"split {way}": split.algo(way=way) for way in ("direct", "ring")}
+        for name, one in ways.items():
+            with compile_step(one, groups) as step:
+                step_given = {"g": g.clone(), "w": torch.zeros(1000), "m": torch.zeros(1000)}
+                out[name] = step(**step_given, lr=1.0)[0].tolist()
+    return out
+
+
+def tune_sliced(rank: int, size: int) -> list[str]:
+    made = momentum.on(mesh(dp=size), n=1 << 16)
+    torch.manual_seed(rank)
+    given: dict[str, Any] = {"g": torch.randn(1 << 16), "lr": 1e-3}
+    given |= {name: torch.zeros(1 << 16) for name in ("w", "m")}
+    how: dict[str, Any] = {"costs": Costs(), "budget_s": 1.0, "cache": None}
+    with Groups(made.mesh) as groups:
+        tuned = tune(made, groups, given, allow=("sliced",), **how)
     return [tuned.program.digest, str(tuned.num_measured)]
 
 
@@ -77,8 +192,14 @@ def _never(made: Program) -> Any:
     raise AssertionError("a program is run though ranks have different ones")
 
 
-def calibrated(rank: int, size: int, cache: str) -> list[str]:
+def calibrated(rank: int, size: int, folder: str) -> list[str]:
+    seen = {"dp": 1e8}
+    calibrating.speeds = lambda groups: seen
     with Groups(mesh(dp=size)) as groups:
-        costs = calibrate(groups, cache=cache)
-        again = calibrate(groups, cache=cache)
-    return [costs.to_json(), again.to_json()]
+        costs = calibrate(groups, cache=folder)
+        again = calibrate(groups, cache=folder)
+        seen["dp"] = 1e9
+        other = calibrate(groups, cache=folder)
+    with Groups(mesh(dp=size), backend="shm") as groups:
+        shared = calibrate(groups)
+    return [each.to_json() for each in (costs, again, other, shared)]

@@ -22,6 +22,7 @@ from typing import Any
 
 from penstock.errors import ProgramError
 from penstock.program.bytes import num_elements
+from penstock.program.loads import source_of
 from penstock.program.nodes import Node, Program
 from penstock.program.ops import OPS, is_move
 from penstock.program.plan import Plan, Task
@@ -64,6 +65,7 @@ class Link:
 
 
 _IO = Link(latency_s=100e-6, bytes_s=2e9, cpu_s=0.1e-9, wire="io")
+_COPY = Link(latency_s=20e-6, bytes_s=20e9, cpu_s=0.0, wire="pcie")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,13 @@ class Costs:
     """By what they are for: "dp", "dp/all_reduce", "dp/all_reduce/ring"; the longest name that
     fits a move counts, and "" fits all."""
     io: Link = _IO
-    """What `load` and `store` go over; its wire may be one that an axis uses too."""
+    """What is fetched and stored goes over; its wire may be one that an axis uses too."""
+    copy: Link = _COPY
+    """What is loaded goes over to the device."""
+    decode_bytes_s: float = 1e9
+    """Of a batch, made by one core."""
+    loads: tuple[tuple[str, float], ...] = ()
+    """By source and stage, such as `train/decode`: bytes a second, where it was measured."""
     memory_bytes_s: float = 10e9
     """Read and written by one pass over tensors."""
     flops_s: float = 100e9
@@ -131,9 +139,10 @@ class Costs:
             said: dict[str, Any] = json.loads(text)
             links = tuple((name, Link(**link)) for name, link in said.pop("links", ()))
             io = Link(**said.pop("io")) if "io" in said else _IO
-            pairs = ("factors", "kernels", "calls")
+            copy = Link(**said.pop("copy")) if "copy" in said else _COPY
+            pairs = ("factors", "kernels", "calls", "loads")
             listed = {k: tuple((n, float(x)) for n, x in said.get(k, ())) for k in pairs}
-            return cls(links=links, io=io, **(said | listed))
+            return cls(links=links, io=io, copy=copy, **(said | listed))
         except (ValueError, TypeError, AttributeError) as error:
             raise ProgramError(f"these are not costs: {error}; calibrate again") from error
 
@@ -166,8 +175,8 @@ def task_seconds(task: Task, plan: Plan, costs: Costs) -> float:
 
 def work_of(task: Task, plan: Plan, costs: Costs) -> Work:
     """Return what a task does."""
-    if task.kind in ("load", "store"):
-        return _moved(task, costs.io, max(1, task.touched_bytes), 0.0, costs)
+    if task.kind in ("load", "store", "fetch", "decode", "copy"):
+        return _loaded(task, plan, costs)
     compute_s = _compute_s(task, plan, costs)
     moves = [plan.program[name] for name in task.nodes if is_move(plan.program[name].op)]
     if not moves:
@@ -184,6 +193,19 @@ def work_of(task: Task, plan: Plan, costs: Costs) -> Work:
     is_one = slowest.is_memory or task.kind == "ring"
     link = replace(slowest, latency_s=latency_s, is_memory=is_one)
     return _moved(task, link, task.sent_bytes, compute_s, costs)
+
+
+def _loaded(task: Task, plan: Plan, costs: Costs) -> Work:
+    """Return the work of a load's stage, or of a store."""
+    source = source_of(plan.program[task.nodes[0]]) if task.nodes else ""
+    known = dict(costs.loads).get(f"{source}/{task.kind}")
+    if task.kind == "decode":
+        seconds = task.touched_bytes / (known or costs.decode_bytes_s)
+        return Work(latency_s=costs.task_s, seconds=seconds, cores=min(1.0, costs.cores))
+    link = costs.copy if task.kind == "copy" else costs.io
+    if known:
+        link = replace(link, bytes_s=known)
+    return _moved(task, link, max(1, task.touched_bytes), 0.0, costs)
 
 
 def axes_of(node: Node) -> str:
@@ -234,7 +256,8 @@ def _compute_s(task: Task, plan: Plan, costs: Costs) -> float:
     program = plan.program
     nodes = [program[name] for name in task.nodes]
     if task.kind == "call":
-        return sum(_call_s(node, task, costs) for node in nodes if node.op == "call")
+        chunks = 1 if task.region is None else program.region(task.region).num_chunks
+        return sum(_call_s(node, task, costs, chunks) for node in nodes if node.op == "call")
     work = [node for node in nodes if OPS[node.op].kind in ("pointwise", "reduce", "matmul")]
     if not work and task.kind in ("move", "fused"):
         return 0.0
@@ -265,10 +288,10 @@ def _ops(node: Node, task: Task, program: Program, costs: Costs) -> float:
     return elements * OPS[node.op].cost * factor
 
 
-def _call_s(node: Node, task: Task, costs: Costs) -> float:
+def _call_s(node: Node, task: Task, costs: Costs, chunks: int) -> float:
     known = dict(costs.calls).get(str(node.attr("function")), node.attr("cost_s"))
     if known is not None and math.isfinite(float(known)):
-        return float(known)
+        return float(known) / chunks
     return task.touched_bytes / costs.memory_bytes_s
 
 

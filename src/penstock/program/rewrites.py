@@ -5,6 +5,7 @@ Each is one of `passes`, by name; what it does and when it may is said there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +17,8 @@ __all__ = ["Rewrites"]
 class Rewrites:
     """What can be made of a program. All of it is `apply` with a name."""
 
-    if TYPE_CHECKING:
-        history: tuple[Step, ...]
-
-        def apply(self, name: str, /, *args: Attr, **options: Attr) -> Program:
-            """Return the program after a rewrite."""
-            raise NotImplementedError
+    history: tuple[Step, ...]
+    apply: Callable[..., Program]
 
     def script(self) -> str:
         """Return the rewrites that made this program as text: `schedule.apply` makes it again."""
@@ -100,6 +97,10 @@ class Rewrites:
     def priority_by_use(self, lane: str) -> Program:
         """Let a lane do first what is needed first."""
         return self.apply("priority_by_use", lane)
+
+    def algo(self, *names: str, way: str | None) -> Program:
+        """Say by which way collectives go round: direct, ring or native."""
+        return self.apply("algo", *names, way=way)
 
 
 def _said(**options: Attr) -> dict[str, Attr]:

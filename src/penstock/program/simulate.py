@@ -35,11 +35,13 @@ def simulate(plan: Plan, costs: Costs, *, num_steps: int | None = None) -> Timel
     """Return when every task of a plan begins and ends, over some steps that follow each other."""
     ahead = max((abs(task.ahead) for task in plan.tasks), default=0)
     steps = num_steps or (ahead + _STEPS_AHEAD if ahead else 1)
-    run = _Run(plan, costs, steps)
+    # What the last step begins for those after it shares lanes and wires with its own.
+    more = max((task.ahead for task in plan.tasks if task.ahead > 0), default=0)
+    run = _Run(plan, costs, steps + more)
     run.go()
     ends = [0.0] * steps
     for span in run.spans:
-        if span.task.ahead == 0:
+        if span.task.ahead == 0 and span.step < steps:
             ends[span.step] = max(ends[span.step], span.end_s)
     if not any(ends) and run.spans:
         ends[-1] = max(span.end_s for span in run.spans)
@@ -76,7 +78,7 @@ class _Run:
 
     def __init__(self, plan: Plan, costs: Costs, num_steps: int) -> None:
         self._plan, self._cores = plan, costs.cores
-        self._works = {task.name: work_of(task, plan, costs) for task in plan.tasks}
+        self._works = _works(plan, costs)
         self._now = 0.0
         self._running: dict[str, _Running] = {}
         writers = _state_writers(plan)
@@ -154,6 +156,19 @@ class _Run:
             self._missing[user].discard(run.key)
             if not self._missing[user]:
                 self._is_ready(user)
+
+
+def _works(plan: Plan, costs: Costs) -> dict[str, Work]:
+    """Return what every task does; chunks that do as much of the same are looked at once."""
+    known: dict[object, Work] = {}
+    out: dict[str, Work] = {}
+    for task in plan.tasks:
+        amounts = task.sent_bytes, task.touched_bytes, task.flops
+        key = task.name if task.chunk is None else (task.kind, task.nodes, amounts)
+        if key not in known:
+            known[key] = work_of(task, plan, costs)
+        out[task.name] = known[key]
+    return out
 
 
 def _fair(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:

@@ -26,7 +26,7 @@ from penstock.step.shm import ShmComm
 from penstock.step.shm_pass import shared_pass
 from penstock.step.streams import mark_of
 
-__all__ = ["Chain", "fused_of"]
+__all__ = ["Chain", "fused_lanes", "fused_of"]
 
 
 def fused_of(
@@ -49,7 +49,7 @@ def fused_of(
         if is_moving:
             # Each stage has a Comm of its own: it is begun when the one before is over, which
             # ranks do at different times beside what else is on the lane.
-            lane = f"{task.lane}:{_region(program, task)}:{number}"
+            lane = _stage_lane(task, program, number)
             moves = [(program[n], groups.comm(program[n].axes, lane)) for n in nodes]
             stages.append([move_of(node, task, memory, one) for node, one in moves])
             continue
@@ -63,6 +63,20 @@ def fused_of(
         return begun or Begun(handle=Chain(stages, device).begun(), finish=lambda: None)
 
     return begin
+
+
+def fused_lanes(task: Task, program: Program) -> list[tuple[tuple[str, ...], str]]:
+    """Return the axes and lanes of a fused task's stages."""
+    return [
+        (program[name].axes, _stage_lane(task, program, number))
+        for number, (is_moving, nodes) in enumerate(_runs(program, task.nodes))
+        for name in nodes
+        if is_moving
+    ]
+
+
+def _stage_lane(task: Task, program: Program, number: int) -> str:
+    return f"{task.lane}:{_region(program, task)}:{number}"
 
 
 def _region(program: Program, task: Task) -> str:

@@ -100,6 +100,10 @@ class Groups:
         """This process's place in the mesh."""
         return distributed.get_rank() if self.mesh.num_ranks > 1 else 0
 
+    def backend_of(self, axis: str) -> str:
+        """Return what carries the communication along an axis."""
+        return self._backends.get(axis) or _default_backend()
+
     def comm(self, axes: str | tuple[str, ...], lane: str = "net") -> Comm:
         """Return the Comm of an axis, or of several together, and a lane; made when first asked.
 

@@ -1,24 +1,27 @@
 """A race: who is fastest, of a few that look fast and the one that is there already.
 
-All run in turns, so that what disturbs one disturbs the others. After a few rounds the slower half
-leaves; the baseline and two others stay to the end. The winner takes its place only if it is faster
-by more than `GAIN_MIN`, and by more than what the same run differs from itself: otherwise nothing
-changes. A step takes as long as its slowest rank.
+All run in turns with the baseline, so that what disturbs one disturbs the other, and what counts is
+the time of one over that of the other. Heats are short and tell who goes to the final; more may
+join between them. The winner takes the baseline's place only if it is faster by more than
+`GAIN_MIN`, and by more than what the same run differs from itself: otherwise nothing changes. A
+step takes as long as its slowest rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["GAIN_MIN", "Race", "Result", "race"]
+__all__ = ["GAIN_MIN", "Heats", "Race", "Result", "race"]
 
 GAIN_MIN = 0.03
 """Share of the baseline's time that a schedule must save."""
 ROUNDS_LAST = 12
 """Of the baseline and the finalists, which decide, where there is time."""
 _ROUNDS_FIRST = 3
+_SEMIFINALISTS = 4
 _FINALISTS = 2
 """That run against the baseline to the end."""
 _BAND = 3.0
@@ -61,58 +64,93 @@ class Result:
 
 def race(count: int, how: Race) -> Result:
     """Return who of so many wins, and by how much."""
-    times: dict[int, list[float]] = {number: [] for number in range(count)}
-    left = list(range(1, count))
-    num_runs = 0
-    for number in range(count):
+    heats = Heats(how)
+    heats.run(range(1, count))
+    return heats.final()
+
+
+class Heats:
+    """A race under way."""
+
+    def __init__(self, how: Race) -> None:
+        self._how = how
+        self._times: dict[int, list[float]] = {0: []}
+        self._ratios: dict[int, list[float]] = {}
+        self._has_time = True
+        self.num_runs = 0
         # The first run warms caches and compiles; it says nothing.
-        how.run(number)
-    has_time = True
-    while len(left) > _FINALISTS:
-        for number in range(_ROUNDS_FIRST):
-            if number == 0 or has_time:
-                num_runs += _round([0, *left], times, how)
-                has_time = how.has_time()
-        left.sort(key=lambda number: median(times[number]))
-        left = left[: max(_FINALISTS, len(left) // 2) if has_time else 1]
-    start = len(times[0])
-    rounds = 0
-    while left and (rounds < _ROUNDS_FIRST or (rounds < ROUNDS_LAST and how.has_time())):
-        num_runs += _round([0, *left], times, how)
-        rounds += 1
-    pairs = {
-        number: list(zip(times[0][start:], times[number][-rounds:], strict=True)) for number in left
-    }
-    best = min(left, key=lambda number: _judged(pairs[number])[0], default=0)
-    last = pairs.get(best, [])
-    ratio, band = _judged(last)
-    ahead = sum(other < base for base, other in last) >= _PAIRS_SHARE * len(last)
-    wins = ratio <= 1.0 - GAIN_MIN and ratio + band < 1.0 and ahead
-    return Result(
-        winner=best if wins else 0,
-        best=best,
-        seconds=tuple(median(t) if t else float("nan") for t in times.values()),
-        ratio=ratio,
-        band=band,
-        num_runs=num_runs,
-    )
+        how.run(0)
+
+    def run(self, numbers: Iterable[int]) -> None:
+        """Let some that are new run against the baseline, a few times."""
+        new = list(numbers)
+        for number in new:
+            self._times[number], self._ratios[number] = [], []
+            self._how.run(number)
+        for turn in range(_ROUNDS_FIRST if new else 0):
+            if turn == 0 or self._has_time:
+                self._round(new)
+
+    def ratio(self, number: int) -> float:
+        """Return about what part of the baseline's time one takes."""
+        return median(self._ratios[number]) if number else 1.0
+
+    def seconds(self, number: int) -> float:
+        """Return about how long one takes."""
+        return median(self._times[number]) if self._times[number] else math.nan
+
+    def final(self) -> Result:
+        """Return who wins, and by how much."""
+        left = sorted(self._ratios, key=self.ratio)
+        if len(left) > _FINALISTS and self._has_time:
+            left = left[:_SEMIFINALISTS]
+            for _ in range(_ROUNDS_FIRST):
+                self._round(left)
+            left = sorted(left, key=self.ratio)[:_FINALISTS]
+        elif len(left) > _FINALISTS:
+            left = left[:1]
+        rounds = 0
+        while left and (rounds < _ROUNDS_FIRST or (rounds < ROUNDS_LAST and self._how.has_time())):
+            self._round(left)
+            rounds += 1
+        return self._result({number: self._ratios[number][-rounds:] for number in left})
+
+    def _result(self, last: dict[int, list[float]]) -> Result:
+        best = min(last, key=lambda number: _judged(last[number])[0], default=0)
+        ratios = last.get(best, [])
+        ratio, band = _judged(ratios)
+        ahead = sum(each < 1.0 for each in ratios) >= _PAIRS_SHARE * len(ratios)
+        wins = ratio <= 1.0 - GAIN_MIN and ratio + band < 1.0 and ahead
+        return Result(
+            winner=best if wins else 0,
+            best=best,
+            seconds=tuple(self.seconds(number) for number in sorted(self._times)),
+            ratio=ratio,
+            band=band,
+            num_runs=self.num_runs,
+        )
+
+    def _round(self, others: list[int]) -> None:
+        # Nobody always comes after the same one.
+        numbers = [0, *others]
+        turn = len(self._times[0]) % len(numbers)
+        order = numbers[turn:] + numbers[:turn]
+        taken = self._how.slowest([self._how.run(number) for number in order])
+        found = dict(zip(order, taken, strict=True))
+        for number, seconds in found.items():
+            self._times[number].append(seconds)
+            if number:
+                self._ratios[number].append(seconds / found[0])
+        self.num_runs += len(order)
+        self._has_time = self._how.has_time()
 
 
-def _round(numbers: list[int], times: dict[int, list[float]], how: Race) -> int:
-    # Nobody always comes after the same one.
-    turn = len(times[0]) % len(numbers)
-    order = numbers[turn:] + numbers[:turn]
-    taken = how.slowest([how.run(number) for number in order])
-    for number, seconds in zip(order, taken, strict=True):
-        times[number].append(seconds)
-    return len(numbers)
-
-
-def _judged(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+def _judged(ratios: list[float]) -> tuple[float, float]:
     """Return the middle of what one took over the other, and how far off that may be."""
-    if not pairs:
+    if not ratios:
         return 1.0, 0.0
-    ratios = [other / base for base, other in pairs]
     middle = median(ratios)
+    if not math.isfinite(middle):
+        return middle, 0.0
     spread = 1.4826 * median(abs(ratio - middle) for ratio in ratios)
     return middle, _BAND * 1.2533 * spread / len(ratios) ** 0.5

@@ -12,19 +12,22 @@ programs small where a model has hundreds of tensors.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from penstock.errors import ProgramError
 from penstock.program.bytes import sent_bytes
-from penstock.program.cost import Costs
-from penstock.program.lower import lower
+from penstock.program.cost import Costs, axes_of
+from penstock.program.lower import host_nodes, lower
 from penstock.program.nodes import Attr, Node, Program
 from penstock.program.nodes import Step as Rewrite
 from penstock.program.ops import OPS, is_move
 from penstock.program.passes import PASSES
+from penstock.program.passes.algo import ALGOS, can_do
 from penstock.program.simulate import simulate
 from penstock.program.verify import left_between
 
@@ -38,16 +41,25 @@ _BUCKET_BYTES = (1 << 20, 4 << 20, 25 << 20, 1 << 40)
 _LARGE_BYTES = 64 << 10
 """Moves below this are left as they are."""
 _CHUNK_BYTES_MIN = 32 << 10
+_TASKS_MAX = 256
+"""Of regions in chunks: more of them take their time, to begin and to think about."""
 _KEPT = 10
 """Programs that go on to the next stage."""
 
-_ALIKE_MAX = 3
-"""Programs by the same rewrites, with other numbers, that are measured."""
+_ALIKE_MAX = 2
+"""Programs of one kind that are measured at once; one, where the model was not yet tested."""
+_DETAILS = ("fuse", "sink", "priority_by_use", "dead")
+"""Rewrites that make no other kind of program."""
+_SHAPE_MAX = 3
+"""The same, of those that go on to the next stage."""
 
 _MODEL_SHARE = 0.06
 """Predictions nearer to each other say nothing: that is how far they are from measurements."""
+_WAY_SHARE = 0.9
+"""Of the time of a move that another way must promise: less is what links are measured by."""
 _DOUBT = 1.05
-"""Programs that look slower by this are not measured: the model may be off, not that much."""
+"""Programs that look slower than the best by this are not measured: the model may be off, not that
+much."""
 
 Way = tuple[Rewrite, ...]
 
@@ -64,6 +76,16 @@ class Candidate:
         """The rewrites that made it."""
         return self.program.history
 
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """Its rewrites without what they are about."""
+        return tuple(rewrite.name for rewrite in self.schedule)
+
+    @property
+    def kind(self) -> frozenset[str]:
+        """What its time depends on most: schedules of one kind are mispredicted alike."""
+        return frozenset(self.shape) - frozenset(_DETAILS)
+
 
 @dataclass(kw_only=True)
 class Search:
@@ -76,34 +98,70 @@ class Search:
     is_cut_short: bool = False
     """Whether time was up before all was tried."""
 
-    def best(self, count: int, *, but: str) -> list[Candidate]:
+    def next(
+        self, count: int, measured_s: Mapping[str, float], *, but: Collection[str] = ()
+    ) -> list[Candidate]:
         """Return some that look fast and differ: not one program in many sizes of one number.
 
-        Of those that the model cannot tell apart, the ones with fewer rewrites go first: it knows
-        less of what many do. `but` is the digest of the one that is measured anyway; what looks
-        slower is left out.
+        `measured_s` is, by digest, what was measured so far, that of the program as it was given
+        among it; `but` are digests of those that cannot be used. The model is as far off as it was
+        for the schedule that is most like another one, so what was measured tells what to measure
+        next. Of those that it cannot tell apart, the ones with fewer rewrites go first: it knows
+        less of what many do. What looks slower than the best is left out.
         """
-        out: list[Candidate] = []
-        fastest_s = min((c.predicted_s for c in self.candidates), default=0.0)
-        most_s = min((c.predicted_s for c in self.candidates if c.program.digest == but), default=0)
-        shapes: Counter[tuple[str, ...]] = Counter()
+        known = [c for c in self.candidates if c.program.digest in measured_s]
+        off = {c.program.digest: measured_s[c.program.digest] / c.predicted_s for c in known}
+        expected = {c.program.digest: c.predicted_s * _off(c, known, off) for c in self.candidates}
+        most_s = _DOUBT * min(measured_s.values(), default=0.0)
+        fastest_s = max(1e-12, min(expected.values(), default=0.0))
 
         def place(candidate: Candidate) -> tuple[int, int, float]:
-            band = int((candidate.predicted_s / max(fastest_s, 1e-12) - 1.0) / _MODEL_SHARE)
-            return band, len({r.name for r in candidate.schedule}), candidate.predicted_s
+            seconds = expected[candidate.program.digest]
+            band = int((seconds / fastest_s - 1.0) / _MODEL_SHARE)
+            return band, len(set(candidate.shape)), seconds
 
+        out: list[Candidate] = []
+        tested = {c.kind for c in known}
+        kinds: Counter[frozenset[str]] = Counter()
         for candidate in sorted(self.candidates, key=place):
-            shape = tuple(rewrite.name for rewrite in candidate.schedule)
+            is_full = kinds[candidate.kind] >= (_ALIKE_MAX if candidate.kind in tested else 1)
             is_same = any(_is_near(candidate.predicted_s, c.predicted_s, 1e-9) for c in out)
-            if candidate.program.digest == but or is_same or shapes[shape] >= _ALIKE_MAX:
+            digest = candidate.program.digest
+            is_tried = digest in measured_s or digest in but
+            if is_tried or is_same or is_full or expected[digest] > most_s:
                 continue
-            if candidate.predicted_s > _DOUBT * most_s:
-                continue
-            shapes[shape] += 1
+            kinds[candidate.kind] += 1
             out.append(candidate)
             if len(out) == count:
                 break
         return out
+
+
+def _off(candidate: Candidate, known: list[Candidate], off: Mapping[str, float]) -> float:
+    """Return by how much the model may be off, as it was for the most similar that were measured.
+
+    The further away those are, the less they tell; what is left open is hoped for: it is as good as
+    where the model was off least.
+    """
+    if not known:
+        return 1.0
+    far = {c.program.digest: _distance(candidate, c) for c in known}
+    least = min(far.values())
+    near = fmean(off[digest] for digest, how_far in far.items() if how_far <= least + 1e-9)
+    trust = 1.0 / (1.0 + least)
+    return float(near**trust * min(off.values()) ** (1.0 - trust))
+
+
+def _distance(one: Candidate, other: Candidate) -> float:
+    """Return in how many rewrites two schedules differ; details and numbers count a quarter."""
+    names, others = Counter(one.shape), Counter(other.shape)
+    odd = (names - others) + (others - names)
+    count = sum(n * (0.25 if name in _DETAILS else 1.0) for name, n in odd.items())
+    return count + 0.25 * abs(math.log2(_num_chunks(one) / _num_chunks(other)))
+
+
+def _num_chunks(candidate: Candidate) -> int:
+    return max((r.num_chunks for r in candidate.program.regions), default=1)
 
 
 def search(
@@ -124,7 +182,7 @@ def search(
     kept = [_candidate(program, costs)]
     seen[program.digest] = kept[0]
     ends_s = clock() + budget_s
-    for stage in _stages(allowed):
+    for stage in _stages(allowed, costs):
         found = list(kept)
         for candidate in kept:
             for way in stage(candidate.program):
@@ -137,10 +195,20 @@ def search(
                     out.num_refused += 1
                 elif made not in found:
                     found.append(made)
-        found.sort(key=lambda c: c.predicted_s)
-        kept = found[:_KEPT] + [c for c in found[_KEPT:] if c.program.digest == program.digest]
+        kept = _kept(found, program.digest)
     out.candidates = sorted(seen.values(), key=lambda c: c.predicted_s)
     return out
+
+
+def _kept(found: list[Candidate], given: str) -> list[Candidate]:
+    """Return those that go on: the fastest, not all of one kind, and the one that was given."""
+    shapes: Counter[tuple[str, ...]] = Counter()
+    out: list[Candidate] = []
+    for candidate in sorted(found, key=lambda c: c.predicted_s):
+        shapes[candidate.shape] += 1
+        if len(out) < _KEPT and shapes[candidate.shape] <= _SHAPE_MAX:
+            out.append(candidate)
+    return out + [c for c in found if c.program.digest == given and c not in out]
 
 
 def _is_near(some: float, other: float, share: float) -> bool:
@@ -165,7 +233,7 @@ def _tried(
     return seen[program.digest]
 
 
-def _stages(allowed: tuple[str, ...]) -> list[Callable[[Program], Iterator[Way]]]:
+def _stages(allowed: tuple[str, ...], costs: Costs) -> list[Callable[[Program], Iterator[Way]]]:
     def halves(program: Program) -> Iterator[Way]:
         return _halves(program, "sliced" in allowed)
 
@@ -175,8 +243,11 @@ def _stages(allowed: tuple[str, ...]) -> list[Callable[[Program], Iterator[Way]]
     def wires(program: Program) -> Iterator[Way]:
         return _wires(program, [word for word in allowed if word != "sliced"])
 
+    def algos(program: Program) -> Iterator[Way]:
+        return _algos(program, costs)
+
     what = [_hier, halves, turned, wires]
-    return [*what, _rings, _fused, _joined, _buckets, _chunks, _overlaps, _orders, _algos]
+    return [*what, _rings, _fused, _joined, _buckets, _chunks, _overlaps, _orders, algos]
 
 
 def _rewrite(name: str, *args: Attr, **options: Attr) -> Rewrite:
@@ -379,10 +450,22 @@ def _chunks(program: Program) -> Iterator[Way]:
     if not regions:
         return
     smallest = min(max(sent_bytes(program[m], program) for m in moves) for moves, _ in regions)
+    units = sum(_num_units(program, names) for _, names in regions)
     for count in _CHUNKS:
-        if count == _CHUNKS[0] or smallest // count >= _CHUNK_BYTES_MIN:
+        is_fine = smallest // count >= _CHUNK_BYTES_MIN and units * count <= _TASKS_MAX
+        if count == _CHUNKS[0] or is_fine:
             cuts = [_rewrite("chunk", count, *names) for _, names in regions]
             yield (*cuts, _rewrite("overlap"))
+            inside = {name for _, names in regions for name in names}
+            everything = _all_at_once(program)
+            if everything is not None and not inside >= set(everything.args):
+                yield (*cuts, everything)
+
+
+def _num_units(program: Program, names: list[str]) -> int:
+    """Return how many tasks nodes make: those that are fused make one."""
+    fused = {name: r.name for r in program.regions if r.kind == "fuse" for name in r.nodes}
+    return len({fused.get(name, name) for name in names})
 
 
 def _around(program: Program) -> list[tuple[list[str], list[str]]]:
@@ -426,17 +509,21 @@ def _fed_with(program: Program, move: Node) -> set[str]:
 
 
 def _overlaps(program: Program) -> Iterator[Way]:
-    """Yield what waits for nothing of each other going on at the same time."""
+    """Yield everything going on at the same time, as far as values allow."""
+    if rewrite := _all_at_once(program):
+        yield (rewrite,)
+
+
+def _all_at_once(program: Program) -> Rewrite | None:
     inside = {n for r in program.regions if r.kind == "overlap" for n in r.nodes}
-    work = ("matmul", "pointwise", "reduce", "call", "io", "move", "state")
+    numbers = set(host_nodes(program))
     names = [
-        n.name
-        for n in program.nodes
-        if OPS[n.op].kind in work and n.name not in inside and n.type.ndim
+        node.name
+        for node in program.nodes
+        if OPS[node.op].kind != "leaf" and node.op != "pick" and node.name not in inside | numbers
     ]
     moves = [n for n in names if is_move(program[n].op) or OPS[program[n].op].kind == "io"]
-    if moves and len(names) > len(moves):
-        yield (_rewrite("overlap", *names),)
+    return _rewrite("overlap", *names) if 0 < len(moves) < len(names) else None
 
 
 def _orders(program: Program) -> Iterator[Way]:
@@ -446,12 +533,30 @@ def _orders(program: Program) -> Iterator[Way]:
         yield ways
 
 
-def _algos(program: Program) -> Iterator[Way]:
-    if "algo" not in PASSES:
-        return
-    for algo in ("native", "ring", "direct"):
-        names = [n.name for n in _large(program, "all_reduce")]
-        if algo != "native":
-            names = [n.name for n in _large(program, "all_reduce", "reduce_scatter", "all_gather")]
+def _algos(program: Program, costs: Costs) -> Iterator[Way]:
+    """Yield all large moves done another way, where that was measured to take clearly less.
+
+    Two ranks have one way to go.
+    """
+    known = {name for name, _ in costs.links}
+    moves = [
+        node
+        for node in _large(program, "all_reduce", "reduce_scatter", "all_gather")
+        if program.mesh.size(*node.axes) > 2
+    ]
+    for way in ALGOS:
+        names = [
+            node.name
+            for node in moves
+            if f"{axes_of(node)}/{node.op}/{way}" in known
+            and can_do(node, way)
+            and _alone_s(node, way, program, costs)
+            < _WAY_SHARE * _alone_s(node, None, program, costs)
+        ]
         if names:
-            yield tuple(_rewrite("algo", name, algo) for name in names)
+            yield (_rewrite("algo", *names, way=way),)
+
+
+def _alone_s(node: Node, way: str | None, program: Program, costs: Costs) -> float:
+    link = costs.link(axes_of(node), node.op, way)
+    return link.latency_s + sent_bytes(node, program) / link.bytes_s

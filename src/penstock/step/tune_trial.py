@@ -2,13 +2,17 @@
 
 All trials use one set of copies of the inputs, since what they are about is time. States that a
 schedule keeps in slices are cut from those that were given whole.
+
+A rank that fails must not leave the others waiting for it. So groups are opened before anything
+that can fail on one rank only, and where computation fails in a step, the rank goes on with what
+others wait for and raises its error at the end. Ranks then tell each other, by their own group.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +21,16 @@ from torch import distributed
 from penstock.program.cost import Costs
 from penstock.program.lower import lower
 from penstock.program.nodes import Node, Program
+from penstock.program.ops import is_move
+from penstock.program.plan import Task
 from penstock.program.simulate import simulate
 from penstock.step.execute import Step
 from penstock.step.execute import compile as compile_step
+from penstock.step.fusing import fused_lanes
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
 
-__all__ = ["Alone", "Carried", "Measure", "Ranks", "Simulated", "Team", "Trial"]
+__all__ = ["Alone", "Carried", "Measure", "Ranks", "Simulated", "Team", "Trial", "gathered"]
 
 _LONG_S = 0.02
 """A timing that is shorter is made of several runs."""
@@ -61,6 +68,9 @@ class Team(Protocol):
         """Return what all ranks say."""
         ...
 
+    def close(self) -> None:
+        """Let it go."""
+
 
 class Alone:
     """One rank, or a simulator that speaks for all."""
@@ -75,25 +85,42 @@ class Alone:
         """Return it, alone."""
         return [mine]
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class Ranks:
-    """The ranks of torch's default group."""
+    """The ranks of torch's default group, in a group of their own."""
 
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self._size = distributed.get_world_size()
+        self._group = distributed.new_group(backend="gloo")
 
     def from_first(self, mine: Any) -> Any:
         """Return what the first rank says."""
         said = [mine]
-        distributed.broadcast_object_list(said, src=0)
+        distributed.broadcast_object_list(said, src=0, group=self._group)
         return said[0]
 
     def gathered(self, mine: Any) -> list[Any]:
         """Return what all ranks say."""
         said: list[Any] = [None] * self._size
-        distributed.all_gather_object(said, mine)
+        distributed.all_gather_object(said, mine, group=self._group)
         return said
+
+    def close(self) -> None:
+        """Let the group go."""
+        distributed.destroy_process_group(self._group)
+
+
+def gathered(groups: Groups, mine: Any) -> list[Any]:
+    """Return what all ranks of some groups say, by the default group."""
+    if groups.mesh.num_ranks == 1:
+        return [mine]
+    said: list[Any] = [None] * groups.mesh.num_ranks
+    distributed.all_gather_object(said, mine)
+    return said
 
 
 class Simulated:
@@ -141,8 +168,15 @@ class Carried:
     def __call__(self, program: Program) -> CarriedTrial:
         """Return a trial of a program; the first one is the program as it was written."""
         self._baseline = self._baseline or program
+        self._open(program)
         step = compile_step(program, self.groups, **self._options)
         return CarriedTrial(step, lambda fresh: self._inputs(program, fresh), self.groups)
+
+    def _open(self, program: Program) -> None:
+        """Open the groups that a program needs: all ranks do that, and only together."""
+        for task in lower(program).tasks:
+            for axes, lane in lanes_of(task, program):
+                self.groups.comm(axes, lane)
 
     def _inputs(self, program: Program, fresh: bool) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -181,6 +215,8 @@ class CarriedTrial:
         self.step = step
         self._inputs, self._groups = inputs, groups
         self._runs = 0
+        self._errors: list[Exception] = []
+        step.go_on_after_errors(self._errors.append)
 
     def run(self) -> float:
         """Run it, several times where it is short."""
@@ -188,7 +224,10 @@ class CarriedTrial:
             self._runs = 1
             taken = self._timed()
             self._runs = self._agreed_runs(taken)
-        return self._timed()
+            self._raise_error()
+        seconds = self._timed()
+        self._raise_error()
+        return seconds
 
     def _agreed_runs(self, seconds: float) -> int:
         wanted = min(_RUNS_MAX, math.ceil(_LONG_S / max(seconds, 1e-6)))
@@ -209,14 +248,20 @@ class CarriedTrial:
         _synchronize(given)
         return (time.perf_counter() - start_s) / self._runs
 
+    def _raise_error(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
     def results(self) -> list[torch.Tensor] | None:
         """Return what it makes of the inputs; what it loads may be another batch each time."""
+        made = [out.detach().clone() for out in self.step(**self._inputs(True))]
+        self._raise_error()
         if any(node.op in ("load", "store", "call") for node in self.step.program.nodes):
             return None
-        return [out.detach().clone() for out in self.step(**self._inputs(True))]
+        return made
 
     def times(self, num_runs: int) -> list[Sequence[Lived]]:
-        """Return when each task was at work, in some runs."""
+        """Return when each task was at work, in some runs; or nothing, if one has failed."""
         self.step.keeps_times = True
         out: list[Sequence[Lived]] = []
         for _ in range(num_runs):
@@ -228,6 +273,20 @@ class CarriedTrial:
     def close(self) -> None:
         """End its threads."""
         self.step.close()
+
+
+def lanes_of(task: Task, program: Program) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the axes and lanes that a task communicates on."""
+    moves = [program[name] for name in task.nodes if is_move(program[name].op)]
+    if not moves:
+        return
+    if task.kind == "ring":
+        names = [r.name for r in program.regions if r.kind == "ring" and moves[0].name in r.nodes]
+        yield moves[0].axes, f"ring:{names[0]}"
+        return
+    yield moves[0].axes, task.lane
+    if task.kind == "fused":
+        yield from fused_lanes(task, program)
 
 
 def _synchronize(given: Mapping[str, Any]) -> None:

@@ -1,59 +1,68 @@
 """The tuner: the fastest schedule of a program on the ranks that will run it, or the one it has.
 
-    tuned = tune(adam.on(mesh(dp=2), n=1 << 22), groups, dict(g=g, w=w, m=m, v=v, t=1, lr=1e-3))
-    step = compile(tuned.program, groups)
+    tuned = tune(adam, groups, dict(g=g, w=w, m=m, v=v, t=1, lr=1e-3))
+    step = tuned.compile(groups)
 
 It measures the machine and the network (`calibrate`) and the program as it is, lets the first rank
 look for schedules that the simulator thinks fast (`tune_search`), and runs the best few of them in
-turns with the program as it was written (`tune_race`). A schedule is taken only if it makes the
-same values, is at least 3 % faster, and is so outside of what measurements differ by; otherwise
-the program stays as it is. The first rank decides; all ranks make the schedule for themselves and
-compare the digests of their plans before anybody goes on.
+turns with the program as it was written (`tune_race`); how far the simulator was off for those says
+which to run next. A schedule is taken only if it makes the same values, is at least 3 % faster, and
+is so outside of what measurements differ by; otherwise the program stays as it is. The first rank
+decides; all ranks make the schedule for themselves and compare the digests of their plans before
+anybody goes on. What fails on one rank is dropped by all.
 
-What changes values is never tried unless it is allowed by name.
+What changes values is never tried unless it is allowed by name. A step of `Tuned.compile` watches
+whether it takes as long as it did here (`tune_watch`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from penstock.errors import ProgramError
 from penstock.program.cost import Costs
+from penstock.program.language import Template
 from penstock.program.lower import lower
 from penstock.program.nodes import Program
 from penstock.program.nodes import Step as Rewrite
 from penstock.program.schedule import apply, schedule_text
 from penstock.program.simulate import simulate
-from penstock.step.calibrating import calibrate, learned, middle
+from penstock.step.calibrating import calibrate, is_like, learned, middle, speeds
 from penstock.step.groups import Groups
+from penstock.step.tune_bind import bound
 from penstock.step.tune_cache import keep, kept, key_of
-from penstock.step.tune_race import Race, Result, race
+from penstock.step.tune_race import Heats, Race, Result
 from penstock.step.tune_search import Search, search
 from penstock.step.tune_trial import Alone, Carried, CarriedTrial, Measure, Ranks, Team, Trial
 from penstock.units import show_seconds
 
+if TYPE_CHECKING:
+    from penstock.step.tune_watch import WatchedStep
+
 __all__ = ["CACHE", "Tried", "Tuned", "tune"]
 
 CACHE = "~/.cache/penstock"
-_MEASURED = 8
-"""Schedules that are run."""
-_RUNS_EACH = 10
+_MEASURED = 12
+"""Schedules that are run at most, and how many at once: those that follow know more."""
+_AT_ONCE = 4
+_RUNS_EACH = 8
 """About how often each is run in a race, and the baseline beside it."""
 _SEARCH_SHARE = 0.3
-_PREPARE_SHARE = 0.7
+_PREPARE_SHARE = 0.6
 """Of the budget, after which no further schedule is compiled."""
 _SAME_SHARE = 1e-3
 _APPROXIMATE_SHARE = 0.1
 """How far results may be from those of the program as it was written, beside their largest."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +97,9 @@ class Tuned:
     """What was measured, the program as it was given first."""
     costs: Costs | None = field(default=None, compare=False)
 
+    allow: tuple[str, ...] = ()
+    """What was allowed."""
+
     @property
     def is_changed(self) -> bool:
         """Whether something was faster than what was given."""
@@ -97,6 +109,12 @@ class Tuned:
     def schedule(self) -> tuple[Rewrite, ...]:
         """The rewrites that make it of what was given."""
         return self.program.history[len(self.baseline.history) :]
+
+    def compile(self, groups: Groups, **options: Any) -> WatchedStep:
+        """Return a step that watches whether it takes as long as it did; options as `compile`."""
+        from penstock.step.tune_watch import WatchedStep
+
+        return WatchedStep(self, groups, options)
 
     def __str__(self) -> str:
         if self.is_cached:
@@ -118,7 +136,7 @@ class Tuned:
 
 
 def tune(
-    program: Program,
+    program: Program | Template,
     groups: Groups | None = None,
     inputs: Mapping[str, Any] | None = None,
     *,
@@ -131,7 +149,8 @@ def tune(
     """Return the program with the schedule that is fastest here. All ranks come together.
 
     Args:
-        program: on the mesh of the groups.
+        program: what `@program` makes, put on the mesh of the groups with the sizes of the inputs;
+            or a program that is on it, whose schedule stays and is added to.
         groups: the communication of this rank; not needed with a `measure` that speaks for all.
         inputs: what the program is given, by name, in the layouts that it has; copies are used.
         budget_s: about how long it may take; a schedule that compiles slowly may take longer.
@@ -140,7 +159,8 @@ def tune(
         costs: of the machine; measured where they are not given.
         measure: runs programs; by default they are carried out with `inputs`. Give
             `Carried(groups, inputs, calls=..., backend=...)` for options of `compile`.
-        cache: the folder where results are kept by mesh, shapes, hosts and versions; None: none.
+        cache: the folder where results are kept by mesh, shapes, hosts and versions, and used
+            while the network is about as fast as it was; None: none.
     """
     if measure is None:
         if groups is None or inputs is None:
@@ -148,18 +168,13 @@ def tune(
         measure = Carried(groups, inputs)
     alone = groups is None or groups.mesh.num_ranks == 1
     team: Team = Alone() if alone else Ranks()
-    job = _Job(program, groups, measure, team=team, allow=tuple(allow), budget_s=budget_s)
-    job.agree(program)
-    key = key_of(
-        "schedule", program.digest, program.mesh, sorted(job.allow), *team.gathered(_here(groups))
-    )
-    found = team.from_first(kept(cache, key) if team.rank == 0 else None)
-    if found is not None and (tuned := _from_cache(found, program)) is not None:
-        return tuned
-    tuned = job.tuned(costs, cache)
-    if team.rank == 0:
-        keep(cache, key, _for_cache(tuned))
-    return tuned
+    try:
+        if isinstance(program, Template):
+            program = bound(program, groups, inputs, team)
+        job = _Job(program, groups, measure, team=team, allow=tuple(allow), budget_s=budget_s)
+        return job.tuned(costs, cache)
+    finally:
+        team.close()
 
 
 def _here(groups: Groups | None) -> str:
@@ -169,20 +184,23 @@ def _here(groups: Groups | None) -> str:
     return f"{platform.node()} {device} {torch.get_num_threads()} {torch.__version__}"
 
 
-def _for_cache(tuned: Tuned) -> str:
+def _for_cache(tuned: Tuned, seen: Mapping[str, float]) -> str:
     numbers = {"seconds": tuned.seconds, "baseline_s": tuned.baseline_s, "ratio": tuned.ratio}
     numbers |= {"band": tuned.band}
-    return json.dumps({"schedule": schedule_text(tuned.schedule), **numbers})
+    said = {"schedule": schedule_text(tuned.schedule), "speeds": dict(seen), **numbers}
+    return json.dumps(said)
 
 
-def _from_cache(text: str, program: Program) -> Tuned | None:
-    """Return what was found before, if its rewrites still are what they were."""
+def _from_cache(text: str, program: Program, seen: Mapping[str, float]) -> Tuned | None:
+    """Return what was found before, if its rewrites and the network still are what they were."""
     try:
         said = json.loads(text)
+        if not is_like(seen, said["speeds"]):
+            return None
         made = apply(program, str(said.pop("schedule")))
         names = ("seconds", "baseline_s", "ratio", "band")
         seconds, baseline_s, ratio, band = (float(said[name]) for name in names)
-    except (ProgramError, ValueError, KeyError, AttributeError):
+    except (ProgramError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return Tuned(
         program=made,
@@ -193,6 +211,10 @@ def _from_cache(text: str, program: Program) -> Tuned | None:
         band=band,
         is_cached=True,
     )
+
+
+class _RankError(ProgramError):
+    """What failed on some rank, told to all."""
 
 
 class _Job:
@@ -210,31 +232,63 @@ class _Job:
     ) -> None:
         self._program, self._groups, self._measure, self._team = program, groups, measure, team
         self.allow, self._budget_s = allow, budget_s
+        self._dropped: list[str] = []
+        """Digests of programs that cannot be used here."""
         self._start_s = time.monotonic()
 
     def tuned(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
+        """Return what was found before, or find it."""
+        self.agree(self._program)
+        here = self._team.gathered(_here(self._groups))
+        key = key_of("schedule", self._program.digest, self._program.mesh, sorted(self.allow), here)
+        seen = {} if cache is None or self._groups is None else speeds(self._groups)
+        found = self._team.from_first(kept(cache, key) if self._team.rank == 0 else None)
+        before = None if found is None else _from_cache(found, self._program, seen)
+        if all(self._team.gathered(before is not None)):
+            assert before is not None
+            return before
+        tuned = self._measured(costs, cache)
+        if self._team.rank == 0:
+            keep(cache, key, _for_cache(tuned, seen))
+        return tuned
+
+    def _measured(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
         """Measure, look, race, agree."""
         if costs is None:
             costs = Costs() if self._groups is None else calibrate(self._groups, cache=cache)
-        trials: list[Trial] = [self._measure(self._program)]
+        trials: list[Trial] = [self._together(lambda: self._measure(self._program))]
         programs = [self._program]
         try:
-            wanted = trials[0].results()
+            wanted = self._together(trials[0].results)
             costs = self._with_learned(costs, trials[0])
-            found, texts = self._searched(costs)
-            for text in texts[: self._affordable(trials[0])]:
-                # One is always tried, however slow the machine is today.
-                if len(trials) > 1 and not self._has_time(_PREPARE_SHARE):
+            found = self._searched(costs)
+            most = 1 + self._affordable(trials[0])
+            heats = Heats(self._race(trials))
+            # One is always tried, however slow the machine is today.
+            while len(trials) < most and (len(trials) == 1 or self._has_time(_PREPARE_SHARE)):
+                new = self._next(found, programs, heats, most - len(trials))
+                made = [each for text in new if (each := self._made(text, wanted)) is not None]
+                if not new:
                     break
-                made = self._made(text, wanted)
-                if made is not None:
-                    programs.append(made[0])
-                    trials.append(made[1])
-            result = race(len(trials), self._race(trials))
+                programs += [program for program, _ in made]
+                trials += [trial for _, trial in made]
+                heats.run(range(len(trials) - len(made), len(trials)))
+            result = heats.final()
         finally:
             for trial in trials:
                 trial.close()
         return self._outcome(programs, result, found, costs)
+
+    def _next(self, found: Search, programs: list[Program], heats: Heats, most: int) -> list[str]:
+        """Return some schedules in words, as the first rank wants them to be run next."""
+        texts: list[str] = []
+        if self._team.rank == 0:
+            known = {p.digest: heats.ratio(n) for n, p in enumerate(programs)}
+            done = len(self._program.history)
+            best = found.next(min(most, _AT_ONCE), known, but=self._dropped)
+            texts = [schedule_text(c.schedule[done:]) for c in best]
+        chosen: list[str] = self._team.from_first(texts)
+        return chosen
 
     def _with_learned(self, costs: Costs, trial: Trial) -> Costs:
         """Return costs with what the program's own tasks took."""
@@ -244,54 +298,73 @@ class _Job:
         calls, kernels = learned(trial.step.plan, trial.times(3), costs)
         everyones = self._team.gathered((calls, kernels))
         known_s = middle([said[0] for said in everyones])
-        return costs.with_kernels(middle([said[1] for said in everyones])).with_calls(known_s)
+        rates = middle([said[1] for said in everyones])
+        passes = [rate for name, rate in rates.items() if "matmul" not in name]
+        # What was measured in caches is too fast for tensors that the program has elsewhere.
+        fastest = min([costs.memory_bytes_s, *([max(passes)] if passes else [])])
+        costs = replace(costs, memory_bytes_s=fastest)
+        return costs.with_kernels(rates).with_calls(known_s)
 
     def _affordable(self, trial: Trial) -> int:
         """Return how many schedules can be run often enough in the time there is."""
-        run_s = max(self._team.gathered(trial.run()))
+        run_s = max(self._team.gathered(self._together(trial.run)))
         runs = _PREPARE_SHARE * self._budget_s / max(run_s, 1e-9)
         return max(1, min(_MEASURED, int(runs / _RUNS_EACH)))
 
-    def _searched(self, costs: Costs) -> tuple[Search, list[str]]:
-        """Return what the first rank has found, as schedules in words."""
-        found, texts = Search(), list[str]()
+    def _searched(self, costs: Costs) -> Search:
+        """Return what the first rank has found; others have the number only."""
+        found = Search()
         if self._team.rank == 0:
-            found = search(
-                self._program,
-                costs,
-                allow=self.allow,
-                budget_s=_SEARCH_SHARE * self._budget_s,
-            )
-            done = len(self._program.history)
-            best = found.best(_MEASURED, but=self._program.digest)
-            texts = [schedule_text(c.schedule[done:]) for c in best]
-        found.num_tried, texts = self._team.from_first((found.num_tried, texts))
-        return found, texts
+            budget_s = _SEARCH_SHARE * self._budget_s
+            found = search(self._program, costs, allow=self.allow, budget_s=budget_s)
+        found.num_tried = self._team.from_first(found.num_tried)
+        return found
 
     def _made(
         self, text: str, wanted: Sequence[torch.Tensor] | None
     ) -> tuple[Program, Trial] | None:
-        """Return a schedule ready to run, if all ranks have the same and it makes the same."""
-        program = apply(self._program, text)
+        """Return a schedule ready to run, if all ranks have the same and it makes the same.
+
+        What cannot be carried out here is no candidate; one rank is enough to say so.
+        """
+        program = self._together(lambda: apply(self._program, text))
         self.agree(program)
+        self._dropped.append(program.digest)
         trial: Trial | None = None
-        # What cannot be carried out here is no candidate; one rank is enough to say so.
-        with contextlib.suppress(ProgramError, RuntimeError, NotImplementedError, ValueError):
-            trial = self._measure(program)
-        if not all(self._team.gathered(trial is not None)):
-            if trial is not None:
-                trial.close()
-            return None
-        assert trial is not None
-        is_same = wanted is None or _is_same(program, wanted, trial.results())
-        if not all(self._team.gathered(is_same)):
+        try:
+            trial = self._together(lambda: self._measure(program))
+            made = self._together(trial.results)
+            is_same = wanted is None or _is_same(program, wanted, made)
+            if all(self._team.gathered(is_same)):
+                self._dropped.remove(program.digest)
+                return program, trial
+        except _RankError:
+            pass
+        if trial is not None:
             trial.close()
-            return None
-        return program, trial
+        return None
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Return what some work makes, or raise, on all ranks, if it fails on one of them."""
+        made: T | None = None
+        error: Exception | None = None
+        try:
+            made = work()
+        except Exception as raised:
+            error = raised
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        everyones = self._team.gathered(said)
+        failed = [rank for rank, each in enumerate(everyones) if each]
+        if not failed:
+            return made  # type: ignore[return-value]
+        if (close := getattr(made, "close", None)) is not None:
+            close()
+        text = f"rank {failed[0]} cannot run {self._program.name}: {everyones[failed[0]]}"
+        raise _RankError(text) from error
 
     def agree(self, program: Program) -> None:
         """Refuse to go on where ranks have made different plans of one schedule."""
-        digests = self._team.gathered(lower(program).digest)
+        digests = self._team.gathered(self._together(lambda: lower(program).digest))
         odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if odd:
             raise ProgramError(
@@ -300,14 +373,24 @@ class _Job:
             )
 
     def _race(self, trials: list[Trial]) -> Race:
-        def slowest(mine: Sequence[float]) -> list[float]:
-            return [max(several) for several in zip(*self._team.gathered(list(mine)), strict=True)]
+        errors: dict[int, str] = {}
 
-        return Race(
-            run=lambda number: trials[number].run(),
-            slowest=slowest,
-            has_time=lambda: self._has_time(1.0),
-        )
+        def run(number: int) -> float:
+            try:
+                return trials[number].run()
+            except Exception as error:
+                # Others are told in a moment; until then they must not wait for this rank.
+                errors.setdefault(number, f"{type(error).__name__}: {error}")
+                return math.inf
+
+        def slowest(mine: Sequence[float]) -> list[float]:
+            everyones = self._team.gathered((list(mine), errors.get(0)))
+            for rank, (_, error) in enumerate(everyones):
+                if error is not None:
+                    raise _RankError(f"rank {rank} cannot run {self._program.name}: {error}")
+            return [max(several) for several in zip(*(s for s, _ in everyones), strict=True)]
+
+        return Race(run=run, slowest=slowest, has_time=lambda: self._has_time(1.0))
 
     def _has_time(self, share: float) -> bool:
         """Whether some of the budget is left, by the clock of the first rank."""
@@ -338,6 +421,7 @@ class _Job:
                 for program, seconds in zip(programs, result.seconds, strict=True)
             ),
             costs=costs,
+            allow=self.allow,
         )
 
 

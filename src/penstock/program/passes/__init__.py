@@ -44,6 +44,7 @@ from penstock.program.passes.wire import wire  # noqa: E402
 PASSES.update(split=split, sink=sink, hoist=hoist, keep_sliced=keep_sliced, dead=dead)
 PASSES.update(wire=wire, hier=hier, factor=factor, reshard=reshard)
 
+from penstock.program.passes.algo import algo  # noqa: E402
 from penstock.program.passes.bucket import bucket  # noqa: E402
 from penstock.program.passes.chunk import chunk  # noqa: E402
 from penstock.program.passes.fuse import fuse  # noqa: E402
@@ -53,4 +54,4 @@ from penstock.program.passes.ring import ring  # noqa: E402
 from penstock.program.passes.rotate import rotate  # noqa: E402
 
 PASSES.update(fuse=fuse, chunk=chunk, overlap=overlap, bucket=bucket, ring=ring, rotate=rotate)
-PASSES.update(priority=priority, priority_by_use=priority_by_use)
+PASSES.update(priority=priority, priority_by_use=priority_by_use, algo=algo)

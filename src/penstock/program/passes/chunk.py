@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from penstock.errors import ProgramError
 from penstock.program.layouts import S, part
+from penstock.program.loops import loops_of
 from penstock.program.lower import host_nodes
 from penstock.program.nodes import Program, Region
 from penstock.program.ops import OPS
@@ -30,7 +31,7 @@ def chunk(
         raise ProgramError(f"chunk into {k!r} pieces; 1 or more make sense")
     if not names:
         names = _fused_last(program)
-    nodes = _with_fused(program, set(meant(program, names, "chunk")))
+    nodes = _with_fused(program, _with_results(program, set(meant(program, names, "chunk"))))
     _check_whole(program, nodes)
     # Merged dimensions are cut evenly or not at all, so that runs of one are runs of the other.
     cut = cut_along(program, nodes, dim, k * program.mesh.num_ranks)
@@ -62,9 +63,21 @@ def _with_fused(program: Program, inside: set[str]) -> tuple[str, ...]:
     return in_order(program, inside)
 
 
+def _with_results(program: Program, inside: set[str]) -> set[str]:
+    """Return nodes with the calls whose results they are, and all of those calls' results."""
+    picks = [node for node in program.nodes if node.op == "pick"]
+    calls = {node.inputs[0] for node in picks if {node.name, node.inputs[0]} & inside}
+    return inside | calls | {node.name for node in picks if node.inputs[0] in calls}
+
+
 def _check_whole(program: Program, nodes: tuple[str, ...]) -> None:
     for node in (program[name] for name in nodes):
-        if node.op in ("load", "store", "call", "pick"):
+        is_call = node.op in ("call", "pick")
+        if node.op in ("load", "store") or (is_call and not loops_of(node, program)):
+            if is_call and "sum" in node.attr("batch", ((), ()))[1]:
+                raise ProgramError(
+                    f"chunk of {node.name}: a result of it is a sum over its samples; leave it out"
+                )
             raise ProgramError(
                 f"chunk of {node.name}: {node.op} comes whole, nobody knows what its pieces are; "
                 "leave it out"

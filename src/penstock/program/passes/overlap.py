@@ -1,8 +1,10 @@
 """overlap: let nodes go on at the same time, as far as the values that they read allow.
 
-What nobody says may overlap is done one after the other. Condition: there is something to win and
-nothing to wait for, that is, nodes on different lanes of which none needs another one, or chunks,
-of which one is computed while another one is on its way.
+What nobody says may overlap is done one after the other. Everything may be named at once: each
+waits for what it reads and for nothing else, so in a chain of gradients, each followed by its
+all-reduce, one is sent while the next is computed. Condition: there is something to win, that is,
+some two on different lanes of which neither needs the other, or chunks, of which one is computed
+while another one is on its way.
 """
 
 from __future__ import annotations
@@ -27,9 +29,7 @@ def overlap(program: Program, *names: str, name: str | None = None) -> Program:
     nodes = in_order(program, {node for part in parts for node in part})
     _check_new(program, nodes)
     _check_lanes(program, nodes)
-    for part, other in combinations(parts, 2):
-        _check_pair(program, part, other)
-    if len(parts) == 1 and not _are_chunked_together(program, nodes):
+    if not _has_chunks(program, nodes):
         _check_alone(program, nodes)
     called = named(program, "overlap", name)
     region = Region(name=called, kind="overlap", nodes=nodes)
@@ -65,31 +65,24 @@ def _check_lanes(program: Program, nodes: tuple[str, ...]) -> None:
         )
 
 
-def _are_chunked_together(program: Program, nodes: tuple[str, ...]) -> bool:
+def _has_chunks(program: Program, nodes: tuple[str, ...]) -> bool:
+    """Whether there are chunks on different lanes among some nodes."""
     inside = set(nodes)
-    return any(
-        r.kind == "chunk" and r.num_chunks > 1 and inside <= set(r.nodes) for r in program.regions
-    )
-
-
-def _check_pair(program: Program, part: tuple[str, ...], other: tuple[str, ...]) -> None:
-    """Refuse two of which one needs all of the other before it can begin."""
-    if _are_chunked_together(program, (*part, *other)):
-        return
-    for first, second in ((part, other), (other, part)):
-        if below_all(program, first) & set(second) - set(first):
-            raise ProgramError(
-                f"overlap of {first[0]} and {second[-1]}: the second needs all of the first; "
-                "chunk them together, then each chunk waits for its own only"
-            )
+    for region in program.regions:
+        cut = [name for name in region.nodes if name in inside]
+        lanes = {lane_of(program[name]) for name in cut}
+        if region.kind == "chunk" and region.num_chunks > 1 and len(lanes) > 1:
+            return True
+    return False
 
 
 def _check_alone(program: Program, nodes: tuple[str, ...]) -> None:
     """Refuse nodes that wait for each other, all of them."""
+    below = {name: below_all(program, [name]) for name in nodes}
     for one, other in combinations(nodes, 2):
         if lane_of(program[one]) == lane_of(program[other]):
             continue
-        if other not in below_all(program, [one]) and one not in below_all(program, [other]):
+        if other not in below[one] and one not in below[other]:
             return
     raise ProgramError(
         f"overlap of {', '.join(nodes)}: what is on different lanes waits for each other; chunk "
