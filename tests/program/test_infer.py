@@ -129,6 +129,15 @@ def test_what_would_mean_something_else_is_refused(op, layouts, attrs, words) ->
 # -- two axes ----------------------------------------------------------------------------------
 
 
+def test_what_has_no_negative_numbers_is_not_negated() -> None:
+    one = mesh(dp=1)
+    for dtype in ("u8", "bool"):
+        with pytest.raises(ProgramError, match=rf"-x of a value of {dtype}.*-cast\(x, i32\)"):
+            infer("neg", [Type(shape=(3,), dtype=dtype)], {}, one)
+    for dtype in ("i32", "i64", "bf16", "f32"):
+        assert infer("neg", [Type(shape=(3,), dtype=dtype)], {}, one).dtype == dtype
+
+
 def test_axes_do_not_meet() -> None:
     made = _of("mul", {"dp": P}, {"tp": P}, on=GRID)
     assert made.layout("dp") == made.layout("tp") == P

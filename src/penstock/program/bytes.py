@@ -53,7 +53,12 @@ def sent_together(
 
 
 def held_bytes(name: str, program: Program, rank: int = 0, chunk: int | None = None) -> int:
-    """Return the bytes that a rank has of a value, or of one of its chunks."""
+    """Return the bytes that a rank has of a value, or of one of its chunks.
+
+    Those of a call are those of its results.
+    """
+    if program[name].op == "call":
+        return sum(held_bytes(pick, program, rank, chunk) for pick in program.users[name])
     return num_elements(name, program, rank, chunk) * DTYPES[program[name].type.dtype].size_bytes
 
 

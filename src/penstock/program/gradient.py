@@ -6,7 +6,8 @@ have, by batches which they have slices of, is partial, and asks for its all-red
 parallel training; that of an activation behind a sliced weight is partial on the tensor parallel
 axis. Where two paths meet in different layouts, the sum is made in the one that moves least.
 
-Only what lies between y and what is asked for is differentiated. A `call` has no rule: give its
+Only what lies between y and what is asked for is differentiated. A call of a captured function
+(`calls`) becomes a call of its backward; one that is known by name only has no rule: give its
 backward as another call.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import ProgramError
 from penstock.program import language as lang
+from penstock.program.calls import written_backward
 from penstock.program.layouts import S
 from penstock.program.nodes import Node
 from penstock.program.trace import Tracer, Value
@@ -51,18 +53,29 @@ def grad(y: Value, wrt: Sequence[Value], dy: Value | float = 1.0) -> tuple[Value
         operands = [Value(tracer, tracer.nodes[n]) for n in node.inputs]
         if not any(n in path for n in node.inputs):
             continue
-        rule = _RULES.get(node.op)
-        if rule is None:
-            raise ProgramError(
-                f"{node.where}: {node.op} ({node.name}) has no gradient; "
-                "write the backward of that part as a program or a call of its own"
-            )
-        parts = rule(node, _whole_for(node, found[name]), operands, Value(tracer, node))
+        if node.op == "pick":
+            # The call has all of its results' gradients when its turn comes: it stands before them.
+            found.setdefault(node.inputs[0], found[name])
+            continue
+        if node.op == "call":
+            parts = _call(tracer, node, found, path)
+        else:
+            parts = _by_rule(node, found[name], operands, Value(tracer, node))
         for operand, part in zip(operands, parts, strict=True):
             if part is not None and operand.name in path:
                 one, before = _unbroadcast(part, operand), found.get(operand.name)
                 found[operand.name] = one if before is None else _added(before, one)
     return tuple(_found(found, value) for value in wrt)
+
+
+def _by_rule(node: Node, d: Value, operands: list[Value], y: Value) -> Parts:
+    rule = _RULES.get(node.op)
+    if rule is None:
+        raise ProgramError(
+            f"{node.where}: {node.op} ({node.name}) has no gradient; "
+            "write the backward of that part as a program or a call of its own"
+        )
+    return rule(node, _whole_for(node, d), operands, y)
 
 
 def _found(found: dict[str, Value], value: Value) -> Value:
@@ -312,6 +325,34 @@ def _recv(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     by = "prev" if int(node.attr("by")) > 0 else "next"
     first = lang.recv(d * 0.0, d, from_=by, axis=node.axes[0])
     return [d - first, first]
+
+
+# -- functions ---------------------------------------------------------------------------------
+
+
+def _call(tracer: Tracer, node: Node, found: dict[str, Value], path: set[str]) -> Parts:
+    picks = [n for n in tracer.nodes.values() if n.op == "pick" and n.inputs == (node.name,)]
+    dys = {
+        int(pick.attr("index")): _held_as(_whole_for(pick, found[pick.name]), pick)
+        for pick in picks
+        if pick.name in found
+    }
+    return written_backward(tracer, node, dys, {k for k, n in enumerate(node.inputs) if n in path})
+
+
+def _held_as(d: Value, pick: Node) -> Value:
+    """Return the gradient of a result, held as the result is."""
+    for axis in d.tracer.mesh.names:
+        have, want = d.type.layout(axis), pick.type.layout(axis)
+        if have == want or want.kind == "P" or "L" in (have.kind, want.kind):
+            continue
+        if have.kind == "R":
+            d = lang.slice(d, want.dim, axis=axis)
+        elif want.kind == "R":
+            d = lang.all_gather(d, axis=axis)
+        else:
+            d = lang.all_to_all(d, want.dim, axis=axis)
+    return d if d.type.dtype == pick.type.dtype else lang.cast(d, pick.type.dtype)
 
 
 _RULES: dict[str, Rule] = {

@@ -20,6 +20,7 @@ __all__ = ["infer"]
 
 Attrs = dict[str, Any]
 _FLOATS = ("f64", "f32", "bf16", "f16")
+_UNSIGNED = ("bool", "u8")
 _WIDTH = {"bool": 0, "u8": 1, "i32": 2, "i64": 3, "f16": 4, "bf16": 4, "f32": 5, "f64": 6}
 
 
@@ -91,6 +92,11 @@ def _check_parts(op: str, t: Type, made: Type, mesh: Mesh) -> None:
 
 
 def _dtype(op: Op, types: Sequence[Type]) -> str:
+    if op.name == "neg" and types[0].dtype in _UNSIGNED:
+        raise ProgramError(
+            f"-x of a value of {types[0].dtype}, which has no negative numbers: it would wrap "
+            "around; cast it first, -cast(x, i32)"
+        )
     if op.result == "bool":
         return "bool"
     counted = types[1:] if op.name == "where" else types
@@ -510,11 +516,60 @@ def _store(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
 
 
 def _call(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    outs = attrs["outs"]
-    assert isinstance(outs, tuple)
-    first = outs[0]
-    assert isinstance(first, Type)
-    return first
+    """The type of its samples, where it goes through them one by one; of a result otherwise."""
+    if "batch" not in attrs:
+        first = attrs["outs"][0]
+        assert isinstance(first, Type)
+        return first
+    name, dims = str(attrs["function"]), attrs["batch"][0]
+    if len(dims) != len(types):
+        raise ProgramError(f"{name} takes {len(dims)} values, got {len(types)}")
+    lengths = {t.shape[d] for t, d in zip(types, dims, strict=True) if d is not None}
+    if len(lengths) > 1:
+        raise ProgramError(f"{name} of {' and '.join(map(str, sorted(lengths)))} samples at once")
+    layouts = [(axis, _call_axis(name, axis, types, dims)) for axis in mesh.names]
+    return Type(shape=tuple(lengths), layouts=tuple(layouts))
+
+
+def _call_axis(name: str, axis: str, types: Sequence[Type], dims: Sequence[int | None]) -> Layout:
+    layouts = [t.layout(axis) for t in types]
+    kinds = {layout.kind for layout in layouts}
+    if "P" in kinds:
+        raise ProgramError(
+            f"{name} of a value that is still to be reduced on axis {axis!r}: what it makes of "
+            "addends is no addend of what it makes of the sum; all_reduce it first"
+        )
+    if kinds <= {"R"}:
+        return R
+    if kinds <= {"R", "L"}:
+        return L
+    if "L" in kinds:
+        raise ProgramError(
+            f"{name} of a local and a sliced value on axis {axis!r}: a local value has no parts"
+        )
+    for number, (layout, dim, t) in enumerate(zip(layouts, dims, types, strict=True)):
+        if dim is None and layout.kind == "S":
+            raise ProgramError(
+                f"{name} needs all of operand {number} ({t}) for each of its samples; "
+                f"all_gather it on axis {axis!r}"
+            )
+        if dim is not None and layout != S(dim):
+            raise ProgramError(
+                f"{name} has samples along dimension {dim} of operand {number}, which is {t}; "
+                f"slice it there on axis {axis!r} like the others, or gather them"
+            )
+    return S(0)
+
+
+def _pick(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+    """A result as it is said to be; or sliced as the samples are, or a sum over them."""
+    made = _given(types, attrs, mesh)
+    if "along" not in attrs:
+        return made
+    dim = attrs["along"]
+    by_samples = P if dim == "sum" else S(int(dim))
+    layouts = [(axis, by_samples if y.kind == "S" else y) for axis, y in types[0].layouts]
+    return Type(shape=made.shape, dtype=made.dtype, layouts=tuple(layouts))
 
 
 _BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
@@ -524,7 +579,7 @@ _BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
         shape=(), dtype="f64" if isinstance(attrs["value"], float) else "i64"
     ),
     "load": _given,
-    "pick": _given,
+    "pick": _pick,
     "store": _store,
     "call": _call,
     "slice": _slice,

@@ -180,20 +180,22 @@ class _Ranks:
         if node.op == "const":
             return [np.asarray(node.attr("value"))] * self._mesh.num_ranks
         inputs = [values[name] for name in node.inputs]
-        if node.op in ("call", "pick"):
-            return self._call(node, inputs)
         every = [self._every(node.type, rank) for rank in range(self._mesh.num_ranks)]
         return self._computed(node, inputs, every, self._bounds_of(node))
 
-    def _call(self, node: Node, inputs: list[Held]) -> Held:
+    def _call(self, node: Node, inputs: list[Held], out_at: list[tuple[Any, ...]]) -> Held:
+        """Return what a function makes; where its type is that of samples, which ones they are."""
         if node.op == "pick":
             index = int(node.attr("index"))
-            return [np.asarray(out[index]) for out in self._called[node.inputs[0]]]
+            out = [np.asarray(out[index]) for out in self._called[node.inputs[0]]]
+            return [_checked(node, one, at) for one, at in zip(out, out_at, strict=True)]
         name = str(node.attr("function"))
         if name not in self._calls:
             raise ProgramError(f"no function called {name!r} was given")
         results = [self._calls[name](*(held[r] for held in inputs)) for r in range(len(inputs[0]))]
         self._called[node.name] = [r if isinstance(r, tuple) else (r,) for r in results]
+        if node.attr("batch") is not None:
+            return [np.zeros(tuple(map(len, at))) for at in out_at]
         return [np.asarray(out[0]) for out in self._called[node.name]]
 
     def _every(self, made: Type, rank: int) -> tuple[Any, ...]:
@@ -212,6 +214,8 @@ class _Ranks:
         in_at: list[list[tuple[Any, ...]]],
     ) -> Held:
         """Return what a node makes, with the coordinates of what goes in and comes out."""
+        if node.op in ("call", "pick"):
+            return self._call(node, inputs, out_at)
         if OPS[node.op].kind == "move" or node.op in ("slice", "update", "recv", "store"):
             return moved(node, inputs, self._program, out_at, in_at)
         out = []
@@ -307,6 +311,15 @@ def aligned(
             picked.append(np.searchsorted(at[dim], out_at[out_dim]))
     out: Array = held[np.ix_(*picked)]
     return out
+
+
+def _checked(node: Node, made: Array, at: tuple[Any, ...]) -> Array:
+    shape = tuple(map(len, at))
+    if made.shape != shape:
+        raise ProgramError(
+            f"{node.inputs[0]} made a value of shape {made.shape} where the program has {shape}"
+        )
+    return made
 
 
 def _evaluated(node: Node, args: list[Array], place: Place) -> Array:

@@ -32,7 +32,7 @@ class Loop:
 
 
 def loops_of(node: Node, program: Program) -> tuple[Loop, ...]:
-    """Return the loops of a node; none for what has no pieces, such as a load or a call."""
+    """Return the loops of a node; none for what has no pieces, such as a load."""
     types = [program[name].type for name in node.inputs]
     kind = OPS[node.op].kind
     if kind == "pointwise":
@@ -49,6 +49,8 @@ def loops_of(node: Node, program: Program) -> tuple[Loop, ...]:
         return _unflatten(node)
     if node.op == "expand":
         return _expand(node)
+    if node.op in ("call", "pick"):
+        return _samples(node)
     return _flatten(node, types[0]) if node.op == "flatten" else ()
 
 
@@ -97,6 +99,17 @@ def _flatten(node: Node, of: Type) -> tuple[Loop, ...]:
     out.append(Loop(out=dim, operands=(dim,), divides=of.shape[dim]))
     rest = range(dim + count, of.ndim)
     return (*out, *(Loop(out=d - count + 1, operands=(d,)) for d in rest))
+
+
+def _samples(node: Node) -> tuple[Loop, ...]:
+    """The samples that a call goes through, if no result is a sum over them."""
+    if node.op == "pick":
+        dim = node.attr("along", "sum")
+        return () if dim == "sum" else (Loop(out=int(dim), operands=(0,)),)
+    if not node.type.ndim:
+        return ()
+    operands, results = node.attr("batch", ((), ("sum",)))
+    return () if "sum" in results else (Loop(out=0, operands=tuple(operands)),)
 
 
 def _expand(node: Node) -> tuple[Loop, ...]:

@@ -23,7 +23,8 @@ from penstock.program.types import Type
 
 __all__ = ["Tracer", "Value"]
 
-_INNER = {str(Path(__file__).with_name(f"{name}.py")) for name in ("trace", "language", "gradient")}
+_WRITERS = ("trace", "language", "gradient", "calls")
+_INNER = {str(Path(__file__).with_name(f"{name}.py")) for name in _WRITERS}
 """Where a value is written down for the user, who stands further out."""
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 
@@ -36,6 +37,8 @@ class Tracer:
         self.axis = axis
         """The axis that is meant where none is named."""
         self.nodes: dict[str, Node] = {}
+        self.functions: dict[str, Any] = {}
+        """What is known of the functions that it calls (`calls`), by name."""
         self._numbers: dict[str, int] = {}
 
     def add(self, op: str, inputs: list[Value], attrs: dict[str, Attr], name: str = "") -> Value:
@@ -77,6 +80,10 @@ class Tracer:
             f"{_line_of(_users_frame())}: {type(given).__name__} is not a value of a program; "
             "give tensors as parameters"
         )
+
+    def here(self) -> str:
+        """Return the user's line that is being written down."""
+        return _line_of(_users_frame())
 
     def axis_of(self, axis: str | tuple[str, ...] | None) -> str | tuple[str, ...]:
         """Return the axis that is meant."""
