@@ -7,8 +7,9 @@ layers of 1024 x 1024 (6.3 M parameters, batches of 256) with Adam. Everyone tak
 two processes; a turn is timed from the return of one `step()` to that of a later one, so what a
 step leaves to the next is counted there. Times are the slower rank's, medians over rounds; ratios
 are of the same round. CPU is rank 0's, threads of the network included; bytes are what its
-interface counts, headers included. Turns in which other programs used much of the machine are done
-again (--others). In the end weights after the same steps are compared with DDP's.
+interface counts, headers included; whole is the most memory that the layers' weights had where one
+ran, without what FSDP2 has in buffers beside them. Turns in which other programs used much of the
+machine are done again (--others). In the end weights after the same steps are compared with DDP's.
 """
 
 import argparse
@@ -17,12 +18,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
 from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.compare import conditions
@@ -48,6 +51,8 @@ class Runner:
     finish: Callable[[], None] = lambda: None
     plain: nn.Module | None = None
     """Where its weights are."""
+    whole: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What to enter to read them."""
 
 
 # -- who takes part ------------------------------------------------------------------------------
@@ -133,13 +138,19 @@ def fsdp(*, reshard: bool) -> Runner:
     return Runner(name=name, model=model, step=loop(model, adam(model)))
 
 
-def ours(wire: str | None = None, buckets: int | str = "auto") -> Runner:
+def ours(wire: str | None = None, buckets: int | str = "auto", *, reshard: bool = False) -> Runner:
     model = make_model()
     optimizer = adam(model)
-    attached: Attached = attach(model, optimizer, wire=wire, buckets=buckets)
-    name = "Penstock" + (f", {wire} wire" if wire else "")
+    attached: Attached = attach(model, optimizer, wire=wire, buckets=buckets, reshard=reshard)
+    name = "Penstock" + (f", {wire} wire" if wire else "") + (", reshard" if reshard else "")
     name += "" if buckets == "auto" else f", {buckets}"
-    return Runner(name=name, model=model, step=loop(model, optimizer), finish=attached.synchronize)
+    return Runner(
+        name=name,
+        model=model,
+        step=loop(model, optimizer),
+        finish=attached.synchronize,
+        whole=attached.whole,
+    )
 
 
 def everyone() -> dict[str, Callable[[], Runner]]:
@@ -151,6 +162,7 @@ def everyone() -> dict[str, Callable[[], Runner]]:
     made["FSDP2 no reshard"] = lambda: fsdp(reshard=False)
     made["ours"] = ours
     made["ours bf16"] = lambda: ours("bf16")
+    made["ours reshard"] = lambda: ours(reshard=True)
     return made
 
 
@@ -194,6 +206,29 @@ def turn(runner: Runner, steps: int) -> dict:
     }
 
 
+def whole_bytes(runner: Runner) -> int:
+    """Return the most memory that layers' whole weights have in a step, seen where a layer runs."""
+    layers = [each for each in runner.model.modules() if isinstance(each, nn.Linear)]
+    most = 0
+
+    def look(*_: object) -> None:
+        nonlocal most
+        weights = [layer.weight for layer in layers]
+        found = [w.untyped_storage() for w in weights if not isinstance(w, DTensor)]
+        most = max(most, sum({each._cdata: each.nbytes() for each in found}.values()))
+
+    def after(_: nn.Module, args: object, output: torch.Tensor) -> None:
+        output.register_hook(look)
+
+    handles = [layer.register_forward_pre_hook(look) for layer in layers]
+    handles += [layer.register_forward_hook(after) for layer in layers]
+    runner.step()
+    runner.finish()
+    for handle in handles:
+        handle.remove()
+    return most
+
+
 def quiet_turn(runner: Runner, options: argparse.Namespace) -> dict:
     """Return a turn in which other programs have not used much of the machine, or the best."""
     found: list[dict] = []
@@ -206,7 +241,9 @@ def quiet_turn(runner: Runner, options: argparse.Namespace) -> dict:
 
 def weights(runner: Runner) -> torch.Tensor:
     runner.finish()
-    return torch.cat([p.detach().reshape(-1) for p in (runner.plain or runner.model).parameters()])
+    with runner.whole():
+        params = (runner.plain or runner.model).parameters()
+        return torch.cat([param.detach().reshape(-1) for param in params])
 
 
 def differences(makes: dict[str, Callable[[], Runner]]) -> dict[str, float]:
@@ -236,6 +273,7 @@ def be_rank(rank: int, options: argparse.Namespace) -> None:
         for _ in range(2):
             runner.step()
         runner.finish()
+    memory = {name: whole_bytes(runner) for name, runner in runners.items()}
     for number in range(options.rounds):
         for name, runner in runners.items():
             rows.setdefault(name, []).append(quiet_turn(runner, options))
@@ -243,10 +281,11 @@ def be_rank(rank: int, options: argparse.Namespace) -> None:
                 last = rows[name][-1]
                 said = f"{name} {1e3 * last['s']:.0f} ms, others {last['others']:.2f}"
                 print(f"round {number + 1}: {said}", file=sys.stderr, flush=True)
-    checked = [name for name in ("DDP 25", "ours", "ours bf16") if name in makes]
+    names = ("DDP 25", "ours", "ours bf16", "ours reshard")
+    checked = [name for name in names if name in makes]
     apart = differences({name: makes[name] for name in checked})
     if rank == 0:
-        print(json.dumps({"rows": rows, "apart": apart}), flush=True)
+        print(json.dumps({"rows": rows, "apart": apart, "memory": memory}), flush=True)
     distributed.barrier()
 
 
@@ -292,8 +331,9 @@ def report(result: dict, options: argparse.Namespace) -> None:
     model_bytes = 4 * LAYERS * WIDTH * (WIDTH + 1)
     print(f"{__doc__.splitlines()[0]}\n{conditions()}, {options.rate}\n")
     ratios = "of DDP 25 MB | of DDP's best"
-    print(f"| step | ms | min..max | {ratios} | CPU ms | MB sent | x parameters | others |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    columns = "CPU ms | MB sent | x parameters | MB whole | others"
+    print(f"| step | ms | min..max | {ratios} | {columns} |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, found in rows.items():
         each = [1e3 * one["s"] for one in found]
 
@@ -307,15 +347,15 @@ def report(result: dict, options: argparse.Namespace) -> None:
             f"| {name} | {1e3 * times[name]:.0f} | {min(each):.0f}..{max(each):.0f} "
             f"| {ratio('DDP 25')} | {ratio(best)} "
             f"| {1e3 * median(one['cpu_s'] for one in found):.0f} | {sizes[name] / 1e6:.1f} "
-            f"| {sizes[name] / model_bytes:.2f} "
+            f"| {sizes[name] / model_bytes:.2f} | {result['memory'][name] / 1e6:.1f} "
             f"| {median(one['others'] for one in found):.2f} |"
         )
     if best:
         print(f"\nDDP's best bucket: {best.split()[-1]} MB")
     for name, apart in result["apart"].items():
         print(f"weights after {CHECKED_STEPS} steps, {name}: {apart:.1e} from the first at most")
-    if "ours" in result["apart"]:
-        assert result["apart"]["ours"] < 1e-6, "ours is not exact"
+    for name in ("ours", "ours reshard"):
+        assert result["apart"].get(name, 0.0) < 1e-6, f"{name} is not exact"
 
 
 def main() -> None:

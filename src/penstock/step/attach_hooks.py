@@ -78,13 +78,14 @@ class Hooks:
                 tensor.register_post_accumulate_grad_hook(partial(after, number)),
             ]
 
-    def on_state_dicts(self, model: nn.Module, before: Any, loaded: Any) -> None:
-        """Call `before` a module's state is read or written, `loaded` after it was written."""
+    def on_state_dicts(self, model: nn.Module, before: Any, saved: Any, loaded: Any) -> None:
+        """Call `before` a module's state is read or written, the others after that."""
         module: Any  # torch has no types for its hooks
         for module in model.modules():
             self._handles += [
                 module.register_state_dict_pre_hook(Unsaved(before)),
-                module._register_load_state_dict_pre_hook(Unsaved(before)),
+                module._register_load_state_dict_pre_hook(Unsaved(before), with_module=True),
+                module.register_state_dict_post_hook(Unsaved(saved)),
                 module.register_load_state_dict_post_hook(Unsaved(loaded)),
             ]
 
@@ -99,6 +100,15 @@ class Hooks:
             if needs.get(module):
                 wait = Unsaved(partial(_wait, flow, tuple(needs[module])))
                 self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
+
+    def on_modules(self, needs: Mapping[nn.Module, Sequence[Any]], enter: Any, leave: Any) -> None:
+        """Call `enter` with what a module needs before it runs, and `leave` after that."""
+        for module, needed in needs.items():
+            before, after = Unsaved(partial(enter, needed)), Unsaved(partial(leave, needed))
+            self._handles += [
+                module.register_forward_pre_hook(before, prepend=True),
+                module.register_forward_hook(after, always_call=True),
+            ]
 
     def on_inputs(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Have the floats that a model is called with cast."""

@@ -136,6 +136,7 @@ def make_shares(
     *,
     rank: int,
     take: Take,
+    kind: type[Share] = Share,
 ) -> list[Share]:
     """Move parameters into arenas."""
     shares = []
@@ -144,7 +145,7 @@ def make_shares(
         arena.move_in(params)
         names = rule.states(optimizer.param_groups[group])
         chosen = [numbers[param] for param in params]
-        shares.append(Share(arena, chosen, rule=rule, names=names, group=group, rank=rank))
+        shares.append(kind(arena, chosen, rule=rule, names=names, group=group, rank=rank))
     return shares
 
 

@@ -8,6 +8,7 @@ looked at once, with the module that is running. Nothing of this is left in late
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.step.attach_hooks import Unsaved
 
-__all__ = ["Record"]
+__all__ = ["Record", "is_in_backward", "tensors_in"]
 
 _DEPTH_MAX = 3
 """How deep lists in arguments are looked into; torch nests them once."""
@@ -31,6 +32,9 @@ class Record:
         self.ready: dict[int, None] = {}
         self.users: dict[int, dict[nn.Module, None]] = {}
         """Modules that were running when a parameter was used."""
+        self.calls: dict[nn.Module, Counter[nn.Module]] = {}
+        """How often one forward calls a module, the most seen, by the module that was called."""
+        self._called: Counter[nn.Module] = Counter()
         self._numbers = {id(param): number for number, param in enumerate(params)}
         self._running: list[nn.Module] = []
         self._mode: Any = None
@@ -64,6 +68,9 @@ class Record:
         if not self._running and torch.is_grad_enabled():
             self._mode = _Mode(self._seen, self._numbers)
             self._mode.__enter__()
+        if not self._running:
+            self._called = Counter()
+        self._called[module] += 1
         self._running.append(module)
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
@@ -72,11 +79,23 @@ class Record:
         if not self._running and self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
+            if not is_in_backward():  # where a checkpoint computes once more
+                self.calls[module] = self.calls.get(module, Counter()) | self._called
+
+    def calls_of(self, module: nn.Module) -> int:
+        """Return how often a step calls a module, unless it calls the model several times."""
+        return sum(called[module] for called in self.calls.values())
 
     def _seen(self, number: int) -> None:
         self.used.setdefault(number)
         if self._running:
             self.users.setdefault(number, {}).setdefault(self._running[-1])
+
+
+def is_in_backward() -> bool:
+    """Whether autograd is at work, and what is computed now is computed for it."""
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
 
 
 class _Mode(TorchFunctionMode):
@@ -87,15 +106,16 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        for tensor in _tensors([*args, *named.values()], _DEPTH_MAX):
+        for tensor in tensors_in([*args, *named.values()], _DEPTH_MAX):
             if id(tensor) in self._numbers:
                 self._seen(self._numbers[id(tensor)])
         return func(*args, **named)
 
 
-def _tensors(values: Sequence[Any], depth: int) -> Iterator[torch.Tensor]:
+def tensors_in(values: Sequence[Any], depth: int) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, and in lists so deep."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, list | tuple) and depth:
-            yield from _tensors(value, depth - 1)
+            yield from tensors_in(value, depth - 1)

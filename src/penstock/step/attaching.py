@@ -17,6 +17,7 @@ needs the weights. Gradients are means over ranks. What is different from the pl
 * `optimizer.state_dict()` is whole and like torch's, and all ranks must call it together.
 * Clipping needs the norm of all gradients before the first update: `attach(clip=…)`. No update
   starts before the last gradient has been reduced, so less of the gathers is hidden.
+* With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`.
 
 A model may be left by an error at any place: gradients sent too early are sent again by `step`.
 """
@@ -37,9 +38,12 @@ from torch.optim import Optimizer
 
 from penstock.errors import OptionError, StateError
 from penstock.program.mesh import Mesh
+from penstock.step.attach_blocks import KeptShare, cut_in_blocks
 from penstock.step.attach_flow import Flow, Lanes, Parcel
+from penstock.step.attach_grads import Grads
 from penstock.step.attach_hooks import Hooks
 from penstock.step.attach_plan import (
+    Agreement,
     agree,
     check_same,
     make_layouts,
@@ -48,10 +52,13 @@ from penstock.step.attach_plan import (
     share_weights,
 )
 from penstock.step.attach_record import Record
+from penstock.step.attach_reshard import Rounds
 from penstock.step.attach_room import Room
+from penstock.step.attach_sent import SentGrads
 from penstock.step.attach_share import Share
 from penstock.step.attach_state import collected, spread, unpacked
 from penstock.step.attach_update import Updates
+from penstock.step.attach_whole import Saving, begin_rounds, blocks_of_modules
 from penstock.step.comm_checks import WIRES
 from penstock.step.groups import Groups
 from penstock.step.optimizers import rule_of
@@ -69,6 +76,7 @@ def attach(
     wire: str | None = None,
     dtype: torch.dtype | None = None,
     buckets: int | str | Literal["auto"] = "auto",
+    reshard: bool = False,
 ) -> Attached:
     """Make a model's steps data-parallel, with the network hidden where it can be.
 
@@ -84,8 +92,18 @@ def attach(
         wire: "bf16" sends half the bytes; approximate. Weights are kept exact in slices.
         dtype: compute with weights of this type (bfloat16); float32 ones are kept in slices.
         buckets: size of what is sent in one go, or "auto" by the speed of the network.
+        reshard: keep weights in slices as well, and whole ones only while a module runs.
     """
-    attached = Attached(model, optimizer, mesh, clip=clip, wire=wire, dtype=dtype, buckets=buckets)
+    attached = Attached(
+        model,
+        optimizer,
+        mesh,
+        clip=clip,
+        wire=wire,
+        dtype=dtype,
+        buckets=buckets,
+        reshard=reshard,
+    )
     attached._open()
     return attached
 
@@ -103,12 +121,14 @@ class Attached:
         wire: str | None,
         dtype: torch.dtype | None,
         buckets: int | str,
+        reshard: bool,
     ) -> None:
         _check_options(clip, wire, dtype)
         self._model, self._optimizer = model, optimizer
         self._rule = rule_of(optimizer)
         self._params = _attachable(optimizer)
         self._numbers = {param: number for number, param in enumerate(self._params)}
+        self._reshard = reshard
         self._groups = mesh if isinstance(mesh, Groups) else Groups(mesh or _everyone())
         self._owns_groups = not isinstance(mesh, Groups)
         self._axis = _axis_of(self._groups.mesh, clip)
@@ -119,10 +139,8 @@ class Attached:
         self._rate = 0.0
         self._masters: dict[int, torch.Tensor] = {}
         self._steps = dict.fromkeys(range(len(self._params)), 0)
-        self._filled: set[int] = set()
-        self._zeros: set[int] = set()
-        """Parameters whose place for gradients has nothing but zeros."""
-        self._versions = [-1] * len(self._params)
+        self._grads: Grads | None = None
+        self._saving: Saving | None = None
         self._shares: list[Share] = []
         self._flow: Flow | None = None
         self._updates: Updates | None = None
@@ -144,7 +162,9 @@ class Attached:
             self._hooks.on_inputs(self._model, self._dtype)
         self._record.watch(self._model)
         self._hooks.on_grads(self._params, self._before_grad, self._after_grad)
-        self._hooks.on_state_dicts(self._model, self._before_state, self._after_load)
+        self._hooks.on_state_dicts(
+            self._model, self._before_state, self._after_save, self._after_load
+        )
         methods = {"step": self._step, "state_dict": self.state_dict}
         self._hooks.on_optimizer(
             self._optimizer, methods | {"load_state_dict": self.load_state_dict}
@@ -180,8 +200,20 @@ class Attached:
 
     def synchronize(self) -> None:
         """Return when all weights of the last step are there."""
-        if self._flow is not None:
+        if isinstance(self._flow, Rounds):
+            self._flow.drain()
+        elif self._flow is not None:
             self._flow.wait(self._flow.parcels)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Have all weights in this block, to read or to change; all ranks enter it together.
+
+        Only with `reshard` are they anywhere else before; changes must be the same on all ranks.
+        """
+        self.synchronize()
+        with self._flow.whole() if isinstance(self._flow, Rounds) else contextlib.nullcontext():
+            yield
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -225,6 +257,8 @@ class Attached:
         saved = self.state_dict()
         self._record.end()
         self._hooks.remove()
+        if isinstance(self._flow, Rounds):
+            self._flow.stay_whole()
         self._optimizer.load_state_dict(saved)
         if self._room is not None:
             self._room.close()
@@ -234,41 +268,14 @@ class Attached:
     # -- backward ----------------------------------------------------------------------------
 
     def _before_grad(self, number: int) -> None:
-        # Backward adds in place to what may be on its way.
-        if self._flow is not None and self._params[number].grad is not None:
-            self._flow.hold(number)
+        if self._grads is not None:
+            self._grads.before(number)
 
     def _after_grad(self, number: int, param: torch.Tensor) -> None:
-        if self._flow is None:
+        if self._grads is None:
             self._record.ready.setdefault(number)
-        elif not self._is_accumulating or self._is_home(number):
-            self._bring(number)
-
-    def _is_home(self, number: int) -> bool:
-        grad, view = self._params[number].grad, self._views[number]
-        if grad is None or grad.layout != torch.strided:
-            return False
-        return grad.data_ptr() == view.data_ptr()
-
-    def _bring(self, number: int) -> None:
-        """Put a gradient into its arena, and say so."""
-        param, view, flow = self._params[number], self._views[number], self._flow
-        assert flow is not None
-        assert param.grad is not None
-        if param.grad.layout != torch.strided:
-            raise OptionError(
-                f"parameter {number} of shape {tuple(param.shape)} has a sparse gradient; "
-                "slices need dense ones (sparse=False)"
-            )
-        if not self._is_home(number):
-            flow.hold(number)
-            with torch.no_grad():
-                view.copy_(param.grad)
-            param.grad = view
-        self._versions[number] = view._version
-        self._filled.add(number)
-        self._zeros.discard(number)
-        flow.filled(number)
+        else:
+            self._grads.after(number, is_accumulating=self._is_accumulating)
 
     # -- step --------------------------------------------------------------------------------
 
@@ -289,52 +296,18 @@ class Attached:
             self._plan()
         assert self._flow is not None
         assert self._updates is not None
+        assert self._grads is not None
         self.synchronize()
-        self._bring_the_rest()
+        self._grads.bring_the_rest()
         self._flow.send_all()
-        steps = self._agree_on_used()
-        groups = [_options(group) for group in self._optimizer.param_groups]
-        for number in steps:
-            torch.autograd.graph.increment_version(self._params[number])
-        self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
-        self._filled.clear()
-        for param in self._params:
-            param.grad = None
-
-    def _bring_the_rest(self) -> None:
-        """Put into arenas what no hook has; where there is no gradient, zeros."""
-        assert self._flow is not None
-        for number, param in enumerate(self._params):
-            if param.grad is None:
-                if number not in self._zeros:
-                    self._flow.hold(number)
-                    self._views[number].zero_()
-                    self._zeros.add(number)
-                if number in self._filled:  # and thrown away since
-                    self._flow.filled(number)
-            elif not self._is_home(number):
-                self._bring(number)
-            elif param.grad._version != self._versions[number]:
-                raise StateError(
-                    f"the gradient of parameter {number} of shape {tuple(param.shape)} was changed "
-                    "after backward, when it was on its way to other ranks; to clip gradients, "
-                    "attach with clip=, to change them, run backward in attached.accumulate()"
-                )
-
-    def _agree_on_used(self) -> dict[int, int]:
-        """Return the parameters with a gradient on any rank, and which step of theirs this is."""
-        assert self._flow is not None
-        flags = torch.zeros(2, len(self._params))
-        for number, param in enumerate(self._params):
-            flags[0, number] = param.grad is not None
-        flags[1, list(self._flow.dirty)] = 1
-        self._lanes.word.all_reduce(flags, op="max").wait()
-        used, dirty = (set(row.nonzero().flatten().tolist()) for row in flags)
-        if dirty:
-            self._flow.send_again(dirty)
+        used = self._grads.agree(self._lanes.word)
         for number in used:
             self._steps[number] += 1
-        return {number: self._steps[number] for number in sorted(used)}
+            torch.autograd.graph.increment_version(self._params[number])
+        steps = {number: self._steps[number] for number in sorted(used)}
+        groups = [_options(group) for group in self._optimizer.param_groups]
+        self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
+        self._grads.clear()
 
     def _check_groups(self) -> None:
         for group in self._optimizer.param_groups:
@@ -353,9 +326,12 @@ class Attached:
         sizes = [param.numel() * param.element_size() for param in self._params]
         agreement = agree(self._record, sizes, self._unit_bytes, self._rate, self._lanes.gather)
         layouts = make_layouts(self._optimizer, self._numbers, agreement, self._lanes.word.size)
+        if self._reshard:
+            layouts = cut_in_blocks(layouts, self._model, unit_bytes=agreement.unit_bytes)
         arenas = [2 * layout.length * params[0].itemsize for _, params, layout in layouts]
         # Who brings groups has chosen what carries; otherwise one host shares its memory.
-        self._room = Room(self._lanes, arenas, may_share=self._owns_groups)
+        may_share = self._owns_groups and not self._reshard
+        self._room = Room(self._lanes, arenas, may_share=may_share)
         self._lanes = self._room.lanes
         shares = make_shares(
             self._optimizer,
@@ -364,27 +340,41 @@ class Attached:
             layouts,
             rank=self._lanes.word.rank,
             take=self._room.take,
+            kind=KeptShare if self._reshard else Share,
         )
-        self._views = [torch.empty(0)] * len(self._params)
         for share in shares:
-            for index, number in enumerate(share.params):
-                self._views[number] = share.arena.grad_views[index]
             if self._wire is not None or self._dtype is not None:
                 share.keep_masters(self._masters)
+            elif isinstance(share, KeptShare):
+                share.keep()
         self._masters = {}
         self._shares = shares
         self._take_states()
-        found, order = make_parcels(shares, agreement, self._lanes)
-        self._flow = Flow(
-            [parcel for parcel, _ in found],
-            order,
-            self._lanes,
-            num_params=len(self._params),
-            wire=self._wire,
-        )
+        self._begin(agreement)
+
+    def _begin(self, agreement: Agreement) -> None:
+        """Let gradients and weights flow."""
+        views = {
+            number: share.arena.grad_views[index]
+            for share in self._shares
+            for index, number in enumerate(share.params)
+        }
+        places = [views[number] for number in range(len(self._params))]
+        found, order = make_parcels(self._shares, agreement, self._lanes)
+        parcels = [parcel for parcel, _ in found]
+        options: Any = {"num_params": len(self._params), "wire": self._wire}
+        if self._reshard:
+            flow = self._flow = Rounds(parcels, order, self._lanes, **options)
+            begin_rounds(flow, found, self._params, agreement, self._record)
+            needs = blocks_of_modules(flow, self._model, self._numbers, self._record)
+            self._hooks.on_modules(needs, flow.enter, flow.leave)
+            self._saving = Saving(flow)
+            self._grads = SentGrads(self._params, places, flow)
+        else:
+            self._flow = Flow(parcels, order, self._lanes, **options)
+            self._hooks.on_forward(self._model, self._flow, self._needs())
+            self._grads = Grads(self._params, places, self._flow)
         self._updates = Updates(self._flow, dict(found), self._lanes.word, clip=self._clip)
-        self._zeros = set(self._numbers.values())
-        self._hooks.on_forward(self._model, self._flow, self._needs())
 
     def _take_states(self) -> None:
         """Take whole states out of the optimizer, each rank its slices."""
@@ -414,11 +404,20 @@ class Attached:
 
     # -- around ------------------------------------------------------------------------------
 
-    def _before_state(self, *_: Any) -> None:
+    def _before_state(self, module: nn.Module, *_: Any) -> None:
         self.synchronize()
+        if self._saving is not None:
+            self._saving.enter(module)
 
-    def _after_load(self, *_: Any) -> None:
+    def _after_save(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+        if self._saving is not None:
+            self._saving.leave(module, state)
+
+    def _after_load(self, module: nn.Module, *_: Any) -> None:
         """Follow weights that were loaded into the model."""
+        if self._saving is not None:
+            self._saving.leave(module)
+            return
         for share in self._shares:
             if share.masters is not None:
                 share.keep_masters({})
@@ -433,7 +432,7 @@ class Attached:
             f"parameter {number}: {tuple(param.shape)} {param.dtype} in group {number_of[param]}"
             for number, param in enumerate(self._params)
         ]
-        options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=}"
+        options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=} {self._reshard=}"
         return [f"{self._rule.name} {options}", *lines]
 
 
