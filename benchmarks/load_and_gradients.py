@@ -8,7 +8,9 @@ rows. Six layers of 1024 x 1024 (25 MB of gradients). With `--device-ms` a layer
 forward and twice that backward while the processor is free, as if a device computed; with 0 nothing
 is computed but the products of a few rows. Everyone takes turns; a turn begins with steps that are
 not timed, so that what was fetched before it does not count. Times are the slower rank's, `in` and
-`out` are what the first rank's interface has counted for one step.
+`out` are what the first rank's interface has counted for one step, `waited` is what of fetching and
+decoding was not hidden: the time of a step in which the first rank waited for its batch. What else
+loads cost is communication that they slow down. The device is a stand-in: it sleeps.
 
     DataLoader + DDP     two workers that keep their connections, four batches ahead
     Loader + attach      Penstock's
@@ -208,6 +210,7 @@ class Trained:
         bucket_mb: float | None = None,
         over: Wire | None = None,
     ) -> None:
+        self.waited_s = 0.0
         self.plain = make_model(seconds)
         self.over = over
         self._batches = batches
@@ -224,7 +227,10 @@ class Trained:
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            x = check_rows(next(self._batches)).mean(1)
+            begin_s = time.perf_counter()
+            batch = next(self._batches)
+            self.waited_s += time.perf_counter() - begin_s
+            x = check_rows(batch).mean(1)
             self._optimizer.zero_grad()
             (self._model(x) - 1.0).square().mean().backward()
             self._optimizer.step()
@@ -286,12 +292,14 @@ def measure(trained: Trained, options: argparse.Namespace) -> dict[str, float]:
     settle()
     trained.run(options.warm)
     held = trained.over.num_held if trained.over else 0
+    waited_s = trained.waited_s
     before, cpu_s = interface_bytes(), time.process_time()
     begin_s = time.perf_counter()
     trained.run(options.steps)
     taken = torch.tensor((time.perf_counter() - begin_s) / options.steps, dtype=torch.float64)
     cpu_s = time.process_time() - cpu_s
     after = interface_bytes()
+    waited_s = trained.waited_s - waited_s
     trained.finish()
     distributed.all_reduce(taken, op=distributed.ReduceOp.MAX)
     held = (trained.over.num_held if trained.over else 0) - held
@@ -301,6 +309,7 @@ def measure(trained: Trained, options: argparse.Namespace) -> dict[str, float]:
         "out_bytes": (after[1] - before[1]) / options.steps,
         "cpu_s": cpu_s / options.steps,
         "held": held / options.steps,
+        "waited_s": waited_s / options.steps,
     }
 
 
@@ -377,8 +386,8 @@ def launch(options: argparse.Namespace) -> list[dict]:
 
 
 def text(rows: list[dict]) -> str:
-    lines = ["| way | step ms | min..max | times faster | in MB | out MB | CPU ms | held |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
+    columns = "step ms | min..max | times faster | waited ms | in MB | out MB"
+    lines = [f"| way | {columns} | CPU ms | held |", "|---|" + 8 * "---:|"]
     by_way: dict[str, list[dict]] = {}
     for each in sorted(rows, key=lambda each: each["round"]):
         by_way.setdefault(each["way"], []).append(each)
@@ -390,6 +399,7 @@ def text(rows: list[dict]) -> str:
             f"{1e3 * median(times):.1f}",
             f"{1e3 * min(times):.1f}..{1e3 * max(times):.1f}",
             f"{median(a / b for a, b in zip(base, times, strict=True)):.2f}",
+            f"{1e3 * median(each['waited_s'] for each in mine):.1f}",
             f"{median(each['in_bytes'] for each in mine) / 1e6:.1f}",
             f"{median(each['out_bytes'] for each in mine) / 1e6:.1f}",
             f"{1e3 * median(each['cpu_s'] for each in mine):.1f}",

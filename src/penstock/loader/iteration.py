@@ -7,12 +7,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StateError
 from penstock.loader.batch import Batch
 from penstock.loader.convert import Convert
-from penstock.loader.job import Slot
+from penstock.loader.job import Job, Slot
 from penstock.loader.processes import ProcessPool
 from penstock.loader.runner import Runner
 from penstock.loader.stats import Counters
@@ -32,8 +33,9 @@ class Iteration(Iterator[Any]):
         processes: ProcessPool | None,
         recorder: Recorder | None,
         holds: object = None,
+        only_asked: bool = False,
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._holds = holds
         """What its threads use, for as long as they live: the loader may be gone before."""
         self._counters = counters
@@ -47,6 +49,10 @@ class Iteration(Iterator[Any]):
         self._finalizer = weakref.finalize(
             self, _end, runner, processes, counters, self._began, self._pid
         )
+        self.only_asked = only_asked
+        """Whether batches are planned when `InStages` asks for them, and not before."""
+        if only_asked:
+            runner.allow(0)
         runner.start()
 
     @property
@@ -81,7 +87,7 @@ class Iteration(Iterator[Any]):
             raise StopIteration
         begin = time.perf_counter_ns()
         try:
-            job = self._runner.next()
+            job = self.runner.next()
         except BaseException:
             self.close()
             raise
@@ -111,6 +117,62 @@ class Iteration(Iterator[Any]):
         """End all threads and processes."""
         self._ready.clear()
         self._finalizer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """One batch whose bytes are here."""
+
+    job: Job
+
+    @property
+    def fetch_ns(self) -> tuple[int, int]:
+        """From when to when its bytes came (perf_counter_ns); nothing where they were near."""
+        return self.job.planned_ns, self.job.fetched_ns
+
+    @property
+    def decode_ns(self) -> tuple[int, int]:
+        """From when to when it was made, once it is."""
+        return self.job.begun_ns or self.job.fetched_ns, self.job.done_ns
+
+
+class InStages:
+    """An iteration whose batches are asked for twice: for their bytes, and when they are made.
+
+    The loader's own threads do the work, several batches at once where they are ahead; whoever asks
+    waits, and is told when the work was done. Where the iteration is `only_asked`, nothing is read
+    for a batch that was not asked for: who asks decides when the wire is used. `fetch` and `decode`
+    may be called by two threads, each in order.
+    """
+
+    def __init__(self, iteration: Iteration) -> None:
+        self._iteration = iteration
+        self._runner = iteration.runner
+        self._num_asked = 0
+        self._next_job = 0
+        self._left: deque[Job] = deque()
+        """One entry for each batch of the latest job that was not asked for yet."""
+
+    def fetch(self) -> Ticket:
+        """Return when the bytes of the next batch are here; StopIteration after the last."""
+        self._num_asked += 1
+        if self._iteration.only_asked:
+            self._runner.allow(self._num_asked)
+        if not self._left:
+            job = self._runner.fetched(self._next_job)
+            if job is None:
+                raise StopIteration
+            self._next_job += 1
+            self._left.extend([job] * max(1, len(job.slots)))
+        return Ticket(job=self._left.popleft())
+
+    def decode(self, ticket: Ticket) -> Any:
+        """Return the batch of the oldest ticket."""
+        return next(self._iteration)
+
+    def close(self) -> None:
+        """End all threads and processes."""
+        self._iteration.close()
 
 
 def _end(

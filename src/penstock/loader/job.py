@@ -111,7 +111,17 @@ class Job:
     results: list[Mapping[str, Any] | Any] = field(default_factory=list)
     """One for each slot, once finished."""
     error: BaseException | None = None
+    is_fetched: bool = False
+    """Whether what is read ahead for it is here; where nothing is, from the beginning."""
     is_done: bool = False
+    planned_ns: int = 0
+    """When its reads were wanted (perf_counter_ns)."""
+    fetched_ns: int = 0
+    """When the last of them was here."""
+    begun_ns: int = 0
+    """When somebody began to work on it."""
+    done_ns: int = 0
+    """When its batches were made."""
     size_bytes: int = 0
     """Memory that it takes, as far as that is known."""
     stored_bytes: int = 0

@@ -29,7 +29,7 @@ from penstock.loader.around import Around
 from penstock.loader.build import Span, Wanted, make_run
 from penstock.loader.convert import converter
 from penstock.loader.decode import Collate, Transform
-from penstock.loader.iteration import Iteration
+from penstock.loader.iteration import InStages, Iteration
 from penstock.loader.job import Slot
 from penstock.loader.opening import Meeting, Opened, by_home, open_here, rendezvous_for
 from penstock.loader.reads import is_local
@@ -247,6 +247,16 @@ class Loader:
 
     def part(self, first: int, every: int) -> Iterator[Any]:
         """Iterate over every n-th batch from the first on; others are other processes' work."""
+        return self._begin((first, every))
+
+    def stages(self, *, only_asked: bool = False) -> InStages:
+        """Iterate in stages, for a step in which fetching and decoding are lanes of their own.
+
+        With `only_asked`, nothing is read for batches that nobody has asked for.
+        """
+        return InStages(self._begin((0, 1), only_asked=only_asked))
+
+    def _begin(self, part: tuple[int, int], *, only_asked: bool = False) -> Iteration:
         self._end_iteration()
         self._open()
         stream = self._stream()
@@ -255,11 +265,11 @@ class Loader:
             # Resumed where no full batch is left, since batches have another size now.
             self._begin_at = (epoch + 1, 0)
         self._cursor = self._begin_at
-        iteration = self._start(stream, (first, every))
+        iteration = self._start(stream, part, only_asked)
         self._current = weakref.ref(iteration)
         return iteration
 
-    def _start(self, stream: Stream, part: tuple[int, int]) -> Iteration:
+    def _start(self, stream: Stream, part: tuple[int, int], only_asked: bool) -> Iteration:
         epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         runner, processes = make_run(
@@ -282,6 +292,7 @@ class Loader:
             processes=processes,
             recorder=self._recorder,
             holds=self._opened,
+            only_asked=only_asked,
         )
 
     def _open(self) -> None:

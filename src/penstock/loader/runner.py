@@ -65,15 +65,16 @@ class Runner:
         self._stage: deque[Job] = deque()
         self._stage_bytes = 0
         self._pieces: deque[tuple[Job, Piece]] = deque()
-        self._num_planned = 0
+        self._num_planned = self._num_slots = 0
+        """Jobs that were planned, and the batches of all of them."""
+        self._num_allowed: int | None = None
+        """Batches that may be planned, where somebody else decides when; None: all."""
         self._num_taken = 0
         self._was_near = False
         """Whether the latest job had all its bytes near: then no more are planned than keep all
         threads busy, in few buffers that stay warm."""
-        self._is_planning = False
-        self._is_filling = False
-        self._is_exhausted = False
-        self._is_stopped = False
+        self._is_planning = self._is_filling = False
+        self._is_exhausted = self._is_stopped = False
         self._broken: BaseException | None = None
         self._job_bytes = 0
         """What the latest finished job took: decoded samples are larger than stored ones."""
@@ -142,6 +143,34 @@ class Runner:
     def _is_next_ready(self) -> bool:
         return bool(self._stage) and self._stage[0].is_done
 
+    def allow(self, num_batches: int) -> None:
+        """Plan no more batches than that, counted from the first; what has begun goes on."""
+        with self._work_here:
+            self._num_allowed = num_batches
+            self._work_here.notify()
+
+    def fetched(self, number: int) -> Job | None:
+        """Return a job when its bytes are here, or None when there is no such job.
+
+        It must be one that has not been taken by `next` yet.
+        """
+        with self._ready:
+            is_late = (job := self._staged_job(number)) is None or not job.is_fetched
+        if is_late:
+            self._fetcher.waiting(number)
+        with self._ready:
+            while (job := self._staged_job(number)) is None or not job.is_fetched:
+                if self._broken is not None:
+                    raise self._broken
+                if self._is_stopped or (self._is_exhausted and number >= self._num_planned):
+                    return None
+                self._ready.wait()
+            return job
+
+    def _staged_job(self, number: int) -> Job | None:
+        place = number - self._num_planned + len(self._stage)
+        return self._stage[place] if 0 <= place < len(self._stage) else None
+
     # -- threads -----------------------------------------------------------------------------
 
     def _guarded(self, loop: Callable[[], None]) -> None:
@@ -188,6 +217,8 @@ class Runner:
 
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted or len(self._stage) >= _JOBS_MAX:
+            return False
+        if self._num_allowed is not None and self._num_slots >= self._num_allowed:
             return False
         if self._was_near and len(self._stage) >= self._near_max:
             return False
@@ -252,17 +283,20 @@ class Runner:
                 return None
             job.number = self._num_planned
             self._num_planned += 1
+            self._num_slots += len(job.slots)
+            job.planned_ns = begin
             job.size_bytes = max(job.size_bytes, self._job_bytes)
             self._stage.append(job)
             self._stage_bytes += job.size_bytes
             if error is not None:
                 self._is_exhausted = True
-                job.error, job.is_done = error, True
+                job.error, job.is_fetched, job.is_done = error, True, True
                 self._ready.notify_all()
                 return None
             job.pieces_left = len(pieces)
             self._was_near = not (staged.reads or staged.fills)
             if not (staged.reads or staged.fills):
+                self._is_here(job, begin)
                 self._pieces.extend((job, piece) for piece in pieces[1:])
                 self._work_here.notify(len(pieces))
                 return job, pieces[0]
@@ -281,8 +315,14 @@ class Runner:
         for fill in staged.fills:
             fill.when_done(done)
 
+    def _is_here(self, job: Job, now_ns: int) -> None:
+        """Take note that the bytes of a job are here; the lock is held."""
+        job.fetched_ns, job.is_fetched = now_ns, True
+        self._ready.notify_all()
+
     def _do(self, job: Job, piece: Piece) -> None:
         begin = time.perf_counter_ns()
+        job.begun_ns = job.begun_ns or begin
         error = _error_of(lambda: self._maker.work(job, piece) if job.error is None else None)
         if self._recorder is not None:
             n = piece.stop - piece.start
@@ -295,6 +335,7 @@ class Runner:
             job.error = job.error or error
             if countdown.left or self._is_stopped:
                 return
+            self._is_here(job, time.perf_counter_ns())
             if job.error is None:
                 self._pieces.extend((job, piece) for piece in countdown.pieces)
                 self._work_here.notify(len(countdown.pieces))
@@ -320,7 +361,7 @@ class Runner:
             size_bytes = max(size_of(job.results), job.stored_bytes)
             self._stage_bytes += size_bytes - job.size_bytes
             job.size_bytes = self._job_bytes = size_bytes
-            job.is_done = True
+            job.done_ns, job.is_done = time.perf_counter_ns(), True
             self._ready.notify_all()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.program.cost import Costs, unmeasured_calls, work_of
 from penstock.program.lower import lower
 from penstock.program.nodes import Program
-from penstock.program.plan import COMPUTE, Plan, Task
+from penstock.program.plan import COMPUTE, COPY, DECODE, FETCH, Plan, Task
 from penstock.program.simulate import simulate
 from penstock.program.timeline import Span, Timeline
 from penstock.units import show_bytes, show_count, show_seconds
@@ -144,7 +144,7 @@ def _step(said: Explanation) -> list[str]:
 
 def _lanes(said: Explanation) -> tuple[str, ...]:
     timeline, step_s = said.timeline, max(said.step_s, 1e-12)
-    rows = [["", "tasks", "sent by a rank", "busy", "of the step"]]
+    rows = [["", "tasks", "sent by a rank", "busy", "of the step", "waited for"]]
     sent = said.plan.sent_bytes()
     for lane in said.plan.lanes:
         busy_s = timeline.busy_s(lane)
@@ -155,6 +155,7 @@ def _lanes(said: Explanation) -> tuple[str, ...]:
                 show_bytes(sent[lane]) if lane in sent else "-",
                 show_seconds(busy_s),
                 f"{busy_s / step_s:.0%}",
+                "-" if lane == COMPUTE else show_seconds(timeline.alone_s(lane)),
             ]
         )
     return _aligned(rows)
@@ -229,6 +230,8 @@ def _short(said: Explanation) -> list[str]:
             f"something is on its way for {show_seconds(moving_s)}, and for "
             f"{show_seconds(timeline.exposed_s)} of that ({exposed:.0%}) nothing is computed"
         )
+    if timeline.load_lanes:
+        lines.append(_loading(timeline))
     if said.overlap_share is not None:
         lines.append(f"of what could be hidden, {said.overlap_share:.0%} is")
     slow_s = timeline.busy_s(COMPUTE) - sum(
@@ -240,6 +243,17 @@ def _short(said: Explanation) -> list[str]:
             f"({said.costs.cores:g} cores for a rank)"
         )
     return [*lines, *_doubts(said)]
+
+
+def _loading(timeline: Timeline) -> str:
+    """Return what loading takes by stage, and how much of it is waited for."""
+    words = {FETCH: "fetching", DECODE: "decoding", COPY: "copying to the device"}
+    each = [f"{words[lane]} {show_seconds(timeline.busy_s(lane))}" for lane in timeline.load_lanes]
+    waited_s = timeline.alone_s(*timeline.load_lanes)
+    return (
+        f"of a step, {', '.join(each)}; for {show_seconds(waited_s)} something is loaded and "
+        "nothing is computed"
+    )
 
 
 def _doubts(said: Explanation) -> list[str]:

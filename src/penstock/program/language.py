@@ -369,15 +369,26 @@ def update(state: Value, value: Value) -> Value:
     return _apply("update", state, value, target=node.name)
 
 
-def load(source: str, like: Annotation) -> Value:
+def load(
+    source: str,
+    like: Annotation,
+    *,
+    stages: Sequence[str] | None = None,
+    stored: float | None = None,
+) -> Value:
     """Return the next batch of a source: `load("images", S(0)["batch", 3, 224, 224])`.
 
     It is known by name here and given when the program is compiled. Each rank reads what its layout
-    says: its slice, or all of it.
+    says: its slice, or all of it. `stages` (of fetch, decode, copy) and `stored`, bytes that lie in
+    the store for one of the value, are for predictions: `compile` finds the stages out.
     """
     tracer, sizes = _writing(f"load of {source!r}")
     made = _type_of(tracer, f"load of {source!r}", like, sizes)
-    return tracer.add("load", [], {"source": source, "type": made})
+    if stored is not None and stored <= 0:
+        raise ProgramError(f"load of {source!r} with {stored} bytes stored for one; above 0")
+    more = {"stages": None if stages is None else tuple(stages), "stored": stored}
+    known = {name: value for name, value in more.items() if value is not None}
+    return tracer.add("load", [], {"source": source, "type": made, **known})
 
 
 def store(x: Value, place: str) -> Value:
@@ -386,21 +397,36 @@ def store(x: Value, place: str) -> Value:
 
 
 def call(
-    name: str, *operands: Value, outs: Sequence[Type], cost_s: float | None = None, **attrs: Attr
+    name: str,
+    *operands: Value,
+    outs: Sequence[Type],
+    cost_s: float | None = None,
+    batch: tuple[Sequence[int | None], Sequence[int | str]] | None = None,
+    **attrs: Attr,
 ) -> tuple[Value, ...]:
     """Return what a function of the user makes of some values.
 
     It is known by name here and given when the program is compiled. `outs` says what comes out;
     `cost_s` how long it takes, where nobody has measured it yet.
+
+    `batch` says that samples have nothing to do with each other: by operand and by result the
+    dimension that counts them; None for an operand that every sample needs, "sum" for a result that
+    is a sum over samples. `outs` are whole then, and have the layouts that follow from those of the
+    operands. `capture` finds all of this in a module of torch.
     """
     if not outs:
         raise ProgramError(f"call of {name!r} with no results; say what comes out")
     tracer, _ = _writing(f"call of {name!r}")
     more = attrs | ({} if cost_s is None else {"cost_s": cost_s})
+    if batch is None:
+        along: list[dict[str, Attr]] = [{} for _ in outs]
+    else:
+        more["batch"] = (tuple(batch[0]), tuple(batch[1]))
+        along = [{"along": dim} for dim in batch[1]]
     made = tracer.add("call", list(operands), {"function": name, "outs": tuple(outs), **more})
     picks = [
-        tracer.add("pick", [made], {"index": k, "type": out}, f"{made.name}.{k}")
-        for k, out in enumerate(outs)
+        tracer.add("pick", [made], {"index": k, "type": out, **dim}, f"{made.name}.{k}")
+        for k, (out, dim) in enumerate(zip(outs, along, strict=True))
     ]
     return tuple(picks)
 

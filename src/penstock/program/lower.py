@@ -1,9 +1,9 @@
 """Lowering: from a program to the plan that carries it out.
 
-Nodes become tasks, a fused region one task, a chunked region one task for each node and chunk. What
-a task must wait for is read off the values it touches: who made them, and for states, whose memory
-is used again, who still reads them. Beside that everything goes one after the other, except in
-regions that overlap.
+Nodes become tasks, a fused region one task, a chunked region one task for each node and chunk, a
+load one task for each of its stages. What a task must wait for is read off the values it touches:
+who made them, and for states, whose memory is used again, who still reads them. Beside that
+everything goes one after the other, except in regions that overlap.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from penstock.program.bytes import sent_bytes, sent_together
 from penstock.program.contract import arranged
 from penstock.program.layouts import DTYPES
+from penstock.program.loads import STAGES, tasks_of_load
 from penstock.program.nodes import Node, Program, Region
 from penstock.program.ops import OPS, is_move
 from penstock.program.plan import COMPUTE, IO, Access, Plan, Task, net_lane
@@ -47,10 +48,11 @@ def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
     writers: dict[str, list[Task]] = {}
     readers: dict[str, list[Task]] = {}
     order = _Order(program)
-    for unit in units:
-        task = _task(program, unit, memory)
-        after = _needed(task, writers, readers) | order.before(task)
-        task = replace(task, after=tuple(t.name for t in tasks if t.name in after))
+    for each in (task for unit in units for task in _tasks(program, unit, memory)):
+        after = _needed(each, writers, readers) | order.before(each)
+        if tasks and tasks[-1].kind in STAGES and tasks[-1].nodes == each.nodes:
+            after.add(tasks[-1].name)
+        task = replace(each, after=tuple(t.name for t in tasks if t.name in after))
         for access in task.writes:
             key = access.state or access.value
             writers.setdefault(key, []).append(task)
@@ -125,6 +127,11 @@ def _made_by(program: Program, node: Node) -> list[str]:
 # -- tasks -------------------------------------------------------------------------------------
 
 
+def _tasks(program: Program, unit: _Unit, memory: dict[str, str]) -> list[Task]:
+    task = _task(program, unit, memory)
+    return tasks_of_load(program[unit.nodes[0]], task) if task.kind == "load" else [task]
+
+
 def _task(program: Program, unit: _Unit, memory: dict[str, str]) -> Task:
     nodes = [program[name] for name in unit.nodes]
     moves = [node for node in nodes if is_move(node.op)]
@@ -148,7 +155,7 @@ def _task(program: Program, unit: _Unit, memory: dict[str, str]) -> Task:
         sent_bytes=_share(_sent(program, moves, kind), unit),
         touched_bytes=0
         if _is_there(nodes, memory)
-        else sum(_local_bytes(program, a.value, unit) for a in (*reads, *writes)),
+        else sum(_local_bytes(program, n, unit) for n in (*dict.fromkeys(outside), *leaving)),
         flops=sum(_flops(program, node, unit) for node in nodes),
         priority=min((int(node.attr("priority", 0)) for node in nodes), default=0),
         ahead=max((int(node.attr("ahead", 0)) for node in nodes), key=abs, default=0),
@@ -185,11 +192,11 @@ def _leaves(program: Program, node: Node, inside: set[str]) -> bool:
 
 def _access(program: Program, name: str, unit: _Unit, memory: dict[str, str]) -> Access:
     node = program[name]
-    if node.op == "pick":
-        return Access(value=node.inputs[0])
     chunk = unit.chunk
     if unit.region is None or unit.region.dim(name) is None:
         chunk = None
+    if node.op == "pick":
+        return Access(value=node.inputs[0], chunk=chunk)
     return Access(value=name, chunk=chunk, state=memory.get(name))
 
 
@@ -258,6 +265,8 @@ def _share(total: int, unit: _Unit) -> int:
 
 
 def _local_bytes(program: Program, name: str, unit: _Unit) -> int:
+    if program[name].op == "call":
+        return sum(_local_bytes(program, pick, unit) for pick in program.users[name])
     size_bytes = program[name].type.local_bytes(program.mesh, 0)
     cut = unit.region is not None and unit.region.dim(name) is not None
     return _share(size_bytes, unit) if cut else size_bytes

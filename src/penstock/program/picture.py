@@ -16,7 +16,7 @@ from html import escape
 from typing import Any
 
 from penstock.program.explain import Explanation
-from penstock.program.plan import COMPUTE, IO
+from penstock.program.plan import COMPUTE, COPY, DECODE, FETCH, IO
 from penstock.program.timeline import Span, Timeline
 from penstock.units import show_bytes, show_seconds
 
@@ -32,6 +32,9 @@ _KINDS = {
     "move": ("communication", "#0b6e99", "#4fb7e5"),
     "fused": ("communication with computation", "#7a4fbf", "#b795f2"),
     "load": ("input and output", "#b4451f", "#ff9a6b"),
+    "fetch": ("fetching", "#9a3412", "#f9a26c"),
+    "decode": ("decoding", "#8a6100", "#e0b94f"),
+    "copy": ("copying to the device", "#a0246a", "#f08cc0"),
 }
 """By kind of task: what it is called, its colour on light and on dark."""
 _STYLE = (
@@ -110,7 +113,9 @@ def _panel(picture: Picture, top: float, scale: float) -> list[str]:
 
 def _sorted_lanes(lanes: Sequence[str]) -> list[str]:
     """Return lanes from what computes to what is far away."""
-    return sorted(lanes, key=lambda lane: (lane != COMPUTE, lane == IO, lane))
+    last = ("", COPY, DECODE, FETCH, IO)
+    places = {lane: last.index(lane) if lane in last else 0 for lane in lanes}
+    return sorted(lanes, key=lambda lane: (lane != COMPUTE, places[lane], lane))
 
 
 def _says(timeline: Timeline) -> str:
@@ -120,6 +125,8 @@ def _says(timeline: Timeline) -> str:
         words.append(f"{show_bytes(sent_bytes)} sent by a rank")
     if timeline.communication_s:
         words.append(f"{show_seconds(timeline.exposed_s)} of communication waited for")
+    if timeline.load_lanes:
+        words.append(f"{show_seconds(timeline.alone_s(*timeline.load_lanes))} of loads")
     return " · ".join(words)
 
 
@@ -130,7 +137,7 @@ def _kind(span: Span) -> str:
 
 def _is_ahead(span: Span, timeline: Timeline) -> bool:
     """Whether a task belongs to a step that is not the one shown."""
-    return span.task.ahead > 0 and span.step > len(timeline.ends_s) - 1 - span.task.ahead
+    return span.task.ahead > 0 and span.step > len(timeline.ends_s) - 1
 
 
 def _has_ahead(picture: Picture) -> bool:

@@ -1,10 +1,11 @@
 """Plans: a program as tasks on lanes, ready to be carried out, simulated or drawn.
 
-A task begins when those named in `after` are over and its *lane* has come to it: `compute`, `io`,
-and for communication along an axis `net:AXIS` and, for gathers, `net:AXIS:gather`. Lanes of
-communication keep the order of the plan, since all ranks must agree on it; the others take the
-first task that is ready. What a program leaves unsaid is done one after the other, as a framework
-would; regions that overlap leave only the order that values need.
+A task begins when those named in `after` are over and its *lane* has come to it: `compute`,
+`io:fetch`, `io:decode` and `copy` for what is loaded (`loads`), `io` for what is stored, and for
+communication along an axis `net:AXIS` and, for gathers, `net:AXIS:gather`. Lanes of communication
+keep the order of the plan, since all ranks must agree on it; the others take the first task that is
+ready. What a program leaves unsaid is done one after the other, as a framework would; regions that
+overlap leave only the order that values need.
 
 Tasks name the chunks of values that they read and write, so a plan can be checked for races without
 being run. All ranks have the same plan: the same tasks, in the same order, by the same digest.
@@ -20,10 +21,11 @@ import xxhash
 from penstock.errors import ProgramError
 from penstock.program.nodes import Program
 
-__all__ = ["COMPUTE", "IO", "Access", "Plan", "Task", "net_lane"]
+__all__ = ["COMPUTE", "COPY", "DECODE", "FETCH", "IO", "Access", "Plan", "Task", "net_lane"]
 
 COMPUTE = "compute"
 IO = "io"
+FETCH, DECODE, COPY = "io:fetch", "io:decode", "copy"
 
 
 def net_lane(axes: tuple[str, ...]) -> str:
@@ -56,8 +58,9 @@ class Task:
     nodes: tuple[str, ...]
     """What it carries out, in order: one node, or those of a fused region."""
     kind: str
-    """compute, move, load, store, call; fused (communication and computation as one), bucket
-    (several collectives as one), ring (a product and communication, step by step)."""
+    """compute, move, store, call; load, or its stages fetch, decode and copy; fused (communication
+    and computation as one), bucket (several collectives as one), ring (a product and communication,
+    step by step)."""
     region: str | None = None
     """The region whose chunk it does."""
     chunk: int | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from penstock.program.bytes import held_bytes
+from penstock.program.loads import LOAD_LANES
 from penstock.program.plan import COMPUTE, Plan, Task
 
 __all__ = ["Span", "Timeline"]
@@ -72,8 +73,17 @@ class Timeline:
     @property
     def exposed_s(self) -> float:
         """For how long of a step something was on its way while nothing was computed."""
-        both = _length(self._busy([*self._net, COMPUTE]))
+        return self.alone_s(*self._net)
+
+    def alone_s(self, *lanes: str) -> float:
+        """Return for how long one of some lanes was at work while nothing was computed."""
+        both = _length(self._busy([*lanes, COMPUTE]))
         return both - _length(self._busy([COMPUTE]))
+
+    @property
+    def load_lanes(self) -> tuple[str, ...]:
+        """The lanes of what is loaded, in the order in which a batch comes to them."""
+        return tuple(lane for lane in LOAD_LANES if lane in self.plan.lanes)
 
     @property
     def idle_s(self) -> float:

@@ -94,6 +94,7 @@ from penstock.program.schedule import apply, read_schedule, schedule_text
 if TYPE_CHECKING:
     from penstock.step.attaching import Attached, attach
     from penstock.step.calibrating import calibrate
+    from penstock.step.capturing import Captured, capture
     from penstock.step.credits import Wire
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
@@ -107,7 +108,9 @@ _CARRIED = {
     "Attached": "attaching",
     "LAMB": "optimizers",
     "attach": "attaching",
+    "Captured": "capturing",
     "calibrate": "calibrating",
+    "capture": "capturing",
     "Tuned": "tuning",
     "Wire": "credits",
     "tune": "tuning",
@@ -116,6 +119,7 @@ _CARRIED = {
 
 __all__ = [
     "Attached",
+    "Captured",
     "Groups",
     "L",
     "LAMB",
@@ -141,6 +145,7 @@ __all__ = [
     "broadcast",
     "calibrate",
     "call",
+    "capture",
     "cast",
     "compile",
     "dropout",

@@ -15,7 +15,9 @@ nobody has taken yet. It goes as soon as the wire is free, or when the last batc
 for then it is urgent, and a wire that is never free starves nobody. What has begun is never
 stopped; so what begins should be no more than a batch, and a `Loader` given to `ahead` is made with
 `look_ahead` of one: it then asks for a batch when one is taken from it. Loads of a compiled step
-keep the same rule where its groups have a wire and they are `rotate`d by two or more.
+keep the same rule where its groups have a wire and they are `rotate`d by two or more; only their
+fetching does, and a `Loader` then reads what the step asks for and nothing else. A load whose
+`priority` is below that of every move is not held back.
 
 It pays where a step waits for computing as well: then loads find room in it. Where the wire alone
 is what a step waits for, every gap counts, and a load that makes way leaves some of them empty: do

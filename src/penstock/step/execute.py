@@ -11,8 +11,10 @@ the first step; where they differ nothing is begun.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,11 +23,14 @@ from torch import distributed
 
 from penstock.errors import ProgramError
 from penstock.program.check import check_plan
+from penstock.program.loads import LOAD_LANES, STAGES, staged, stages_of
 from penstock.program.lower import host_nodes, lower
 from penstock.program.nodes import Node, Program
 from penstock.program.ops import OPS, Place
 from penstock.program.plan import Plan, Task
+from penstock.program.timeline import Span, Timeline
 from penstock.step.bucketing import bucket_of
+from penstock.step.calling import call_of
 from penstock.step.comm import Comm
 from penstock.step.computing import prepared
 from penstock.step.dtensor import to_local
@@ -33,7 +38,7 @@ from penstock.step.dtypes import torch_dtype
 from penstock.step.early import Early, early_tasks, with_early
 from penstock.step.groups import Groups
 from penstock.step.lanes import Begun, Carrier, Iteration, Lived
-from penstock.step.loading import Source, field_of
+from penstock.step.loading import Landing, Source, field_of, stages_offered
 from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
 from penstock.step.ringing import run_ring
@@ -65,13 +70,15 @@ def compile(
         donate: inputs whose memory may be written over, such as gradients.
         device: where values live.
     """
+    where = _whole_device(device)
+    stages = {name: stages_offered(of, where) for name, of in (sources or {}).items()}
     return Step(
-        lower(program, donate=donate),
+        lower(staged(program, stages), donate=donate),
         groups,
         backend=backend,
         calls=calls or {},
         sources=sources or {},
-        device=_whole_device(device),
+        device=where,
     )
 
 
@@ -108,17 +115,21 @@ class Step:
         }
         self._scalars: dict[str, float | int] = {}
         self._io = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-io")
-        self._is_broken = False
+        # Apart from the tasks of the lane, which wait for what was stored before.
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-store")
+        self._is_broken = self._is_closed = False
         self.keeps_times = False
         """Whether `times` has when each task was at work."""
         self.times: list[Lived] = []
+        self._took_s = self._ended_s = 0.0
         for name, place in plan.shared:
             self._memory.share(name, place)
         self._backend = backend
         self._early = {
             task.name: Early(task, self._memory, self._comm(task)) for task in early_tasks(plan)
         }
-        self._stored: Future[None] | None = None
+        self._stored: dict[str, Future[None]] = {}
+        """What is stored while later iterations run, by node."""
         self._whole_plan = with_early(plan)
         self._streams = Streams(self._whole_plan, device) if device.type == "cuda" else None
         self._carrier = self._prepared()
@@ -135,30 +146,40 @@ class Step:
         self.close()
 
     def close(self) -> None:
-        """End the thread of input and output."""
-        self.forget()
-        self._io.shutdown(wait=True)
-        for source in self._sources.values():
-            source.close()
-        if self._streams is not None:
-            # Memory of the step may be given away now: nothing may be at work in it.
-            torch.cuda.synchronize(self._device)
+        """End all threads, and raise what went wrong since the last step, if anything did."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with ExitStack() as closing:  # From the last to the first, whatever goes wrong.
+            if self._streams is not None:
+                # Memory of the step may be given away now: nothing may be at work in it.
+                closing.callback(torch.cuda.synchronize, self._device)
+            for source in self._sources.values():
+                closing.callback(source.close)
+            closing.callback(self._behind.shutdown, wait=True)
+            closing.callback(self._io.shutdown, wait=True)
+            closing.callback(self.forget)
 
     def forget(self) -> None:
         """Wait for what was begun for the next iteration and drop it; all ranks do so together.
 
         Needed before a state is changed from outside, as when a checkpoint is loaded.
         """
-        for early in self._early.values():
-            early.forget()
-        if self._stored is not None:
-            self._stored.result()
+        with ExitStack() as ending:
+            for name in list(self._stored):
+                ending.callback(self._stored.pop(name).result)
+            for early in self._early.values():
+                ending.callback(early.forget)
 
     def __call__(self, **given: Any) -> list[torch.Tensor]:
         """Do one iteration and return what the program returns, as this rank has it.
 
         What is returned is the caller's to keep, except that a state is where it was given.
         """
+        if self._is_closed:
+            raise ProgramError(
+                f"the step of {self.program.name} is closed; compile the program again"
+            )
         if self._is_broken:
             raise ProgramError(
                 f"an earlier step of {self.program.name} has failed, and ranks may be at different "
@@ -171,11 +192,74 @@ class Step:
         self._is_broken = True
         iteration.run()
         self._is_broken = False
-        self.times = iteration.times
+        if keeps_times:
+            self._keep_times(iteration)
+        self._ended_s = time.perf_counter()
         outputs = [self._output(name) for name in self.program.outputs]
         for name in self.program.outputs:
             self._memory.give_away(name)
         return outputs
+
+    def _keep_times(self, iteration: Iteration) -> None:
+        """Keep when tasks were at work; of loads not when they were waited for, but done."""
+        began_s, before_s = iteration.began_s, self._ended_s
+        self._took_s = time.perf_counter() - began_s
+        self.times = [lived for lived in iteration.times if lived.lane not in LOAD_LANES]
+        loads = [task for task in self.plan.tasks if task.lane in LOAD_LANES]
+        for name, source in self._sources.items():
+            tasks = {t.kind: t for t in reversed(loads) if self._source_name(t) == name}
+            self.times += [
+                Lived(
+                    task=tasks[spent.stage].name,
+                    lane=tasks[spent.stage].lane,
+                    start_s=spent.start_s - began_s,
+                    stop_s=spent.stop_s - began_s,
+                    ahead=ahead,
+                )
+                for spent, ahead in source.spent()
+                if spent.stop_s > before_s and spent.stage in tasks
+            ]
+
+    def timeline(self) -> Timeline:
+        """Return the latest iteration as a timeline, for `explain` and pictures.
+
+        Of those for which `keeps_times` was set.
+        """
+        known = self._whole_plan.by_name
+        spans = [
+            Span(task=known[t.task], step=t.ahead, start_s=t.start_s, end_s=t.stop_s)
+            for t in sorted(self.times, key=lambda lived: lived.start_s)
+        ]
+        return Timeline(plan=self._whole_plan, spans=tuple(spans), ends_s=(self._took_s,))
+
+    def go_on_after_errors(self, keep: Callable[[Exception], None]) -> None:
+        """Have errors of computation kept and left out, so that other ranks are not kept waiting.
+
+        What is made of it is worth nothing then; it is for who tries a program out.
+        """
+        for task in self._whole_plan.tasks:
+            if task.name in self._carrier.run:
+                work = self._carrier.run[task.name]
+                self._carrier.run[task.name] = self._going_on(task, work, keep)
+
+    def _going_on(
+        self, task: Task, work: Callable[[], None], keep: Callable[[Exception], None]
+    ) -> Callable[[], None]:
+        def go_on() -> None:
+            try:
+                work()
+            except Exception as error:
+                keep(error)
+                users = [self.program[u] for name in task.nodes for u in self.program.users[name]]
+                for node in users:
+                    if node.op == "pick":
+                        self._memory.give(node.name, self._zeros(node))
+
+        return go_on
+
+    def _zeros(self, node: Node) -> torch.Tensor:
+        shape = node.type.local_shape(self.program.mesh, self._rank)
+        return torch.zeros(shape, dtype=torch_dtype(node.type.dtype), device=self._device)
 
     # -- what is given -------------------------------------------------------------------------
 
@@ -249,8 +333,10 @@ class Step:
                 begin[task.name] = self._fused(task)
             elif task.kind == "call":
                 run[task.name] = self._call(task)
-            elif task.kind in ("load", "store"):
-                run[task.name] = self._load(task) if task.kind == "load" else self._store(task)
+            elif task.kind in ("load", *STAGES):
+                begin[task.name] = self._load(task)
+            elif task.kind == "store":
+                run[task.name] = self._store(task)
             elif self.program[task.nodes[0]].op == "recv":
                 run[task.name] = self._recv(task)
             else:
@@ -291,20 +377,7 @@ class Step:
         )
 
     def _call(self, task: Task) -> Callable[[], None]:
-        node = self.program[task.nodes[0]]
-        name = str(node.attr("function"))
-        if name not in self._calls:
-            raise ProgramError(f"no function called {name!r} was given; compile(..., calls=...)")
-        function, memory = self._calls[name], self._memory
-        picks = [n for n in self.program.nodes if n.op == "pick" and n.inputs == (node.name,)]
-
-        def call() -> None:
-            out = function(*(self._value(n) for n in node.inputs))
-            results = out if isinstance(out, tuple) else (out,)
-            for pick in picks:
-                memory.give(pick.name, self._checked(pick, results[int(pick.attr("index"))]))
-
-        return call
+        return call_of(task, self._calls, self._memory, value=self._value, checked=self._checked)
 
     def _value(self, name: str) -> Any:
         return self._scalars[name] if name in self._scalars else self._memory.whole(name)
@@ -316,21 +389,34 @@ class Step:
         chosen = node.inputs[0 if 0 <= sender < mesh.size(*node.axes) else 1]
         return lambda: self._memory.give(node.name, self._memory.whole(chosen))
 
-    def _load(self, task: Task) -> Callable[[], None]:
+    def _source_name(self, task: Task) -> str:
+        return field_of(str(self.program[task.nodes[0]].attr("source")))[0]
+
+    def _load(self, task: Task) -> Callable[[], Begun]:
         node = self.program[task.nodes[0]]
         name, field = field_of(str(node.attr("source")))
         if name not in self._sources:
             raise ProgramError(f"no source called {name!r} was given; compile(..., sources=...)")
-        source = self._sources[name]
-        source.want(node.name, field, task.ahead)
+        source, stages = self._sources[name], stages_of(node) or ("load",)
+        if task.kind == stages[0]:
+            others = [t.priority for t in self.plan.tasks if t.sent_bytes]
+            is_first = task.priority < min(others, default=task.priority)
+            source.want(node.name, field, task.ahead, goes_first=is_first)
 
-        def load() -> None:
-            value = self._checked(node, source.next(node.name))
+        def give() -> None:
+            value = self._checked(node, source.take(node.name))
             if self._streams is not None:
                 self._streams.keep(value)
             self._memory.give(node.name, value)
 
-        return load
+        def begin() -> Begun:
+            if task.kind == stages[0]:
+                source.ask(node.name)
+            stage = source.stage(node.name, task.kind)
+            finish = give if task.kind == stages[-1] else stage.result
+            return Begun(handle=Landing(stage), finish=finish, is_host=True)
+
+        return begin
 
     def _store(self, task: Task) -> Callable[[], None]:
         node = self.program[task.nodes[0]]
@@ -347,9 +433,10 @@ class Step:
             if task.ahead == 0:
                 function(value)
                 return
-            if self._stored is not None:
-                self._stored.result()  # One at a time; and its error is nobody else's to tell.
-            self._stored = self._io.submit(self._here(function), value.clone())
+            if node.name in self._stored:
+                # One at a time; and its error is nobody else's to tell.
+                self._stored.pop(node.name).result()
+            self._stored[node.name] = self._behind.submit(self._here(function), value.clone())
 
         return store
 

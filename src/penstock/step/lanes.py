@@ -2,8 +2,9 @@
 
 Computation is done by the thread that asked for the step. Communication is only begun, by whoever
 has just made it possible, in the order of its lane; the lane's own thread completes it and tells
-us. Input and output are done by a thread of theirs. An error of any of them ends the iteration
-and is raised to the caller.
+us. What is loaded is only begun as well: its stages have threads of their own (`loading`). Output
+is done by a thread of its own. An error of any of them ends the iteration and is raised to the
+caller.
 
 Where values are on a device, a task that is over has only been asked of it; what is in which order
 there is for `streams` to see to.
@@ -35,16 +36,20 @@ class Begun:
 
     handle: Handle
     finish: Callable[[], None]
+    is_host: bool = False
+    """Whether it comes by a thread of the host, which knows nothing of the lane's stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """When a task was at work, in seconds since the iteration began."""
+    """When a task was at work, in seconds since the iteration began; below 0 if it was before."""
 
     task: str
     lane: str
     start_s: float
     stop_s: float
+    ahead: int = 0
+    """How many iterations later it is used: a batch is loaded ahead."""
 
 
 @dataclass(kw_only=True)
@@ -84,7 +89,7 @@ class Iteration:
         self._error: BaseException | None = None
         self._flying: dict[str, Handle] = {}
         self._followers = _followers(plan)
-        self._began_s = time.perf_counter()
+        self.began_s = time.perf_counter()
         self._keeps_times = keeps_times
         self.times: list[Lived] = []
 
@@ -149,7 +154,7 @@ class Iteration:
             self._order.over(task)
         if self._keeps_times:
             now_s = time.perf_counter()
-            began_s = self._began_s
+            began_s = self.began_s
             lived = Lived(
                 task=task.name, lane=task.lane, start_s=start_s - began_s, stop_s=now_s - began_s
             )
@@ -191,8 +196,9 @@ class Iteration:
 
     def _arrived(self, task: Task, begun: Begun, start_s: float) -> None:
         try:
-            begun.finish()
-            self._is_over(task, start_s)
+            with self._on(task) if begun.is_host else nullcontext():
+                begun.finish()
+                self._is_over(task, start_s)
         except BaseException as error:
             self._fail(error)
 
