@@ -85,6 +85,7 @@ class Memory:
         self._tensors: dict[str, torch.Tensor] = {}
         self._places: dict[str, str] = {}
         """Values that lie where another one lay."""
+        self._known_bounds: dict[str, tuple[Run, ...]] = {}
 
     def beside(self, name: str) -> Memory:
         """Return the same memory with another place for one value, for its next iteration."""
@@ -157,7 +158,10 @@ class Memory:
             to.copy_(of)
 
     def _bounds(self, name: str) -> tuple[Run, ...]:
-        return self.program[name].type.bounds(self.program.mesh, self.rank)
+        if (known := self._known_bounds.get(name)) is None:
+            known = self.program[name].type.bounds(self.program.mesh, self.rank)
+            self._known_bounds[name] = known
+        return known
 
     def _place_of(self, name: str) -> str:
         while name in self._places:

@@ -56,6 +56,8 @@ class _Move:
         self._source = blocks_of(task, memory, node.inputs[0])
         self._target = blocks_of(task, memory, node.name)
         self._how = {"wire": node.attr("wire"), "algo": node.attr("algo")}
+        self._parts: list[int] = []
+        """How long each rank's part is, once it was asked."""
         self._made: torch.Tensor | None = None
         """What arrives, where it is not where it belongs yet."""
         self._unpack: Callable[[torch.Tensor], torch.Tensor] = lambda made: made
@@ -164,7 +166,9 @@ class _Move:
         )
 
     def _lengths(self, name: str, dim: int) -> list[int]:
-        return part_lengths(self._task, self._memory, name, dim, self._node.axes)
+        if not self._parts:
+            self._parts = part_lengths(self._task, self._memory, name, dim, self._node.axes)
+        return self._parts
 
     def _dim_of_input(self) -> int:
         made = self._memory.program[self._node.inputs[0]].type

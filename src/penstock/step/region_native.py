@@ -40,13 +40,15 @@ FLAGS += ("-fopenmp-simd", "-fPIC", "-shared", "-std=gnu11")
 PART_ELEMENTS_MIN = 128 * 1024
 """Of a block, for each thread: fewer are done before another thread has begun."""
 
+_COMPILERS = ("gcc", "cc", "clang")
 _TOTALS: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
 
 
+@cache
 def c_compiler() -> str | None:
-    """Return the C compiler of this machine."""
-    found = os.environ.get("CC")
-    return found or next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+    """Return the C compiler of this machine: what CC names, or a usual one."""
+    named = os.environ.get("CC")
+    return next(filter(None, map(shutil.which, (named,) if named else _COMPILERS)), None)
 
 
 class Native:

@@ -37,6 +37,7 @@ __all__ = ["Host", "Link", "Network", "Traffic", "can_make_networks"]
 
 _HOSTS_MAX = 250
 _MTU = 1500
+_TCP_FILE = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
 class Network:
@@ -48,8 +49,13 @@ class Network:
         *,
         switch: SwitchKind = "bridge",
         seed: int = 0,
+        tcp: str | None = None,
     ) -> None:
-        """Name the hosts; `seed` draws losses and jitter."""
+        """Name the hosts; `seed` draws losses and jitter.
+
+        `tcp` is how senders find their rate, the machine's way by default. BBR needs tenths of a
+        second after a pause: where turns are timed, "reno" keeps them apart.
+        """
         if not 1 <= len(hosts) <= _HOSTS_MAX:
             raise OptionError(f"a network has 1 to {_HOSTS_MAX} hosts, got {len(hosts)}")
         for name in hosts:
@@ -58,6 +64,7 @@ class Network:
         self._links = dict(hosts)
         self._kind = switch
         self._seed = seed
+        self._tcp = tcp
         self._hosts: dict[str, Host] = {}
         self._switch: Switch | None = None
         self._namespaces: list[str] = []
@@ -106,6 +113,8 @@ class Network:
         for host in self.hosts:
             namespaces.ip(host.namespace, self._addressing(host))
             namespaces.write_hosts(host.namespace, ["127.0.0.1 localhost", *names_of])
+            if self._tcp is not None:
+                host.run(["sh", "-c", f"echo {self._tcp} > {_TCP_FILE}"])
 
     def _namespace(self, host: str) -> str:
         name = namespaces.fresh_name(host)
