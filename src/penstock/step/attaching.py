@@ -290,6 +290,7 @@ class Attached:
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's slices and begin the gathers."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        _refuse_scaling(self._optimizer)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -483,6 +484,19 @@ def _attachable(optimizer: Optimizer) -> list[torch.Tensor]:
                 "numbers"
             )
     return params
+
+
+def _refuse_scaling(optimizer: Optimizer) -> None:
+    """Refuse steps of a GradScaler, which would decide on each rank alone whether to make one."""
+    said = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    if said:
+        for name in said:
+            delattr(optimizer, name)
+        raise OptionError(
+            "a GradScaler cannot make steps of an attached optimizer: gradients are on their way "
+            "before it has scaled them back; compute in bfloat16, which needs none (dtype=), or "
+            "make the scaler with enabled=False"
+        )
 
 
 def _everyone() -> Mesh:
