@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.step.attach_gpu_work import everything
+from tests.step.attach_gpu_work import PLACES, WORKS, work
 from tests.step.ranks import run_ranks
 
 
@@ -10,11 +10,11 @@ from tests.step.ranks import run_ranks
     not torch.cuda.is_available(),
     reason="needs a GPU: NOTHING of attach on CUDA is tested here but the order of its streams",
 )
-@pytest.mark.parametrize(("size", "over"), [(1, "nccl"), (1, "peer"), (2, "peer"), (3, "peer")])
-def test_an_attached_model_on_a_gpu_trains_as_a_plain_one(size: int, over: str) -> None:
-    assert run_ranks(everything, size, over) == [[]] * size
+@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(("size", "over"), PLACES)
+def test_an_attached_model_on_a_gpu_trains_as_a_plain_one(size: int, over: str, name: str) -> None:
+    assert run_ranks(work, size, over, name) == [[]] * size
 
 
 def test_the_checks_for_gpus_hold_on_the_host() -> None:
-    names = ("norms", "accumulated", "odd")
-    assert run_ranks(everything, 2, "gloo", names) == [[]] * 2
+    assert run_ranks(work, 2, "gloo", "ways") == [[]] * 2
