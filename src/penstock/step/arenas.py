@@ -165,7 +165,7 @@ class Arena:
     def share(self, dtype: torch.dtype) -> torch.Tensor:
         """Return zeros for one rank's slices of all units."""
         length = self.layout.length // self.layout.num_parts
-        return torch.zeros(length, dtype=dtype)
+        return self.data.new_zeros(length, dtype=dtype)
 
 
 def _strides(param: torch.Tensor) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.step.attach_compiled import Around, compiled_in, is_compiled, stops
 from penstock.step.attach_flow import Flow, Parcel
 
 __all__ = ["Hooks", "Unsaved", "nothing"]
@@ -52,6 +53,7 @@ class Hooks:
     def __init__(self) -> None:
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
+        self._has_scaling = False
 
     def remove(self) -> None:
         """Take everything off."""
@@ -61,6 +63,8 @@ class Hooks:
         if self._optimizer is not None:
             for name in _REPLACED:
                 vars(self._optimizer).pop(name, None)
+            named: Any = self._optimizer
+            named._step_supports_amp_scaling = self._has_scaling
             self._optimizer = None
 
     def on_grads(
@@ -96,9 +100,15 @@ class Hooks:
 
         What is not trained may take other ways through a model than the ones that were recorded.
         """
+        inside = compiled_in(model)
         for module in model.modules():
-            if needs.get(module):
-                wait = Unsaved(partial(_wait, flow, tuple(needs[module])))
+            if module not in inside and is_compiled(module):
+                wanted = {parcel for each in module.modules() for parcel in needs.get(each, ())}
+                parcels = tuple(parcel for parcel in flow.parcels if parcel in wanted)
+                self._handles.append(Around(module, partial(_wait, flow, parcels)))
+            elif needs.get(module):
+                way = _wait_alone if module in inside else _wait
+                wait = Unsaved(partial(way, flow, tuple(needs[module])))
                 self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
 
     def on_modules(self, needs: Mapping[nn.Module, Sequence[Any]], enter: Any, leave: Any) -> None:
@@ -122,6 +132,10 @@ class Hooks:
     def on_optimizer(self, optimizer: Optimizer, methods: Mapping[str, Callable[..., Any]]) -> None:
         """Replace methods of one optimizer. Schedulers see a step that is their own."""
         self._optimizer = optimizer
+        # A GradScaler then leaves gradients alone and says to `step` that it is there.
+        named: Any = optimizer
+        self._has_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
+        named._step_supports_amp_scaling = True
         assert set(methods) == set(_REPLACED)
         for name, method in methods.items():
 
@@ -138,8 +152,15 @@ class Hooks:
             setattr(optimizer, name, MethodType(function, optimizer))
 
 
+@stops
 def _wait(flow: Flow, parcels: tuple[Parcel, ...], *_: Any) -> None:
     flow.wait(parcels if torch.is_grad_enabled() else flow.parcels)
+
+
+def _wait_alone(flow: Flow, parcels: tuple[Parcel, ...], *_: Any) -> None:
+    """Wait, unless the compiled module around this one has waited."""
+    if not torch.compiler.is_compiling():
+        flow.wait(parcels if torch.is_grad_enabled() else flow.parcels)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -35,6 +35,8 @@ __all__ = [
 UNIT_S = 0.008
 """What a unit should take on the wire: much more than a latency, less than most layers."""
 UNIT_BYTES_MIN, UNIT_BYTES_MAX = 256 << 10, 8 << 20
+UNIT_BYTES_MAX_GPU = 32 << 20
+"""A network between GPUs is done with less before its next operation has begun."""
 UNITS_MAX = 200
 """Each costs the processor some 0.2 ms a step, whatever its length."""
 
@@ -72,12 +74,20 @@ def check_same(texts: Sequence[str], comm: Comm) -> None:
     )
 
 
-def share_weights(params: Sequence[torch.Tensor], comm: Comm) -> float:
-    """Give all ranks the weights of rank 0; return the bytes a second that it took."""
+def share_weights(params: Sequence[torch.Tensor], comm: Comm, hosts: Comm) -> float:
+    """Give all ranks the weights of rank 0; return the bytes a second that it took.
+
+    What of a model on a GPU is on the host goes between hosts.
+    """
+    is_mixed = len({param.device.type for param in params}) > 1
     comm.barrier()
     begin_s, size_bytes = time.perf_counter(), 0
     copies = [param.detach().clone(memory_format=torch.contiguous_format) for param in params]
-    handles = [comm.broadcast(copy, root=0) for copy in copies if copy.numel()]
+    handles = [
+        (hosts if is_mixed and copy.device.type == "cpu" else comm).broadcast(copy, root=0)
+        for copy in copies
+        if copy.numel()
+    ]
     for handle in handles:
         handle.wait()
     comm.barrier()
@@ -90,13 +100,20 @@ def share_weights(params: Sequence[torch.Tensor], comm: Comm) -> float:
 
 
 def agree(
-    record: Record, sizes_bytes: Sequence[int], unit_bytes: int | None, rate: float, comm: Comm
+    record: Record,
+    sizes_bytes: Sequence[int],
+    unit_bytes: int | None,
+    rate: float,
+    comm: Comm,
+    *,
+    is_gpu: bool = False,
 ) -> Agreement:
     """Return what rank 0 proposes."""
     if unit_bytes is None:
         # Of W slices, W - 1 are sent.
         wanted = int(rate * UNIT_S * comm.size / max(1, comm.size - 1))
-        most = min(UNIT_BYTES_MAX, max(UNIT_BYTES_MIN, wanted))
+        largest = UNIT_BYTES_MAX_GPU if is_gpu else UNIT_BYTES_MAX
+        most = min(largest, max(UNIT_BYTES_MIN, wanted))
         unit_bytes = max(most, sum(sizes_bytes) // UNITS_MAX)
     count = len(sizes_bytes)
     orders = [*record.by_use(count), *record.by_readiness(count)]

@@ -4,6 +4,8 @@ A gather has to be over before a parameter is used, so the one that is used firs
 A module uses its own parameters as a rule, but not always: torch's attention reads the weights of
 its output projection without calling it. So while the first forward runs, every torch function is
 looked at once, with the module that is running. Nothing of this is left in later steps.
+
+What runs in a compiled module is not looked at: all of its parameters are taken for used by it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from penstock.step.attach_compiled import Around, compiled_in, forget, is_compiled, stops
 from penstock.step.attach_hooks import Unsaved
 
 __all__ = ["Record", "is_in_backward", "tensors_in"]
@@ -42,10 +45,18 @@ class Record:
 
     def watch(self, model: nn.Module) -> None:
         """Look at every forward of a model and of its modules from now on."""
+        forget()
+        inside = compiled_in(model)
+        enter, leave = stops(self._enter), stops(self._leave)
         for module in model.modules():
+            if module in inside:
+                continue
+            if is_compiled(module):
+                self._handles.append(Around(module, self._enter_compiled, self._leave_compiled))
+                continue
             self._handles += [
-                module.register_forward_pre_hook(Unsaved(self._enter)),
-                module.register_forward_hook(Unsaved(self._leave), always_call=True),
+                module.register_forward_pre_hook(Unsaved(enter)),
+                module.register_forward_hook(Unsaved(leave), always_call=True),
             ]
 
     def end(self) -> None:
@@ -86,6 +97,20 @@ class Record:
         """Return how often a step calls a module, unless it calls the model several times."""
         return sum(called[module] for called in self.calls.values())
 
+    def _enter_compiled(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            for param in module.parameters():
+                number = self._numbers.get(id(param))
+                if number is not None:
+                    self.used.setdefault(number)
+                    self.users.setdefault(number, {}).setdefault(module)
+        if self._mode is not None:  # or it would be compiled as well
+            self._mode.__exit__(None, None, None)
+
+    def _leave_compiled(self, module: nn.Module) -> None:
+        if self._mode is not None:
+            self._mode.__enter__()
+
     def _seen(self, number: int) -> None:
         self.used.setdefault(number)
         if self._running:
@@ -106,6 +131,8 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
+        if torch.compiler.is_compiling():  # by who knows whom: not to be part of the code
+            return func(*args, **named)
         for tensor in tensors_in([*args, *named.values()], _DEPTH_MAX):
             if id(tensor) in self._numbers:
                 self._seen(self._numbers[id(tensor)])

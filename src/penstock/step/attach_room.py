@@ -3,6 +3,8 @@
 A reduction reads the gradients of the other ranks where they lie, and a gather writes weights where
 they are wanted. Whether ranks are on one host is what their hosts' names say; whether they can open
 each other's memory is tried. If either is not so, sockets it is.
+
+On GPUs it is the same where lanes go by peer pointers, which is for the user to say.
 """
 
 from __future__ import annotations
@@ -19,25 +21,39 @@ from penstock.errors import PenstockError
 from penstock.step.arenas import Take
 from penstock.step.attach_flow import Lanes
 from penstock.step.comm import Comm
+from penstock.step.peer import STAGE_BYTES, PeerComm
+from penstock.step.peer_memory import ALIGN_BYTES as PEER_ALIGN_BYTES
+from penstock.step.peer_memory import PeerArena
 from penstock.step.shm import ShmComm
 from penstock.step.shm_memory import ALIGN_BYTES, Arena, Meet
 
 __all__ = ["Room"]
 
-_WORD_BYTES = 4096
+_WORD_BYTES = 1 << 14
 """Of what a rank says about its segment; it says less, unless it is sorry at length."""
+_LENGTH_BYTES = 4
 
 
 class Room:
     """Lanes between ranks, and memory for arenas: shared or not."""
 
-    def __init__(self, lanes: Lanes, sizes_bytes: Sequence[int], *, may_share: bool) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        sizes_bytes: Sequence[int],
+        *,
+        may_share: bool,
+        device: torch.device,
+    ) -> None:
         """Take the lanes that are there, or better ones; arenas will have these sizes."""
         self.lanes = lanes
-        self.take: Take = torch.zeros
+        self.take: Take = partial(torch.zeros, device=device)
         self.is_shared = False
         self._stack = ExitStack()
-        if may_share and lanes.word.size > 1 and _is_one_host(lanes.word):
+        if device.type == "cuda":
+            if isinstance(lanes.gather, PeerComm):
+                self._share_gpu(sizes_bytes, device)
+        elif may_share and lanes.word.size > 1 and _is_one_host(lanes.word):
             self._share(sizes_bytes)
 
     def close(self) -> None:
@@ -57,6 +73,36 @@ class Room:
         self.lanes = Lanes(scatter=comms[0], gather=comms[1], word=word)
         self.take = partial(_place, arena)
         self.is_shared = True
+
+    def _share_gpu(self, sizes_bytes: Sequence[int], device: torch.device) -> None:
+        """Have lanes over an arena that is as large as it must be, instead of the user's."""
+        word = self.lanes.word
+        # Each size is that of two places, for weights and for gradients.
+        need_bytes = sum(size_bytes + 2 * PEER_ALIGN_BYTES for size_bytes in sizes_bytes)
+        need_bytes += 2 * ShmComm.need_bytes(word.size, STAGE_BYTES) + 4 * PEER_ALIGN_BYTES
+        arena = self._stack.enter_context(
+            PeerArena(
+                _meeting(word),
+                rank=word.rank,
+                size=word.size,
+                size_bytes=need_bytes,
+                device=device,
+            )
+        )
+        comms = [self._stack.enter_context(PeerComm(arena, axis=word.axis)) for _ in range(2)]
+        self.lanes = Lanes(scatter=comms[0], gather=comms[1], word=word)
+        self.take = partial(_take, arena)
+        self.is_shared = True
+
+
+def _take(arena: PeerArena, length: int, *, dtype: torch.dtype) -> torch.Tensor:
+    """Return memory of a GPU that peers see, as a tensor that ends where it ends."""
+    place = arena.take(length, dtype)
+    if not length:
+        return place
+    start_bytes = place.storage_offset() * dtype.itemsize
+    storage = place.untyped_storage()[start_bytes : start_bytes + length * dtype.itemsize]
+    return place.new_empty(0).set_(storage, 0, (length,), (1,))
 
 
 def _place(arena: Arena, length: int, *, dtype: torch.dtype) -> torch.Tensor:
@@ -82,9 +128,15 @@ def _meeting(word: Comm) -> Meet:
 
     def meet(said: bytes) -> list[bytes]:
         every = torch.zeros(word.size, _WORD_BYTES, dtype=torch.uint8)
-        row = said[:_WORD_BYTES].ljust(_WORD_BYTES, b"\0")
-        every[word.rank] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+        length = min(len(said), _WORD_BYTES - _LENGTH_BYTES)
+        row = length.to_bytes(_LENGTH_BYTES, "little") + said[:length]
+        every[word.rank, : len(row)] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
         word.all_gather(every.view(-1), every[word.rank]).wait()
-        return [bytes(each.tolist()).rstrip(b"\0") for each in every]
+        return [_said(bytes(each.tolist())) for each in every]
 
     return meet
+
+
+def _said(row: bytes) -> bytes:
+    length = int.from_bytes(row[:_LENGTH_BYTES], "little")
+    return row[_LENGTH_BYTES : _LENGTH_BYTES + length]

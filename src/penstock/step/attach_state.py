@@ -46,7 +46,7 @@ def spread(
     for share in shares:
         share.make_states()
         for name in share.states:
-            flat = torch.zeros(share.arena.layout.length, dtype=share.dtype)
+            flat = share.arena.data.new_zeros(share.arena.layout.length, dtype=share.dtype)
             for index, number in enumerate(share.params):
                 value = saved.get(number, {}).get(name)
                 if value is None:

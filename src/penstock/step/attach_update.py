@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -62,10 +63,13 @@ class Updates:
             for param, start, stop in parcel.segments:
                 if param in steps:
                     along = directions[parcel][start:stop]
-                    weights[start:stop].sub_(along, alpha=lr * ratios[param])
+                    self._walk(weights[start:stop], along, lr, ratios[param])
             share.put(parcel)
 
         self._flow.go(walk, skipped)
+
+    def _walk(self, weights: torch.Tensor, along: torch.Tensor, lr: float, ratio: Any) -> None:
+        weights.sub_(along, alpha=lr * ratio)
 
     def _scale_down(self, most: float) -> None:
         """Scale all gradients so that their norm is at most so much."""
@@ -81,7 +85,7 @@ class Updates:
 
     def _ratios(
         self, directions: Mapping[Parcel, torch.Tensor], steps: Mapping[int, int]
-    ) -> dict[int, float]:
+    ) -> Mapping[int, Any]:
         """Return how long each parameter is beside its proposed step."""
         places = {param: place for place, param in enumerate(sorted(steps))}
         squares = torch.zeros(len(places), 2, dtype=torch.float64)

@@ -20,6 +20,10 @@ needs the weights. Gradients are means over ranks. What is different from the pl
 * With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`.
 
 A model may be left by an error at any place: gradients sent too early are sent again by `step`.
+
+On a GPU no host waits for its device: lanes are streams, and "waits" above is said of the stream
+that is current. Norms stay on the device. Which parameters have gradients is agreed on between
+hosts, over gloo, once a step.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ from torch.optim import Optimizer
 from penstock.errors import OptionError, StateError
 from penstock.program.mesh import Mesh
 from penstock.step.attach_blocks import KeptShare, cut_in_blocks
-from penstock.step.attach_flow import Flow, Lanes, Parcel
+from penstock.step.attach_compiled import is_compiled
+from penstock.step.attach_device import device_of, flow_of, groups_on, hosts_of, lanes_on
+from penstock.step.attach_flow import Flow, Parcel
 from penstock.step.attach_grads import Grads
 from penstock.step.attach_hooks import Hooks
 from penstock.step.attach_plan import (
@@ -57,6 +63,7 @@ from penstock.step.attach_room import Room
 from penstock.step.attach_sent import SentGrads
 from penstock.step.attach_share import Share
 from penstock.step.attach_state import collected, spread, unpacked
+from penstock.step.attach_streams import StreamFlow
 from penstock.step.attach_update import Updates
 from penstock.step.attach_whole import Saving, begin_rounds, blocks_of_modules
 from penstock.step.comm_checks import WIRES
@@ -88,6 +95,7 @@ def attach(
         optimizer: SGD, Adam or AdamW of torch, or `LAMB`. Its state may be there already.
         mesh: ranks that share a model, along axis "dp" or the only one; all ranks by default. Ranks
             of one host share memory; `Groups` instead of a mesh keeps to what they are made for.
+            A model on a GPU takes NCCL, or peer pointers if `Groups(..., backend="peer")` says so.
         clip: the largest norm of all gradients together, as in `clip_grad_norm_`.
         wire: "bf16" sends half the bytes; approximate. Weights are kept exact in slices.
         dtype: compute with weights of this type (bfloat16); float32 ones are kept in slices.
@@ -127,10 +135,16 @@ class Attached:
         self._model, self._optimizer = model, optimizer
         self._rule = rule_of(optimizer)
         self._params = _attachable(optimizer)
+        self._device = device_of(self._params)
         self._numbers = {param: number for number, param in enumerate(self._params)}
         self._reshard = reshard
-        self._groups = mesh if isinstance(mesh, Groups) else Groups(mesh or _everyone())
+        if reshard:
+            _check_reshard(model, self._device)
         self._owns_groups = not isinstance(mesh, Groups)
+        self._groups = (
+            mesh if isinstance(mesh, Groups) else groups_on(self._device, mesh or _everyone())
+        )
+        self._hosts = hosts_of(self._groups, self._device)
         self._axis = _axis_of(self._groups.mesh, clip)
         self._clip, self._wire, self._dtype = clip, wire, dtype
         self._unit_bytes = None if buckets == "auto" else max(1, bytes_of(buckets))
@@ -148,11 +162,10 @@ class Attached:
 
     def _open(self) -> None:
         self._groups.__enter__()
-        names = ("scatter", "gather", "word")
-        self._lanes = Lanes(**{name: self._groups.comm(self._axis, name) for name in names})
+        self._lanes = lanes_on(self._device, self._groups, self._hosts, self._axis)
         check_same(self._described(), self._lanes.word)
         every = list(dict.fromkeys([*self._model.parameters(), *self._params]))
-        self._rate = share_weights(every, self._lanes.gather)
+        self._rate = share_weights(every, self._lanes.gather, self._lanes.word)
         if self._dtype is not None:
             for param in every:
                 if param.dtype == torch.float32:
@@ -199,7 +212,7 @@ class Attached:
             self._is_accumulating = before
 
     def synchronize(self) -> None:
-        """Return when all weights of the last step are there."""
+        """Return when all weights of the last step are there; on a GPU, its stream waits."""
         if isinstance(self._flow, Rounds):
             self._flow.drain()
         elif self._flow is not None:
@@ -218,7 +231,10 @@ class Attached:
     @property
     def grad_norm(self) -> torch.Tensor | None:
         """The norm of all gradients of the last step before clipping; None without `clip`."""
-        return None if self._updates is None else self._updates.norm
+        norm = None if self._updates is None else self._updates.norm
+        if norm is not None and isinstance(self._flow, StreamFlow):
+            self._flow.follow(norm)
+        return norm
 
     @property
     def sent_bytes(self) -> int:
@@ -262,6 +278,8 @@ class Attached:
         self._optimizer.load_state_dict(saved)
         if self._room is not None:
             self._room.close()
+        if self._hosts is not self._groups:
+            self._hosts.close()
         if self._owns_groups:
             self._groups.close()
 
@@ -282,6 +300,7 @@ class Attached:
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's slices and begin the gathers."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        _refuse_scaling(self._optimizer)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -324,14 +343,21 @@ class Attached:
     def _plan(self) -> None:
         self._record.end()
         sizes = [param.numel() * param.element_size() for param in self._params]
-        agreement = agree(self._record, sizes, self._unit_bytes, self._rate, self._lanes.gather)
+        agreement = agree(
+            self._record,
+            sizes,
+            self._unit_bytes,
+            self._rate,
+            self._lanes.word,
+            is_gpu=self._device.type == "cuda",
+        )
         layouts = make_layouts(self._optimizer, self._numbers, agreement, self._lanes.word.size)
         if self._reshard:
             layouts = cut_in_blocks(layouts, self._model, unit_bytes=agreement.unit_bytes)
         arenas = [2 * layout.length * params[0].itemsize for _, params, layout in layouts]
         # Who brings groups has chosen what carries; otherwise one host shares its memory.
         may_share = self._owns_groups and not self._reshard
-        self._room = Room(self._lanes, arenas, may_share=may_share)
+        self._room = Room(self._lanes, arenas, may_share=may_share, device=self._device)
         self._lanes = self._room.lanes
         shares = make_shares(
             self._optimizer,
@@ -370,11 +396,13 @@ class Attached:
             self._hooks.on_modules(needs, flow.enter, flow.leave)
             self._saving = Saving(flow)
             self._grads = SentGrads(self._params, places, flow)
+            self._updates = Updates(flow, dict(found), self._lanes.word, clip=self._clip)
         else:
-            self._flow = Flow(parcels, order, self._lanes, **options)
+            self._flow, self._updates = flow_of(
+                dict(found), order, self._lanes, clip=self._clip, **options
+            )
             self._hooks.on_forward(self._model, self._flow, self._needs())
             self._grads = Grads(self._params, places, self._flow)
-        self._updates = Updates(self._flow, dict(found), self._lanes.word, clip=self._clip)
 
     def _take_states(self) -> None:
         """Take whole states out of the optimizer, each rank its slices."""
@@ -448,18 +476,41 @@ def _check_options(clip: float | None, wire: str | None, dtype: torch.dtype | No
         raise OptionError(f"dtype {dtype}: compute in bfloat16 or float16, or leave it out")
 
 
+def _check_reshard(model: nn.Module, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise OptionError(f"reshard of a model on {device}: it is there for the CPU; leave it out")
+    if any(is_compiled(module) for module in model.modules()):
+        raise OptionError(
+            "reshard of a compiled model: its code would read weights that are away; attach with "
+            "reshard what is not compiled"
+        )
+
+
 def _attachable(optimizer: Optimizer) -> list[torch.Tensor]:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     params = [param for param in params if param.requires_grad]
     if not params:
         raise OptionError("no parameter of the optimizer needs gradients; nothing to attach")
     for param in params:
-        if param.device.type != "cpu" or not param.is_floating_point():
+        if not param.is_floating_point():
             raise OptionError(
-                f"a parameter of shape {tuple(param.shape)} is {param.dtype} on {param.device}; "
-                "attach knows real numbers on the CPU"
+                f"a parameter of shape {tuple(param.shape)} is {param.dtype}; attach knows real "
+                "numbers"
             )
     return params
+
+
+def _refuse_scaling(optimizer: Optimizer) -> None:
+    """Refuse steps of a GradScaler, which would decide on each rank alone whether to make one."""
+    said = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    if said:
+        for name in said:
+            delattr(optimizer, name)
+        raise OptionError(
+            "a GradScaler cannot make steps of an attached optimizer: gradients are on their way "
+            "before it has scaled them back; compute in bfloat16, which needs none (dtype=), or "
+            "make the scaler with enabled=False"
+        )
 
 
 def _everyone() -> Mesh:
@@ -492,3 +543,7 @@ def _finish(attached: weakref.ref[Attached]) -> None:
     if here is not None and here._is_open:
         with contextlib.suppress(Exception):
             here.synchronize()
+            if (
+                here._device.type == "cuda"
+            ):  # peers may read its memory until its streams have met theirs
+                torch.cuda.synchronize(here._device)

@@ -120,6 +120,10 @@ class Groups:
             self._comms[key] = made
         return self._comms[key]
 
+    def for_hosts(self) -> Groups:
+        """Return groups of the same ranks for tensors of the host."""
+        return Groups(self.mesh, backend="gloo", timeout_s=self._timeout_s)
+
     def take(self, count: int, dtype: torch.dtype = torch.float32, *, axis: str) -> torch.Tensor:
         """Return memory that the ranks of an axis can read and write; all of them take the same.
 

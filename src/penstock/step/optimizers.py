@@ -176,7 +176,8 @@ def _adam(run: Run, group: Group, *, decoupled: bool = False) -> None:
         [run.states["exp_avg"]],
         [run.states["exp_avg_sq"]],
         [run.states["max_exp_avg_sq"]] if amsgrad else [],
-        [torch.tensor(float(run.step))],
+        # Made where it is read: a copy to a device would have the host wait.
+        [torch.full((), float(run.step), dtype=torch.float32, device=run.weights.device)],
         lr=float(group["lr"]),
         beta1=float(beta1),
         beta2=float(beta2),
@@ -196,7 +197,8 @@ def _lamb(run: Run, group: Group) -> None:
     beta1, beta2 = group["betas"]
     corrected1, corrected2 = 1 - beta1**run.step, math.sqrt(1 - beta2**run.step)
     tiles = [run.weights, run.grads, run.states["exp_avg"], run.states["exp_avg_sq"]]
-    for w, g, m, v in zip(*(torch.split(tensor, _TILE) for tensor in tiles), strict=True):
+    tile = _TILE if run.weights.device.type == "cpu" else max(1, run.weights.numel())
+    for w, g, m, v in zip(*(torch.split(tensor, tile) for tensor in tiles), strict=True):
         m.lerp_(g, 1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
         torch.sqrt(v, out=g).div_(corrected2).add_(group["eps"])
