@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/lint-imports --no-cache
 
 test: setup
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 test-ceph: setup
 	tools/install_ceph.sh

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
-from tests import alongside
 
 from penstock.storage import StoreOptions
 from penstock.testing.servers import S3Access, SeaweedServer
@@ -44,11 +43,6 @@ def s3(s3_server: S3Access) -> Bucket:
     """Give an empty bucket."""
     uri = s3_server.create_bucket(f"test-{uuid.uuid4().hex}")
     return Bucket(uri=uri, options=s3_server.options, access=s3_server)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let tests that mostly wait run beside the others."""
-    alongside.register(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.alongside
-
 ROOT = Path(__file__).parents[1]
 CHECKER = runpy.run_path(str(ROOT / "tools" / "check_docs.py"), run_name="check_docs")
 PAGES = [page.relative_to(ROOT).as_posix() for page in CHECKER["pages"]()]

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alongside
-
 pytest.importorskip("torch")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,7 +13,6 @@ import pytest
 CASES = Path(__file__).with_name("ray_cases.py")
 
 
-@pytest.mark.alongside
 def test_everything_that_ray_does_for_us() -> None:
     pytest.importorskip("ray", reason="pip install 'penstock[ray]'")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]

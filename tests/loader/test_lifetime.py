@@ -16,9 +16,19 @@ from penstock.testing.forks import in_child
 
 from .conftest import MakeRows
 
+BEFORE: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _before() -> None:
+    """Leave out what other tests of this process have left."""
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
+
 
 def penstock_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("penstock")]
+    now = (t for t in threading.enumerate() if t not in BEFORE)
+    return [t.name for t in now if t.name.startswith("penstock")]
 
 
 def slow_enough(sample: dict[str, Any]) -> dict[str, Any]:

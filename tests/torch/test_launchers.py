@@ -25,8 +25,6 @@ from penstock.order.stream_hash import StreamHash
 from penstock.testing.ports import HOST, free_ports
 from penstock.testing.shaper import Fixed, Shape, Shaper
 
-pytestmark = pytest.mark.alongside
-
 SCRIPT = Path(launched.__file__)
 EXAMPLE = SCRIPT.parents[2] / "examples" / "torchrun_peers.py"
 FAR = Shape(latency=Fixed(0.2))

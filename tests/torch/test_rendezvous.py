@@ -111,7 +111,6 @@ if not is_again:
 """
 
 
-@pytest.mark.alongside
 def test_ranks_of_torchrun_meet_and_meet_again_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(_RANK)
     endpoint = f"{HOST}:{free_ports(1)[0]}"

@@ -67,7 +67,6 @@ def ids_of(batches: Iterable[Any]) -> list[list[int]]:
 # -- torchrun --------------------------------------------------------------------------------------
 
 
-@pytest.mark.alongside
 def test_torchrun_gives_the_same_stream_on_any_ranks_and_after_a_stop(tmp_path: Path) -> None:
     alone = run_example("torchrun_ddp.py", num_ranks=1)
     assert alone.startswith("3000 samples")
@@ -123,7 +122,6 @@ def test_accelerates_own_splitter_is_refused(dataset: penstock.Dataset) -> None:
     assert len(set(shards[0] + shards[1])) == 48
 
 
-@pytest.mark.alongside
 def test_accelerate_goes_on_after_a_stop(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="pip install accelerate")
     run = ("accelerate_loop.py", "--folder", str(tmp_path))
@@ -143,7 +141,6 @@ def assert_each_once(
 # -- Lightning -------------------------------------------------------------------------------------
 
 
-@pytest.mark.alongside
 def test_lightning_goes_on_after_a_stop(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="pip install lightning")
     run = ("lightning_trainer.py", "--devices", "2", "--folder", str(tmp_path))
@@ -190,7 +187,6 @@ def test_lightning_resumes_at_every_kind_of_place(
 # -- Hugging Face ----------------------------------------------------------------------------------
 
 
-@pytest.mark.alongside
 def test_the_hugging_face_trainer_goes_on_after_a_stop(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="pip install transformers")
     run = ("hf_trainer.py", "--folder", str(tmp_path))
