@@ -8,8 +8,9 @@ narrowed to that part here: that is the free slice of the layout rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -18,8 +19,9 @@ from penstock.program.nodes import Node, Program
 from penstock.program.ops import OPS
 from penstock.program.plan import Task
 from penstock.step.dtypes import torch_dtype
-from penstock.step.memory import Block, Memory, block_of, chunk_of
-from penstock.step.regions import kernel_of
+from penstock.step.memory import Block, Memory, block_of, chunk_of, shape_of
+from penstock.step.region_body import Body
+from penstock.step.regions import Kernel, kernel_of
 
 __all__ = ["Prepared", "Scalars", "blocks_of", "prepared"]
 
@@ -69,7 +71,7 @@ def blocks_of(
         own = block_of(made, program, rank)
     if consumer is None or OPS[consumer.op].kind not in _ALIGNED or consumer.op == "recv":
         return own
-    result = blocks_of(task, memory, consumer.name)
+    result = blocks_of(task, memory, consumer.name, rank=rank)
     shift = len(result) - len(own)
     shape = consumer.type.shape
     return tuple(
@@ -89,32 +91,29 @@ def _kernel_call(task: Task, memory: Memory, *, host: tuple[str, ...], backend: 
         return lambda scalars: None  # Nobody reads what it would make.
     how = backend if len(task.nodes) > 1 else "eager"
     kernel = kernel_of(program, inside, outputs=leaving, backend=how)
+    if _is_apart(kernel.body, task, memory):
+        return _OneByOne(task, memory, host)
     reads = [_Piece(name=n, block=_read_block(task, memory, n)) for n in kernel.inputs]
     writes = [_Piece(name=n, block=blocks_of(task, memory, n)) for n in kernel.outputs]
-    num_runs = max((len(r) for piece in (*reads, *writes) for r in piece.block), default=1)
-
-    alone = program[task.nodes[0]].op if len(task.nodes) == 1 else ""
-    extreme = alone if alone in ("max", "min") else None
+    whole = _whole_block(kernel.body, task, memory) or max((p.block for p in writes), key=len)
+    num_runs = _num_runs([whole, *(piece.block for piece in (*reads, *writes))])
 
     def call(scalars: Scalars) -> None:
         for run in range(num_runs):
             tensors = [memory.piece(p.name, _one_run(p.block, run)) for p in reads]
-            blocks = [_one_run(p.block, run) for p in writes]
-            out = [memory.piece(p.name, b) for p, b in zip(writes, blocks, strict=True)]
-            if extreme is not None and not tensors[0].numel():
-                out[0].fill_(_nothing(extreme, out[0].dtype))
-                continue
-            starts = tuple(runs[0][0] for runs in max(blocks, key=len))
-            kernel(tensors, scalars, out=out, starts=starts)
+            out = [memory.piece(p.name, _one_run(p.block, run)) for p in writes]
+            kernel(tensors, scalars, out=out, starts=_starts(_one_run(whole, run)))
 
     return call
 
 
-def _nothing(op: str, dtype: torch.dtype) -> float | int:
-    """Return the largest, or smallest, of no elements: what changes no other one."""
-    if dtype.is_floating_point:
-        return -math.inf if op == "max" else math.inf
-    return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
+def _whole_block(body: Body, task: Task, memory: Memory, rank: int | None = None) -> Block | None:
+    """Return the block that a kernel goes over, of a value that has all of it."""
+    made = [n for n in task.nodes if memory.program[n].type.shape == body.full]
+    if made:
+        return blocks_of(task, memory, made[0], rank=rank)
+    given = [n for n in body.inputs if body.types[n].shape == body.full]
+    return _read_block(task, memory, given[0], rank) if given else None
 
 
 def _needed(program: Program, nodes: tuple[str, ...]) -> set[str]:
@@ -125,13 +124,135 @@ def _needed(program: Program, nodes: tuple[str, ...]) -> set[str]:
     return out
 
 
-def _read_block(task: Task, memory: Memory, name: str) -> Block:
+def _read_block(task: Task, memory: Memory, name: str, rank: int | None = None) -> Block:
     readers = (memory.program[n] for n in task.nodes)
-    return blocks_of(task, memory, name, next(n for n in readers if name in n.inputs))
+    reader = next(n for n in readers if name in n.inputs)
+    return blocks_of(task, memory, name, reader, rank=rank)
+
+
+def _num_runs(blocks: Iterable[Block]) -> int:
+    return max((len(runs) for block in blocks for runs in block), default=1)
 
 
 def _one_run(block: Block, run: int) -> Block:
     return tuple(runs if len(runs) == 1 else (runs[run],) for runs in block)
+
+
+def _starts(block: Block) -> tuple[int, ...]:
+    return tuple(runs[0][0] for runs in block)
+
+
+# -- nodes one by one ----------------------------------------------------------------------------
+
+
+def _is_apart(body: Body, task: Task, memory: Memory) -> bool:
+    """Whether no single pass goes over all that is computed.
+
+    A node may read all of a value and another a slice of it; where slices run out, a rank has
+    something of one value and nothing of another. All ranks find the same, whatever they have: the
+    last bit of what they share must not depend on that.
+    """
+    if len(task.nodes) > 1 and (body.strays or (body.kind == "loose" and body.has_dropout)):
+        return True
+    mesh = memory.program.mesh
+    corners = map(sum, product(*((0, mesh.group(0, axis)[-1]) for axis in mesh.names)))
+    checks = (_has_other_parts, _is_partly_empty)
+    return any(
+        is_so(body, task, memory, rank) for rank in {*corners, memory.rank} for is_so in checks
+    )
+
+
+def _has_other_parts(body: Body, task: Task, memory: Memory, rank: int) -> bool:
+    """Whether nodes work on different parts, as a sum of all and a product with a slice."""
+    read: dict[str, set[Block]] = {
+        name: {blocks_of(task, memory, name, rank=rank)} for name in task.nodes
+    }
+    for node in (memory.program[name] for name in task.nodes):
+        for name in node.inputs:
+            if name in read or name in body.inputs:
+                read.setdefault(name, set()).add(blocks_of(task, memory, name, node, rank=rank))
+    if any(len(blocks) > 1 for blocks in read.values()):
+        return True
+    whole = _whole_block(body, task, memory, rank) or ()
+    reach = body.reach and body.reach | {name: body.reach[value] for name, value in body.stores}
+    return not all(_lies_in(whole, block, reach.get(n, "")) for n, (block,) in read.items())
+
+
+def _lies_in(whole: Block, block: Block, reach: str) -> bool:
+    """Whether a value's part is that of the block which a kernel goes over."""
+    if reach == "row":
+        return block[: len(whole) - 1] == whole[:-1]
+    if reach == "col":
+        return block[-1] == whole[-1]
+    return reach != "full" or block == whole
+
+
+def _is_partly_empty(body: Body, task: Task, memory: Memory, rank: int) -> bool:
+    names = (*task.nodes, *body.inputs, *body.outputs)
+    blocks = {name: blocks_of(task, memory, name, rank=rank) for name in names}
+    for run in range(_num_runs(blocks.values())):
+        sizes = {n: math.prod(shape_of(_one_run(block, run))) for n, block in blocks.items()}
+        if not all(sizes.values()) and any(sizes[name] for name in body.outputs):
+            return True
+    return False
+
+
+class _OneByOne:
+    """A kernel node by node, each by itself; states change when all are computed."""
+
+    def __init__(self, task: Task, memory: Memory, host: tuple[str, ...]) -> None:
+        self._memory = memory
+        self._leaving = [access.value for access in task.writes]
+        self._blocks = {name: blocks_of(task, memory, name) for name in task.nodes}
+        self._kernels: dict[str, Kernel] = {}
+        self._reads: dict[str, list[_Piece]] = {}
+        program = memory.program
+        for name in task.nodes:
+            inside = [n for n in (*host, name) if n in _needed(program, (name,))]
+            kernel = kernel_of(program, inside, outputs=(name,), backend="eager")
+            self._kernels[name] = kernel
+            self._reads[name] = [
+                _Piece(name=n, block=blocks_of(task, memory, n, program[name]))
+                for n in kernel.inputs
+            ]
+        read = (piece.block for pieces in self._reads.values() for piece in pieces)
+        self._num_runs = _num_runs([*self._blocks.values(), *read])
+
+    def __call__(self, scalars: Scalars) -> None:
+        for run in range(self._num_runs):
+            made: dict[str, torch.Tensor] = {}
+            for name in self._kernels:
+                made[name] = self._computed(name, run, made, scalars)
+            for name in self._leaving:
+                self._memory.piece(name, _one_run(self._blocks[name], run)).copy_(made[name])
+
+    def _computed(
+        self, name: str, run: int, made: dict[str, torch.Tensor], scalars: Scalars
+    ) -> torch.Tensor:
+        node, block = self._memory.program[name], _one_run(self._blocks[name], run)
+        dtype = torch_dtype(node.type.dtype)
+        out = torch.empty(shape_of(block), dtype=dtype, device=self._memory.device)
+        tensors = [self._operand(piece, run, made) for piece in self._reads[name]]
+        if node.op in ("max", "min") and not tensors[0].numel():
+            return out.fill_(_nothing(node.op, dtype))
+        self._kernels[name](tensors, scalars, out=[out], starts=_starts(block))
+        return out
+
+    def _operand(self, piece: _Piece, run: int, made: dict[str, torch.Tensor]) -> torch.Tensor:
+        block = _one_run(piece.block, run)
+        if piece.name not in made:
+            return self._memory.piece(piece.name, block)
+        out, own = made[piece.name], _starts(_one_run(self._blocks[piece.name], run))
+        for dim, (((start, stop),), first) in enumerate(zip(block, own, strict=True)):
+            out = out.narrow(dim, start - first, stop - start)
+        return out
+
+
+def _nothing(op: str, dtype: torch.dtype) -> float | int:
+    """Return the largest, or smallest, of no elements: what changes no other one."""
+    if dtype.is_floating_point:
+        return -math.inf if op == "max" else math.inf
+    return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
 # -- what torch does itself ----------------------------------------------------------------------

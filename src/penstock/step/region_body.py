@@ -126,6 +126,12 @@ class Body:
         return any(node.op == "dropout" for node in self.nodes)
 
     @cached_property
+    def strays(self) -> tuple[str, ...]:
+        """What dropout makes of other shapes: no place in the block is that of its elements."""
+        drops = [node for node in self.nodes if node.op == "dropout"]
+        return tuple(node.name for node in drops if node.type.shape != self.full)
+
+    @cached_property
     def is_wide(self) -> bool:
         """Whether tensors of 64-bit floats are computed."""
         names = [*self.inputs, *self.by_name]
@@ -334,7 +340,9 @@ def _node_reach(node: Node, reaches: list[str], body: Body) -> str:
     if counted <= {"one"}:
         return "one"
     counted -= {"one"}
-    return counted.pop() if len(counted) == 1 else "loose"
+    # Rows with their dimension of 1 and rows without make a square, not rows.
+    rows = [body.types[n].shape for n, r in zip(node.inputs, reaches, strict=True) if r == "row"]
+    return counted.pop() if len(counted) == 1 and {*rows} <= {shape} else "loose"
 
 
 def _reduced_reach(node: Node, reach: str, body: Body) -> str:

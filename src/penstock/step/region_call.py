@@ -126,15 +126,27 @@ def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.devic
 
 
 def _block(body: Body, given: Mapping[str, Given], outs: Mapping[str, Out]) -> tuple[int, ...]:
-    """Return the shape of what is worked on: of the smallest tensors that reach over all of it."""
-    shapes = [
-        tuple(one.shape)
-        for name, tensor in [*given.items(), *outs.items()]
-        if name in body.types and body.types[name].shape == body.full
-        for one in _several(tensor)
-        if one.ndim == len(body.full)
-    ]
-    return tuple(map(min, zip(*shapes, strict=True))) if shapes else body.full
+    """Return the shape of what is worked on: by dimension, of the smallest tensor that has it."""
+    out = list(body.full)
+    values = {name: name for name in given} | dict(body.stores)
+    for name, tensor in [*given.items(), *outs.items()]:
+        dims = _dims(body, name, body.reach.get(values[name], ""))
+        for one in _several(tensor):
+            if one.ndim != body.types[name].ndim:
+                continue
+            for dim, mine in dims:
+                out[dim] = min(out[dim], one.shape[mine])
+    return tuple(out)
+
+
+def _dims(body: Body, name: str, reach: str) -> list[tuple[int, int]]:
+    """Return the dimensions of the block that a tensor tells about, and which of its own do."""
+    last = len(body.full) - 1
+    if body.types[name].shape == body.full:
+        return [(dim, dim) for dim in range(last + 1)]
+    if reach == "row":
+        return [(dim, dim) for dim in range(last)]
+    return [(last, -1)] if reach == "col" else []
 
 
 def _narrowed(name: str, given: Given, body: Body, place: Place) -> Given:
@@ -176,6 +188,8 @@ def _outs(
         given = wanted[name]
         lies = _lies(given, taken)
         is_direct = all(one.is_contiguous() for one in _several(given))
+        if lies and body.reach.get(value) in ("col", "one"):
+            is_direct = False  # Every part of the block reads it, the last one too.
         if given is not None and is_direct and lies != "across":
             outs[name] = given
             if lies:

@@ -88,15 +88,14 @@ class Compiled:
         places = [index[call.aliases[n]] if n in call.aliases else -1 for n in call.outs]
         written = [name in call.outs for name in body.outputs]
         is_seed = [name.endswith(_HALVES) for name in self._host]
-        full = [k for k, name in enumerate(body.inputs) if body.reach.get(name) == "full"]
         whole_row = call.place.whole_row_length
 
         def step(inputs: Any, outs: Any, floats: Tensor, ints: Tensor) -> Any:
             reals, wholes = iter(floats.unbind()), iter(ints.unbind())
             scalars = [next(wholes) if seed else next(reals) for seed in is_seed]
 
-            def numbers() -> Tensor:
-                return _numbers(inputs[full[0]], ints[-2], ints[-1], whole_row)
+            def numbers(x: Tensor) -> Tensor:
+                return _numbers(x, ints[-2], ints[-1], whole_row)
 
             made = plain(inputs, scalars, numbers)
             found = [value for value, is_out in zip(made, written, strict=True) if is_out]
@@ -136,8 +135,7 @@ def _seen(given: Any, flat: bool) -> Any:
     return given.view(-1) if flat and given.ndim > 1 else given
 
 
-def _numbers(given: Any, row: Tensor, column: Tensor, whole_row: int) -> Tensor:
-    block = given if isinstance(given, Tensor) else given[0]
+def _numbers(block: Tensor, row: Tensor, column: Tensor, whole_row: int) -> Tensor:
     length = block.shape[-1]
     columns = torch.arange(length, device=block.device) + column
     if block.ndim == 1:

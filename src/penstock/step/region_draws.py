@@ -153,7 +153,7 @@ def dropped(
     low: int | Tensor,
     high: int | Tensor,
     share: float,
-    numbers: Span | Callable[[], Tensor],
+    numbers: Span | Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return x without a share of its elements, the others made larger to match."""
     if isinstance(numbers, Span):
@@ -161,7 +161,7 @@ def dropped(
         assert isinstance(high, int)
         lost = numbers.lost(low, high, share)
     else:
-        lost = draws(low, high, numbers()) < threshold(share)
+        lost = draws(low, high, numbers(x)) < threshold(share)
     return torch.where(lost.view(x.shape), x.new_zeros(()), x * kept_factor(share))
 
 

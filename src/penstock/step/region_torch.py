@@ -29,7 +29,7 @@ _NAMED = {"not": "logical_not", "and": "logical_and", "or": "logical_or"}
 _NEURAL = ("gelu", "silu")
 _REDUCED = {"sum": "sum", "max": "amax", "min": "amin"}
 
-Numbers = Callable[[], Tensor]
+Numbers = Callable[[Tensor], Tensor]
 
 
 def together(addends: Sequence[Tensor] | Tensor, op: str) -> Tensor:
@@ -68,8 +68,8 @@ def root(x: Tensor, out: Tensor | None = None) -> Tensor:
 def text_of(body: Body) -> str:
     """Return a body as the text of a function `kernel(inputs, scalars, numbers)`.
 
-    It returns what leaves, in the element types of the program. `numbers()` are the places of
-    elements, which dropout asks for.
+    It returns what leaves, in the element types of the program. `numbers(x)` are the places of the
+    elements of x, which dropout asks for.
     """
     names = Names()
     lines = [f"def kernel(inputs, scalars, numbers):  # {body.name}"]

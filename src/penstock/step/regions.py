@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import OptionError
+from penstock.errors import OptionError, ProgramError
 from penstock.program.nodes import Program
 from penstock.step.native_text import can_write
 from penstock.step.region_body import Body, body_of
@@ -147,11 +147,19 @@ class Kernel:
 
     def _way(self, call: Call) -> Callable[[Call], list[Any] | None]:
         kind, backend = self.body.kind, self.backend
+        if self.body.strays:
+            name = self.body.strays[0]
+            raise ProgramError(
+                f"dropout ({name}) of {self.body.types[name]} in a kernel over {self.body.full}; "
+                "leave it out"
+            )
         if backend == "eager":
             return self._eager
         if kind == "loose":
-            compiles = backend == "compile" and _has_compiler(call)
+            compiles = backend == "compile" and not self.body.has_dropout and _has_compiler(call)
             return self._compiled if compiles else self._eager
+        if not all(call.place.block):
+            return self._eager  # What is not as empty as the block is left to torch.
         if backend == "tiled" or (backend != "auto" and self._is_scattered(call)):
             return self._tiled if call.device.type == "cpu" else self._eager
         if backend == "native":
@@ -194,7 +202,8 @@ class Kernel:
                 continue
             room = call.outs[name]
             for one in [room] if isinstance(room, Tensor) else room:
-                one.copy_(value.view(one.shape))
+                if one.numel():
+                    one.copy_(value.view(one.shape))
         return left
 
     @cached_property

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from penstock.program.layouts import part
+from penstock.program.nodes import Node
+from penstock.program.ops import OPS
 from penstock.program.plan import Task
 from penstock.step.computing import Scalars, blocks_of
 from penstock.step.lanes import Begun
@@ -39,6 +42,8 @@ def shared_pass(
     gathers = [node for node in nodes if node.op == "all_gather"]
     flat = all(node.type.ndim <= 1 for node in nodes)
     if task.chunk is not None or not flat or len(scatters) != 1:
+        return None
+    if _is_odd(nodes, scatters[0], memory, comm):
         return None
     after = {user for node in gathers for user in program.users[node.name]}
     # An update with what was gathered lies where the gather has written it.
@@ -71,6 +76,20 @@ def shared_pass(
         return Begun(handle=comm.start(work), finish=lambda: None)
 
     return begin
+
+
+def _is_odd(nodes: list[Node], scatter: Node, memory: Memory, comm: ShmComm) -> bool:
+    """Whether no single pass goes over all: a rank has nothing, or a node has other parts."""
+    program = memory.program
+    ((first, last),) = program[scatter.inputs[0]].type.bounds(program.mesh, memory.rank)
+    begin, end = part(last - first, comm.size, comm.size - 1)
+    if begin == end:
+        return True
+    whole = [program[n.inputs[0]] for n in nodes if OPS[n.op].kind == "reduce"]
+    drops = [node for node in nodes if node.op == "dropout"]
+    return any(node.type.layouts != scatter.type.layouts for node in whole) or any(
+        node.type.shape != scatter.type.shape for node in drops
+    )
 
 
 def _cut(tensor: torch.Tensor, block: Block) -> torch.Tensor:
