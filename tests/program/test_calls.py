@@ -142,6 +142,13 @@ def test_what_cannot_be_called_is_refused_with_the_users_line() -> None:
         twice.on(mesh(dp=2), b=4)
 
     @program
+    def named(x: R["b", 3], w: R[3]):
+        return SCALED(x, w=w)
+
+    with pytest.raises(ProgramError, match=r"by place, got w by name: scaled\(x, w\)"):
+        named.on(mesh(dp=2), b=4)
+
+    @program
     def opaque(x: R["b", 3]):
         (y,) = call("model", x, outs=[Type(shape=(4, 3))])
         return grad(sum(y), (x,))

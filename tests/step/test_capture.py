@@ -16,7 +16,7 @@ import penstock.step as ps
 from penstock.errors import ProgramError
 from penstock.program.interpret import gathered, scattered
 
-BATCH, STEPS = 8, 5
+BATCH, STEPS = 8, 3
 
 
 def _batches() -> Iterator[dict[str, torch.Tensor]]:
@@ -50,7 +50,6 @@ def _schedules(plain: ps.Program) -> dict[str, ps.Program]:
     return {
         "plain": plain,
         "one bucket": plain.bucket("g1", "g2"),
-        "sliced": sliced,
         "ahead": ahead.overlap("g2.scatter", "block.backward.weights"),
     }
 
@@ -69,7 +68,51 @@ def trains(rank: int, size: int) -> dict[str, tuple[float, float]]:
         name: _distance(program, {**blocks.calls, **heads.calls}, rank, start, losses, weights)
         for name, program in _schedules(plain).items()
     }
-    return found | {"chunks": (_in_chunks(blocks, block, rank, size), 0.0)}
+    found["chunks"] = (_in_chunks(blocks, block, rank, size), 0.0)
+    return found | {"numbers": (0.0, _numbers(rank, size))}
+
+
+class Loss(nn.Module):
+    """A sum over samples, by a number that the program knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) * k).square().sum()
+
+
+def _scaled(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return x * k
+
+
+def _numbers(rank: int, size: int) -> float:
+    """Give functions numbers of the host, also in chunks; return how far that is from torch."""
+    module, x = Loss(), torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(3))
+    given = (x, torch.tensor(2.0))
+    loss = ps.capture(module, *given, batch_dim=(0, None), flat=True)
+    rows = ps.capture(_scaled, *given, batch_dim=(0, None), name="rows")
+
+    @ps.program
+    def step(x: ps.S(0)[8, WIDTH], w: ps.R["n"], k):
+        (g,) = ps.grad(0.5 * loss(x, ps.cast(k, ps.f32), w), (w,))
+        y = rows(x, ps.cast(k, ps.f32))
+        (z,) = ps.call("add", x, 2.0, outs=[ps.Type(shape=(8, WIDTH))], batch=((0, None), (0,)))
+        return ps.all_reduce(g), y, z
+
+    calls = {**loss.calls, **rows.calls, "add": torch.add}
+    made = step.on(ps.mesh(dp=size), n=loss.num_weights)
+    mine = x[4 * rank : 4 * rank + 4]
+    with (
+        ps.Groups(made.mesh) as groups,
+        ps.compile(made.chunk(2, "y"), groups, calls=calls) as run,
+    ):
+        found = run(x=mine, w=loss.values()[0], k=3.0)
+    (0.5 * module(x, torch.tensor(3.0))).backward()
+    slopes = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    pairs = zip(found, (slopes, 3 * mine, mine + 2), strict=True)
+    return max(float((one - other).abs().max()) for one, other in pairs)
 
 
 def _in_chunks(blocks: ps.Captured, block: nn.Module, rank: int, size: int) -> float:
@@ -84,7 +127,7 @@ def _in_chunks(blocks: ps.Captured, block: nn.Module, rank: int, size: int) -> f
     cut = made.chunk(2, "whole", made.outputs[0]).overlap()
     x = torch.randn(7, TOKENS, WIDTH, generator=torch.Generator().manual_seed(2))
     mine = x[4 * rank : 4 * rank + 4]
-    other = ps.capture(nn.Linear(WIDTH, WIDTH), x, name="block", flat=True)
+    other = ps.capture(torch.tanh, x, name="block")
     with ps.Groups(made.mesh) as groups:
         with pytest.raises(ProgramError, match="not the one that the program was written with"):
             ps.compile(cut, groups, calls=other.calls)
@@ -128,7 +171,7 @@ def _distance(
 
 def test_a_program_of_captured_modules_trains_as_torch_does_under_every_schedule() -> None:
     for found in run_ranks(trains, 2):
-        assert set(found) == {"plain", "one bucket", "sliced", "ahead", "chunks"}
+        assert set(found) == {"plain", "one bucket", "ahead", "chunks", "numbers"}
         for name, (losses, weights) in found.items():
             assert losses < 1e-5, name
             assert weights < 1e-4, name
@@ -206,6 +249,14 @@ def _constant(x: torch.Tensor) -> torch.Tensor:
     return torch.ones(3) + 0.0 * x.sum()
 
 
+def _centred_tokens(tokens: torch.Tensor) -> torch.Tensor:
+    return TABLE[tokens].mean(1) - TABLE[tokens].mean((0, 1))
+
+
+def _first_six(x: torch.Tensor) -> torch.Tensor:
+    return x * (torch.arange(len(x)) < 6)[:, None]
+
+
 def _squeezed(x: torch.Tensor) -> torch.Tensor:
     return x.squeeze() * 2
 
@@ -215,6 +266,7 @@ def _if(x: torch.Tensor) -> torch.Tensor:
 
 
 OUTSIDE = nn.Linear(3, 3)
+TABLE = torch.randn(7, 3)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +278,11 @@ OUTSIDE = nn.Linear(3, 3)
         (_squeezed, "samples need a dimension of their own"),
         (_if, "torch cannot trace it"),
         (lambda x: x.reshape(-1), "samples need a dimension of their own"),
-        (lambda x: {"y": x}, "a tuple of them"),
+        (lambda x: {"y": x}, "^captured returns a dict; a tensor or a tuple of them"),
+        (lambda x: (x > 100).any(), "true or false of all samples"),
+        (lambda x: torch.relu(x - 100).amax(), "nobody can tell whether it is a sum"),
+        (lambda x: torch.relu(x - 1.5).amax(), "result 0 (mixes|is 0)"),
+        (_first_six, "result 0 of 9 samples is not that of 4"),
         (lambda x: OUTSIDE(x), "capture the module that has them"),
         (nn.Dropout(), "draws random numbers"),
         (nn.BatchNorm1d(3), "it changes its operand"),
@@ -235,7 +291,130 @@ OUTSIDE = nn.Linear(3, 3)
 )
 def test_what_is_not_as_it_was_said_is_refused(what: Callable[..., Any], text: str) -> None:
     with pytest.raises(ProgramError, match=text):
-        ps.capture(what, torch.randn(4, 3))
+        ps.capture(what, torch.randn(9, 3))
+
+
+def test_whole_numbers_that_are_all_the_same_do_not_hide_what_is_mixed() -> None:
+    for same in (torch.zeros(8, 3, dtype=torch.long), torch.full((1, 3), 5)):
+        with pytest.raises(ProgramError, match="it mixes them"):
+            ps.capture(_centred_tokens, same)
+    with pytest.raises(ProgramError, match="whole numbers that are not all the same"):
+        ps.capture(lambda tokens: TABLE[tokens], torch.full((4, 3), 6))
+
+
+def _positive(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x * w)[x > 0].square().sum()
+
+
+def test_what_has_as_many_elements_as_values_say_is_computed_again() -> None:
+    total = ps.capture(_positive, torch.randn(4, 3), torch.randn(3), batch_dim=(0, None), name="f")
+    x, w = torch.randn(6, 3), torch.randn(3, requires_grad=True)
+    _, *kept = total.calls["f.keeping"](x, w.detach())
+    found = total.calls["f.backward"](x, w.detach(), *kept, 1.0)
+    _positive(x, w).backward()
+    torch.testing.assert_close(found[1], w.grad)
+
+
+def _times(constant: torch.Tensor) -> ps.Captured:
+    return ps.capture(lambda x: x * constant, torch.randn(3, 4), name="times")
+
+
+def test_functions_of_other_constants_are_other_functions() -> None:
+    twice, thrice = _times(torch.full((4,), 2.0)), _times(torch.full((4,), 3.0))
+    assert twice.digest == _times(torch.full((4,), 2.0)).digest
+
+    @ps.program
+    def both(x: ps.S(0)[4, 4]):
+        return twice(x), thrice(x)
+
+    with pytest.raises(ProgramError, match="two functions called 'times'"):
+        both.on(ps.mesh(dp=2))
+
+    @ps.program
+    def one(x: ps.S(0)[4, 4]):
+        return twice(x)
+
+    with pytest.raises(ProgramError, match="not the one that the program was written with"):
+        ps.interpret(one.on(ps.mesh(dp=2)), {"x": np.ones((4, 4))}, calls=thrice.calls)
+
+
+class Scaled(nn.Sequential):
+    scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def test_a_module_stays_as_it_was_captured() -> None:
+    module = Scaled(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    scaled = ps.capture(module, torch.randn(3, 4), flat=True)
+    x, expected = torch.randn(6, 4), module(torch.ones(5, 4))
+    module.train()
+    (found,) = scaled.calls["scaled"](torch.ones(5, 4), *scaled.values())
+    torch.testing.assert_close(found, expected.detach())
+    assert module[1].training, "it is the user's to train otherwise"
+    module.scale = 3.0
+    with pytest.raises(ProgramError, match="something else than when it was captured"):
+        scaled.calls["scaled"](x, *scaled.values())
+    with pytest.raises(ProgramError, match="gather slices first"):
+        scaled.restore(scaled.values()[0][:5])
+
+
+class Picked(nn.Module):
+    """Rows that are looked up in a table of all rows, far from its beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.layer(x))
+        table = torch.cat([h.new_zeros(4096), h.reshape(-1)])
+        return table[at + torch.arange(len(x))[:, None] * 6 + 4096]
+
+
+class Alone(Picked):
+    """One sample alone is computed otherwise."""
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x = x.sigmoid().logit() if len(x) == 1 else x
+        return super().forward(x, at).sigmoid()
+
+
+class Turned(nn.Module):
+    """Its result is not contiguous, nor is what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        tokens = torch.stack([x, x * x, at.to(x)], 1)
+        mixed: torch.Tensor = self.mixed(tokens, tokens, tokens, need_weights=False)[0]
+        return mixed
+
+
+@pytest.mark.parametrize("kind", [Picked, Alone, Turned])
+def test_a_backward_reads_what_a_forward_kept_in_chunks(kind: Any) -> None:
+    torch.manual_seed(3)
+    module, x = kind(), torch.randn(8, 6)
+    at = torch.randint(6, (8, 6))
+    net = ps.capture(module, x, at, name="net", flat=True)
+    assert net.kept
+
+    @ps.program
+    def slopes(x: ps.S(0)[8, 6], at: ps.S(0)[8, 6, ps.i64], w: ps.R["n"]):
+        y = net(x, at, w)
+        (g,) = ps.grad(ps.sum(y * y), (w,))
+        return y, ps.all_reduce(g)
+
+    module.double()(x.double(), at).square().sum().backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    made = slopes.on(ps.mesh(dp=2), n=net.num_weights)
+    given = {"x": x.double().numpy(), "at": at.numpy(), "w": net.values()[0].double().numpy()}
+    for one in (made, made.chunk(2, "y"), made.chunk(4, "y")):
+        found = _interpreted(one, given, net)[1]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-7)
 
 
 def test_samples_that_depend_on_each_other_are_captured_whole() -> None:

@@ -16,7 +16,7 @@ program is compiled or interpreted:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from penstock.program.nodes import Attr, Node
 from penstock.program.trace import Tracer, Value
 from penstock.program.types import Type
 
-__all__ = ["BACKWARD", "KEEPING", "WEIGHTS", "Function", "Slot", "written_backward"]
+__all__ = ["BACKWARD", "KEEPING", "WEIGHTS", "Function", "Slot", "function_of", "written_backward"]
 
 KEEPING, BACKWARD, WEIGHTS = ".keeping", ".backward", ".backward.weights"
 _NOBODY = Costs()
@@ -81,8 +81,13 @@ class Function:
     digest: str = ""
     """Of what it computes: ranks that have captured different functions have different plans."""
 
-    def __call__(self, *values: Value) -> Any:
+    def __call__(self, *values: Value, **named: Any) -> Any:
         """Write its call into a program; return its result, or a tuple of several."""
+        if named:
+            raise ProgramError(
+                f"{self.name} takes its values by place, got {', '.join(named)} by name: "
+                f"{self.name}({', '.join(slot.name for slot in self.operands)})"
+            )
         tracer = _tracer_of(self.name, values)
         known = tracer.functions.setdefault(self.name, self)
         if known != self:
@@ -164,6 +169,20 @@ def _tracer_of(name: str, values: Sequence[Any]) -> Tracer:
 def _picked(made: Value, type_: Type, index: int, slot: Slot, name: str) -> Value:
     attrs: dict[str, Attr] = {"index": index, "type": type_, "along": slot.along}
     return made.tracer.add("pick", [made], attrs, name)
+
+
+def function_of(node: Node, calls: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what carries a call out, which has to be what the program was written with."""
+    name = str(node.attr("function"))
+    if name not in calls:
+        raise ProgramError(f"no function called {name!r} was given; give it in calls=...")
+    found, said = getattr(calls[name], "digest", None), node.attr("digest")
+    if said and found and said != found:
+        raise ProgramError(
+            f"the function given as {name!r} ({found[:8]}) is not the one that the program was "
+            f"written with ({said[:8]}); give the calls of the same capture"
+        )
+    return calls[name]
 
 
 # -- backward ----------------------------------------------------------------------------------

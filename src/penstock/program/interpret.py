@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ProgramError
+from penstock.program.calls import function_of
 from penstock.program.chunks import chunk_places
 from penstock.program.contract import contracted
 from penstock.program.mesh import Mesh
@@ -189,10 +190,8 @@ class _Ranks:
             index = int(node.attr("index"))
             out = [np.asarray(out[index]) for out in self._called[node.inputs[0]]]
             return [_checked(node, one, at) for one, at in zip(out, out_at, strict=True)]
-        name = str(node.attr("function"))
-        if name not in self._calls:
-            raise ProgramError(f"no function called {name!r} was given")
-        results = [self._calls[name](*(held[r] for held in inputs)) for r in range(len(inputs[0]))]
+        function = function_of(node, self._calls)
+        results = [function(*(held[r] for held in inputs)) for r in range(len(inputs[0]))]
         self._called[node.name] = [r if isinstance(r, tuple) else (r,) for r in results]
         if node.attr("batch") is not None:
             return [np.zeros(tuple(map(len, at))) for at in out_at]

@@ -398,7 +398,7 @@ def store(x: Value, place: str) -> Value:
 
 def call(
     name: str,
-    *operands: Value,
+    *operands: Value | float,
     outs: Sequence[Type],
     cost_s: float | None = None,
     batch: tuple[Sequence[int | None], Sequence[int | str]] | None = None,
@@ -423,7 +423,8 @@ def call(
     else:
         more["batch"] = (tuple(batch[0]), tuple(batch[1]))
         along = [{"along": dim} for dim in batch[1]]
-    made = tracer.add("call", list(operands), {"function": name, "outs": tuple(outs), **more})
+    given = [tracer.value(one) for one in operands]
+    made = tracer.add("call", given, {"function": name, "outs": tuple(outs), **more})
     picks = [
         tracer.add("pick", [made], {"index": k, "type": out, **dim}, f"{made.name}.{k}")
         for k, (out, dim) in enumerate(zip(outs, along, strict=True))

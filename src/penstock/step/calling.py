@@ -1,7 +1,8 @@
 """Calls of the user's functions: their operands as this rank has them, and their results put away.
 
 A result lies where the function has put it; one that is cut into chunks has its own memory, and
-each chunk is copied there. What only the backward of a call reads is let go after it.
+each chunk is copied there. Numbers that the host has are given as numbers. What only the backward
+of a call reads is let go after it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
+from penstock.program.calls import function_of
 from penstock.program.nodes import Node
 from penstock.program.plan import Task
 from penstock.step.computing import blocks_of
@@ -31,14 +33,18 @@ def call_of(
     """Return what a task does that calls a function, given how values are found and checked."""
     program = memory.program
     node = program[task.nodes[0]]
-    function = _function(node, calls)
+    function = function_of(node, calls)
+
+    def read(name: str) -> Any:
+        return program[name].attr("value") if program[name].op == "const" else value(name)
+
     picks = [program[n] for n in program.users[node.name] if program[n].op == "pick"]
     if task.chunk is not None:
-        return _in_chunks(task, node, function, memory, picks)
+        return _in_chunks(task, node, function, memory, read)
     done = [n for n in dict.fromkeys(node.inputs) if _is_last(memory, n, node)]
 
     def call() -> None:
-        out = function(*(value(n) for n in node.inputs))
+        out = function(*(read(n) for n in node.inputs))
         results = out if isinstance(out, tuple) else (out,)
         for pick in picks:
             memory.give(pick.name, checked(pick, results[int(pick.attr("index"))]))
@@ -46,19 +52,6 @@ def call_of(
             memory.give_away(name)
 
     return call
-
-
-def _function(node: Node, calls: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    name = str(node.attr("function"))
-    if name not in calls:
-        raise ProgramError(f"no function called {name!r} was given; compile(..., calls=...)")
-    found, said = getattr(calls[name], "digest", None), node.attr("digest")
-    if said and found and said != found:
-        raise ProgramError(
-            f"the function given as {name!r} ({found[:8]}) is not the one that the program was "
-            f"written with ({said[:8]}); give the calls of the same capture"
-        )
-    return calls[name]
 
 
 def _is_last(memory: Memory, name: str, node: Node) -> bool:
@@ -70,13 +63,21 @@ def _is_last(memory: Memory, name: str, node: Node) -> bool:
 
 
 def _in_chunks(
-    task: Task, node: Node, function: Callable[..., Any], memory: Memory, picks: list[Node]
+    task: Task,
+    node: Node,
+    function: Callable[..., Any],
+    memory: Memory,
+    read: Callable[[str], Any],
 ) -> Callable[[], None]:
+    program = memory.program
     reads = [(name, blocks_of(task, memory, name)) for name in node.inputs]
+    picks = [program[n] for n in program.users[node.name] if program[n].op == "pick"]
     writes = [(pick, blocks_of(task, memory, pick.name)) for pick in picks]
 
     def call() -> None:
-        out = function(*(memory.piece(name, block) for name, block in reads))
+        # A number has no pieces, and may be one of the host's.
+        given = [memory.piece(name, block) if block else read(name) for name, block in reads]
+        out = function(*given)
         results = out if isinstance(out, tuple) else (out,)
         for pick, block in writes:
             found = results[int(pick.attr("index"))]

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import fx
 from torch.func import functionalize, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from penstock.errors import ProgramError
 
-__all__ = ["Graphs", "Tensors", "traced", "traced_backward"]
+__all__ = ["Graphs", "Joint", "Tensors", "graph_digest", "traced", "traced_backward"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -35,9 +36,47 @@ class Graphs:
     """Of operands, what was kept and gradients of results: gradients of operands."""
     weights: Callable[..., Tensors]
     """The same, only by operands that have no samples."""
-    num_kept: int
+    kept_shapes: tuple[tuple[int, ...], ...]
+    kept_strides: tuple[tuple[int, ...], ...]
+    """As the backward was traced: what is a view of them has to be one."""
     num_keepable: int
     """What could be kept; some of it may be computed again instead."""
+
+    @property
+    def num_kept(self) -> int:
+        """How many values are kept."""
+        return len(self.kept_shapes)
+
+    def laid_out(self, kept: Sequence[torch.Tensor]) -> Tensors:
+        """Return kept values with the strides that the backward was traced for."""
+        pairs = zip(kept, self.kept_strides, strict=True)
+        return tuple(_laid_out(one, strides) for one, strides in pairs)
+
+
+def _laid_out(one: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if one.stride() == strides:
+        return one
+    small = one
+    for dim, stride in enumerate(strides):
+        small = small.narrow(dim, 0, 1) if not stride else small
+    reach = 0
+    for stride, length in sorted(zip(strides, small.shape, strict=True)):
+        if length > 1 and stride <= reach:
+            return one  # Elements lay in one place, as those of windows do: it has no such views.
+        reach += stride * (length - 1)
+    made = torch.empty_strided(small.shape, strides, dtype=one.dtype, device=one.device)
+    return made.copy_(small).expand(one.shape)
+
+
+def graph_digest(graph: Any) -> str:
+    """Return the digest of what a graph computes: its operations, and the constants they read."""
+    digest = xxhash.xxh3_128(graph.code.encode())
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            held = getattr(graph, node.target).detach().cpu().contiguous().reshape(-1)
+            digest.update(repr((node.target, held.dtype)).encode())
+            digest.update(held.view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def traced(function: Callable[..., Tensors], operands: Sequence[torch.Tensor], name: str) -> Any:
@@ -65,9 +104,8 @@ def traced_backward(
     *,
     by: Sequence[int],
     samples: Sequence[int],
-    skip: Collection[int] | None = (),
-) -> Graphs:
-    """Return the graphs of a function and of its backward.
+) -> Joint:
+    """Return a function and its backward, as one graph.
 
     Args:
         function: of tensors, to a tuple of tensors.
@@ -75,29 +113,56 @@ def traced_backward(
         name: for errors.
         by: the operands that gradients are taken by.
         samples: the operands that have samples.
-        skip: what is not kept of what could be, but computed again; None: all of it.
     """
     with torch.no_grad():
         results = function(*operands)
-    dys = [torch.zeros_like(result) for result in results if result.is_floating_point()]
-    joint = _graph_of(_joint(function, len(operands), by), [*operands, *dys], name)
-    nodes = list(joint.graph.nodes)
+    dys = [
+        torch.zeros_like(result, memory_format=torch.contiguous_format)
+        for result in results
+        if result.is_floating_point()
+    ]
+    graph = _graph_of(_joint(function, len(operands), by), [*operands, *dys], name)
+    nodes = list(graph.graph.nodes)
     given = [node for node in nodes if node.op == "placeholder"]
     returned = list(nodes[-1].args[0])
-    made, gradients = returned[: len(results)], returned[len(results) :]
     ins, tangents = given[: len(operands)], given[len(operands) :]
-    keepable = _keepable(nodes, set(tangents), {ins[k] for k in samples})
-    kept = [] if skip is None else [n for k, n in enumerate(keepable) if k not in skip]
-    weights = [d for d, k in zip(gradients, by, strict=True) if k not in samples]
-    read = [*ins, *kept, *tangents]
-    return Graphs(
-        forward=_part(joint, ins, made),
-        keeping=_part(joint, ins, [*made, *kept]),
-        backward=_part(joint, read, gradients),
-        weights=_part(joint, read, weights),
-        num_kept=len(kept),
-        num_keepable=len(keepable),
+    gradients = returned[len(results) :]
+    return Joint(
+        graph=graph,
+        ins=ins,
+        tangents=tangents,
+        made=returned[: len(results)],
+        gradients=gradients,
+        weights=[d for d, k in zip(gradients, by, strict=True) if k not in samples],
+        keepable=_keepable(nodes, set(tangents), {ins[k] for k in samples}),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """The graph of a function and of its backward, which can be cut where one likes."""
+
+    graph: Any
+    ins: list[fx.Node]
+    tangents: list[fx.Node]
+    made: list[fx.Node]
+    gradients: list[fx.Node]
+    weights: list[fx.Node]
+    keepable: list[fx.Node]
+
+    def cut(self, skip: Collection[int] | None = ()) -> Graphs:
+        """Return the graphs; what of the values that could be kept is skipped, None for all."""
+        kept = [] if skip is None else [n for k, n in enumerate(self.keepable) if k not in skip]
+        read = [*self.ins, *kept, *self.tangents]
+        return Graphs(
+            forward=_part(self.graph, self.ins, self.made),
+            keeping=_part(self.graph, self.ins, [*self.made, *kept]),
+            backward=_part(self.graph, read, self.gradients),
+            weights=_part(self.graph, read, self.weights),
+            kept_shapes=tuple(tuple(node.meta["val"].shape) for node in kept),
+            kept_strides=tuple(node.meta["val"].stride() for node in kept),
+            num_keepable=len(self.keepable),
+        )
 
 
 def _graph_of(function: Callable[..., Any], operands: Sequence[torch.Tensor], name: str) -> Any:
@@ -106,6 +171,8 @@ def _graph_of(function: Callable[..., Any], operands: Sequence[torch.Tensor], na
             return make_fx(
                 functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True
             )(*operands)
+    except ProgramError:
+        raise
     except Exception as error:
         raise ProgramError(
             f"capture of {name!r}: torch cannot trace it ({type(error).__name__}: {error}); what "
@@ -144,7 +211,14 @@ def _keepable(
     for node in nodes:
         if node in late and node.op != "output":
             out |= dict.fromkeys(n for n in node.all_input_nodes if n not in late)
-    return [n for n in nodes if n in out and n in of_samples and n.op != "placeholder"]
+    found = [n for n in nodes if n in out and n in of_samples and n.op != "placeholder"]
+    return [n for n in found if _has_a_shape(n)]
+
+
+def _has_a_shape(node: fx.Node) -> bool:
+    """Whether it is a tensor of a shape that does not depend on values."""
+    made = node.meta.get("val")
+    return isinstance(made, torch.Tensor) and all(isinstance(n, int) for n in made.shape)
 
 
 def _below(nodes: Sequence[fx.Node], first: Iterable[fx.Node]) -> set[fx.Node]:

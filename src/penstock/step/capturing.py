@@ -13,14 +13,16 @@
 Parameters and buffers become operands. Samples lie along a dimension of the examples, and what is
 said of them is tried out: on values like the examples', some samples alone have to give what they
 give among others. A result has a row for each sample, or is a sum over them; everything else is
-refused. Graphs are traced for the shapes that a rank has, when it first has them.
+refused. Graphs are traced for the shapes that a rank has, when it first has them; a module is in
+training or not as it was when captured, and what has changed since otherwise is refused.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +30,20 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.errors import ProgramError
 from penstock.program.calls import BACKWARD, KEEPING, WEIGHTS, Function, Slot
 from penstock.step.captured_checks import Found, found_of
-from penstock.step.captured_graphs import Graphs, Tensors, traced, traced_backward
+from penstock.step.captured_graphs import (
+    Graphs,
+    Joint,
+    Tensors,
+    graph_digest,
+    traced,
+    traced_backward,
+)
 from penstock.step.dtypes import name_of, torch_dtype
 
 __all__ = ["Captured", "capture"]
@@ -63,6 +74,12 @@ class Captured(Function):
     def restore(self, *values: torch.Tensor) -> None:
         """Write such values, trained meanwhile, back into the module."""
         state = list(self.body.state.values())
+        wanted = [slot.shape for slot in self.operands[self.body.num_examples :]]
+        if [tuple(value.shape) for value in values] != wanted:
+            raise ProgramError(
+                f"{self.name} has values of shapes {', '.join(map(str, wanted))}, got "
+                f"{', '.join(str(tuple(value.shape)) for value in values)}; gather slices first"
+            )
         given = self.body.unpacked([*([None] * self.body.num_examples), *values])
         for held, value in zip(state, given[self.body.num_examples :], strict=True):
             held.detach().copy_(value)
@@ -106,14 +123,14 @@ def capture(
         raise ProgramError("capture takes examples, a tensor for each argument of what is captured")
     called = name or _name_of(what)
     body = Body.of(what, examples, _dims(batch_dim, examples), called, flat=flat)
-    operands = [*examples, *(value.detach() for value in body.state.values())]
+    operands = [one.detach().contiguous() for one in (*examples, *body.state.values())]
     graph = traced(body.function, operands, called)
     found = found_of(body.function, operands, body.dims, called, by=body.by, keep=keep)
     operand_slots = body.slots(operands)
     digest = xxhash.xxh3_128_hexdigest(
-        repr((graph.code, operand_slots, found.results, found.kept)).encode()
+        repr((graph_digest(graph), operand_slots, found.results, found.kept)).encode()
     )
-    runs = _Runs(body, operand_slots, found, digest)
+    runs = _Runs(body, operand_slots, found, digest, _Trace.of(graph, operands))
     return Captured(
         name=called,
         operands=operand_slots,
@@ -257,11 +274,15 @@ def _argument_names(what: Any, count: int) -> list[str]:
 def _over_leaves(
     what: Any, num_examples: int, names: tuple[str, ...], name: str
 ) -> Callable[..., Tensors]:
+    modules = what.modules() if isinstance(what, nn.Module) else ()
+    modes = [(module, module.training) for module in modules]
+
     def function(*leaves: torch.Tensor) -> Tensors:
         examples = leaves[:num_examples]
         if isinstance(what, nn.Module):
             own = dict(zip(names, leaves[num_examples:], strict=True))
-            out = torch.func.functional_call(what, own, examples)
+            with _as_it_was(modes):
+                out = torch.func.functional_call(what, own, examples)
         else:
             out = what(*examples)
         results = tuple(out) if isinstance(out, tuple | list) else (out,)
@@ -275,16 +296,59 @@ def _over_leaves(
     return function
 
 
+@contextmanager
+def _as_it_was(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Have modules in training, or not, as they were once."""
+    now = [(module, module.training) for module, _ in modes]
+    try:
+        for module, mode in modes:
+            module.training = mode
+        yield
+    finally:
+        for module, mode in now:
+            module.training = mode
+
+
 # -- carrying out ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What a function was when it was captured."""
+
+    digest: str
+    operands: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+
+    @staticmethod
+    def of(graph: Any, operands: Sequence[torch.Tensor]) -> _Trace:
+        return _Trace(graph_digest(graph), tuple((o.shape, o.dtype, o.device) for o in operands))
+
+    def check(self, body: Body) -> None:
+        """Refuse a function that has become another one."""
+        shapes = ShapeEnv()  # For what has as many elements as values say.
+        with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes, static_shapes=True):
+            like = [torch.empty(size, dtype=dtype, device=at) for size, dtype, at in self.operands]
+        if graph_digest(traced(body.function, like, body.name)) != self.digest:
+            raise ProgramError(
+                f"{body.name} computes something else than when it was captured: a tensor or a "
+                "number that it reads has changed, or torch computes in another mode (autocast); "
+                "capture it again, or give what changes as an operand"
+            )
 
 
 class _Runs:
     """The graphs of one captured function, by the shapes of what they are given."""
 
-    def __init__(self, body: Body, operands: tuple[Slot, ...], found: Found, digest: str) -> None:
+    def __init__(
+        self, body: Body, operands: tuple[Slot, ...], found: Found, digest: str, before: _Trace
+    ) -> None:
         self.body, self.operands, self.found, self.digest = body, operands, found, digest
+        self._before = before
         self._graphs: dict[Any, Graphs] = {}
+        self._again: dict[Any, Graphs] = {}
         self._forward: dict[Any, Any] = {}
+        self._has_zeros = False
+        """Whether some shapes keep nothing: what a backward reads may be of those, in chunks."""
 
     def calls(self) -> dict[str, Callable[..., Any]]:
         """Return what carries a program's calls out, by name."""
@@ -303,6 +367,7 @@ class _Runs:
     def forward(self, leaves: Sequence[torch.Tensor]) -> Tensors:
         key = _key(leaves)
         if key not in self._forward:
+            self._before.check(self.body)
             self._forward[key] = traced(self.body.function, leaves, self.body.name)
         out: Tensors = self._forward[key](*leaves)
         return out
@@ -311,18 +376,40 @@ class _Runs:
         """Return the graphs for some shapes; where they would keep other things, they keep none."""
         key = _key(leaves)
         if key not in self._graphs:
-            made = self._traced(leaves, self.found.skip)
-            if made.num_kept and made.num_keepable != self.found.num_keepable:
-                made = self._traced(leaves, None)
+            self._before.check(self.body)
+            joint = self._traced(leaves)
+            made = joint.cut(self.found.skip)
+            if made.num_kept and not self._keeps_the_same(made, leaves):
+                made = self._again[key] = joint.cut(None)
+                self._has_zeros = True
             self._graphs[key] = made
         return self._graphs[key]
 
-    def _traced(self, leaves: Sequence[torch.Tensor], skip: Collection[int] | None) -> Graphs:
+    def backward_graphs(self, leaves: Sequence[torch.Tensor]) -> Graphs:
+        """Return the graphs of a backward, which keep nothing where there may be nothing to read.
+
+        A forward of other shapes may have come before it, chunk by chunk.
+        """
+        made, key = self.graphs(leaves), _key(leaves)
+        if not made.num_kept or not self._has_zeros:
+            return made
+        if key not in self._again:
+            self._again[key] = self._traced(leaves).cut(None)
+        return self._again[key]
+
+    def _keeps_the_same(self, made: Graphs, leaves: Sequence[torch.Tensor]) -> bool:
+        shapes = self.found.kept_shapes(self.num_samples(leaves))
+        return made.num_keepable == self.found.num_keepable and made.kept_shapes == shapes
+
+    def num_samples(self, leaves: Sequence[torch.Tensor]) -> int:
+        """Return how many samples operands have."""
+        pairs = zip(leaves, self.body.dims, strict=True)
+        return next((leaf.shape[dim] for leaf, dim in pairs if dim is not None), 1)
+
+    def _traced(self, leaves: Sequence[torch.Tensor]) -> Joint:
         body = self.body
         samples = [k for k, dim in enumerate(body.dims) if dim is not None]
-        return traced_backward(
-            body.function, leaves, body.name, by=body.by, samples=samples, skip=skip
-        )
+        return traced_backward(body.function, leaves, body.name, by=body.by, samples=samples)
 
 
 def _key(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -343,8 +430,8 @@ class _Run:
         return self.runs.digest
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
-        values = [_tensor(value) for value in given]
         slots = self.runs.operands
+        values = self._tensors(given)
         pairs = zip(slots, values[: len(slots)], strict=True)
         lengths = [value.shape[slot.dim] for slot, value in pairs if slot.dim is not None]
         with torch.no_grad():
@@ -356,6 +443,20 @@ class _Run:
         is_array = any(isinstance(value, np.ndarray) for value in given)
         return tuple(one.numpy() for one in out) if is_array else out
 
+    def _tensors(self, given: Sequence[Any]) -> list[torch.Tensor]:
+        """Return what is given as tensors; numbers of the host have the types that they should."""
+        where = next((one.device for one in given if isinstance(one, torch.Tensor)), None)
+        found = self.runs.found
+        slots = [*self.runs.operands]
+        if len(given) > len(slots):
+            slots += [*found.kept, *(slot for slot in found.results if slot.has_gradient)]
+        return [
+            torch.tensor(one, dtype=torch_dtype(slot.dtype), device=where)
+            if isinstance(one, int | float)
+            else _tensor(one)
+            for one, slot in zip(given, slots, strict=True)
+        ]
+
     def _of_nothing(self, like: torch.Tensor) -> Tensors:
         """Return what no samples make: no rows, and sums of nothing."""
         made = [slot.of(0) for slot in self.results]
@@ -366,15 +467,16 @@ class _Run:
     def _made(self, values: list[torch.Tensor]) -> Tensors:
         runs, body = self.runs, self.runs.body
         count = len(runs.operands)
-        leaves = body.unpacked(values[:count])
+        leaves = [one.contiguous() for one in body.unpacked(values[:count])]
         if self.which == "forward":
             return tuple(one.contiguous() for one in runs.forward(leaves))
-        graphs = runs.graphs(leaves)
         if self.which == "keeping":
-            return self._keeping(graphs, leaves)
+            return self._keeping(runs.graphs(leaves), leaves)
+        graphs = runs.backward_graphs(leaves)
         kept, dys = runs.found.split(values[count:], graphs.num_kept)
+        kept = graphs.laid_out(kept)
         graph = graphs.backward if self.which == "backward" else graphs.weights
-        found = graph(*leaves, *kept, *dys)
+        found = graph(*leaves, *kept, *(dy.contiguous() for dy in dys))
         return tuple(one.contiguous() for one in body.gradients(found))
 
     def _keeping(self, graphs: Graphs, leaves: list[torch.Tensor]) -> Tensors:
@@ -382,18 +484,14 @@ class _Run:
         out = graphs.keeping(*leaves)
         num = len(found.results)
         results = tuple(one.contiguous() for one in out[:num])
-        samples = next(
-            leaf.shape[dim]
-            for leaf, dim in zip(leaves, self.runs.body.dims, strict=True)
-            if dim is not None
-        )
+        samples = self.runs.num_samples(leaves)
         return (*results, *found.by_samples(out[num:], samples, leaves[0]))
 
 
 def _tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
-    return torch.from_numpy(np.ascontiguousarray(value))
+    return torch.from_numpy(np.array(value, order="C"))
 
 
 def _apart(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:
