@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.program import P, Program, R, Region, Type, language, mesh, program
-from penstock.program.cost import Costs, Link
+from penstock.program.cost import Costs, Link, work_of
 from penstock.program.explain import WIDTH, explain
 from penstock.program.lower import lower
 
@@ -17,6 +17,12 @@ def step(g: P["n"], h: P["n"], w: R["n"]):
     total = language.all_reduce(g)
     other = language.all_reduce(scaled)
     return language.update(w, w - total * other + x)
+
+
+@program
+def momentum(g: P["n"], w: R["n"], lr):
+    sum = language.all_reduce(g, "mean")
+    return language.update(w, w - lr * sum)
 
 
 def _made(**attrs: str) -> Program:
@@ -60,6 +66,24 @@ def test_overlap_is_a_share_of_what_could_be_hidden() -> None:
     together = replace(made, regions=(Region(name="o", kind="overlap", nodes=names),))
     hidden = explain(together, costs).overlap_share
     assert hidden == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("cores", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("num_chunks", [2, 16])
+def test_a_step_lies_between_all_hidden_and_nothing_hidden(num_chunks: int, cores: float) -> None:
+    # Two lanes on one wire, latencies under each other's bytes: as in the tutorial.
+    made = momentum.on(mesh(dp=4), n=1 << 20).split("sum").sink("sum.gather")
+    plain = explain(made, Costs(cores=cores))
+    assert plain.step_s == pytest.approx(plain.one_after_the_other_s)
+    cut = made.chunk(num_chunks, "sum.scatter", "w.gather").overlap()
+    said = explain(cut, Costs(cores=cores))
+    assert len([lane for lane in said.plan.lanes if lane.startswith("net:")]) == 2
+    assert 0.0 < said.ideal_s <= said.step_s <= said.one_after_the_other_s
+    wires = [work_of(task, said.plan, said.costs) for task in said.plan.tasks if task.sent_bytes]
+    sent_s = sum(work.seconds * work.wire_share for work in wires)
+    assert sent_s <= said.ideal_s * (1 + 1e-9)
+    share = said.overlap_share
+    assert share is None or 0.0 <= share <= 1.0
 
 
 def test_chunks_of_a_task_are_one_line() -> None:

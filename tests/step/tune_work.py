@@ -7,12 +7,14 @@ import torch
 import torch.distributed
 
 from penstock.errors import ProgramError
-from penstock.program import P, Program, R, S, language, mesh, program
+from penstock.program import P, Program, R, S, Type, language, mesh, program
 from penstock.program.cost import Costs
+from penstock.program.schedule import apply
 from penstock.step import calibrating, tuning
 from penstock.step.calibrating import calibrate
 from penstock.step.execute import compile as compile_step
 from penstock.step.groups import Groups
+from penstock.step.tune_search import Candidate, Search
 from penstock.step.tune_trial import Carried, CarriedTrial
 from penstock.step.tuning import Tuned, tune
 
@@ -203,3 +205,82 @@ def calibrated(rank: int, size: int, folder: str) -> list[str]:
     with Groups(mesh(dp=size), backend="shm") as groups:
         shared = calibrate(groups)
     return [each.to_json() for each in (costs, again, other, shared)]
+
+
+@program
+def trained(w: R["n"], m: R["n"], lr):
+    x = language.load("train.x", S(0)["b", "n"])
+    like = Type(shape=w.type.shape, layouts=(("dp", P),))
+    (g,) = language.call("gradient", x, w, outs=(like,))
+    m = language.update(m, 0.9 * m + language.all_reduce(g, "mean"))
+    language.store(m, "kept")
+    return language.update(w, w - lr * m)
+
+
+def few(*texts: str) -> Any:
+    """Return a search that finds these schedules, however little time it has."""
+
+    def search(made: Program, *args: Any, **how: Any) -> Search:
+        found = [Candidate(program=made, predicted_s=1.0)]
+        found += [Candidate(program=apply(made, text), predicted_s=0.5) for text in texts]
+        return Search(candidates=found, num_tried=len(texts))
+
+    return search
+
+
+class _NoData:
+    def __iter__(self) -> Any:
+        raise OSError("no data here")
+
+
+class _Spoils(Carried):
+    """On the last rank, one element of a state is wrong after every other schedule."""
+
+    def __call__(self, made: Program) -> CarriedTrial:
+        trial = super().__call__(made)
+        results = trial.results
+
+        def spoiled() -> Any:
+            found = results()
+            if made.history and self.groups.rank == self.groups.mesh.num_ranks - 1:
+                found["state m"].tensor[-1] += 1.0
+            return found
+
+        trial.results = spoiled  # type: ignore[method-assign]
+        return trial
+
+
+def tune_loading(rank: int, size: int) -> dict[str, Any]:
+    """Tune a step with a batch, a function and a store; then one whose batch is missing here."""
+    made = trained.on(mesh(dp=size), b=2 * size, n=1 << 15)
+    torch.manual_seed(0)
+    given: dict[str, Any] = {"w": torch.randn(1 << 15), "m": torch.zeros(1 << 15), "lr": 0.1}
+    torch.manual_seed(rank)
+    batch = torch.randn(2, 1 << 15)
+    stored: list[torch.Tensor] = []
+    options: dict[str, Any] = {
+        "calls": {"gradient": lambda x, w: (x * w).sum(0), "kept": stored.append},
+        "sources": {"train": [{"x": batch}]},
+        "backend": "eager",
+    }
+    how: dict[str, Any] = {"costs": Costs(), "budget_s": 0.2, "cache": None}
+    out: dict[str, Any] = {"failed": ""}
+    with Groups(made.mesh) as groups:
+        tuning.search = few("split('all_reduce.1')\nsink('all_reduce.1.gather')\n")
+        out["sliced"] = tune(made, groups, given, **how, **options).num_measured
+        tuning.search = few("split('all_reduce.1')\nrotate('x', 1)\n")
+        tuned = tune(made, groups, given, **how, **options)
+        wrong = tune(made, groups, given, measure=_Spoils(groups, given, **options), **how)
+        out |= {"num_measured": tuned.num_measured, "wrong": wrong.num_measured}
+        out |= {"stored": len(stored), "digest": tuned.program.digest}
+        try:
+            lacking = {"train": _NoData()} if rank == size - 1 else options["sources"]
+            tune(made, groups, given, **how, **{**options, "sources": lacking})
+        except ProgramError as error:
+            out["failed"] = str(error)
+        wanted = (batch * given["w"]).sum(0)
+        torch.distributed.all_reduce(wanted)
+        wanted = given["w"] - 0.1 * wanted / size
+        with tuned.compile(groups, **options) as step:
+            out["off"] = (step(**given)[0] - wanted).abs().max().item()
+    return out

@@ -6,10 +6,11 @@ What is said of bytes is exact; what is said of time is what the costs predict.
 from __future__ import annotations
 
 import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.program.cost import Costs, unmeasured_calls, work_of
+from penstock.program.cost import Costs, Work, unmeasured_calls, work_of
 from penstock.program.lower import lower
 from penstock.program.nodes import Program
 from penstock.program.plan import COMPUTE, COPY, DECODE, FETCH, Plan, Task
@@ -54,17 +55,25 @@ class Explanation:
     @property
     def one_after_the_other_s(self) -> float:
         """How long a step would take in which nothing overlaps."""
-        return sum(work_of(task, self.plan, self.costs).alone_s for task in self.plan.tasks)
+        return sum(
+            _alone_s(work_of(task, self.plan, self.costs), self.costs) for task in self.plan.tasks
+        )
 
     @property
     def ideal_s(self) -> float:
-        """How long it would take if everything overlapped: the time of the busiest resource."""
-        busy: dict[str, float] = {}
+        """How long it would take if everything overlapped: the time of the busiest resource.
+
+        A lane does one task after the other; a wire and the processor are shared, and each task
+        uses the part of them that the simulator gives it. Latencies use neither.
+        """
+        busy: defaultdict[str, float] = defaultdict(float)
         for task in self.plan.tasks:
             work = work_of(task, self.plan, self.costs)
-            what = work.wire or task.lane
-            busy[what] = busy.get(what, 0.0) + work.alone_s
-        return max(busy.values(), default=0.0)
+            busy[f"lane {task.lane}"] += _alone_s(work, self.costs)
+            busy[f"wire {work.wire}"] += work.seconds * work.wire_share
+            busy["processor"] += work.seconds * work.cores / self.costs.cores
+        # A step that is simulated between others may begin with some of its work done.
+        return min(self.step_s, max(busy.values(), default=0.0))
 
     @property
     def overlap_share(self) -> float | None:
@@ -72,7 +81,7 @@ class Explanation:
         could_s = self.one_after_the_other_s - self.ideal_s
         if could_s <= 0.01 * self.step_s:
             return None
-        return (self.one_after_the_other_s - self.step_s) / could_s
+        return max(0.0, self.one_after_the_other_s - self.step_s) / could_s
 
     @property
     def approximate(self) -> tuple[str, ...]:
@@ -103,6 +112,11 @@ def explain(what: Program | Plan, costs: Costs | None = None) -> Explanation:
     plan = what if isinstance(what, Plan) else lower(what)
     chosen = costs or Costs()
     return Explanation(plan=plan, timeline=simulate(plan, chosen), costs=chosen)
+
+
+def _alone_s(work: Work, costs: Costs) -> float:
+    """Return how long a task takes when it has the whole processor, of which it may want more."""
+    return work.latency_s + work.seconds * max(1.0, work.cores / costs.cores)
 
 
 def _wrapped(lines: Sequence[str]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Trials: programs that are run to see how long they take, on real ranks or in the simulator.
 
 All trials use one set of copies of the inputs, since what they are about is time. States that a
-schedule keeps in slices are cut from those that were given whole.
+schedule keeps in slices are cut from those that were given whole. What they load is one batch again
+and again, and what they store goes nowhere (`tune_samples`).
 
 A rank that fails must not leave the others waiting for it. So groups are opened before anything
 that can fail on one rank only, and where computation fails in a step, the rank goes on with what
@@ -13,12 +14,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import distributed
 
+from penstock.errors import ProgramError
 from penstock.program.cost import Costs
+from penstock.program.loads import source_of
 from penstock.program.lower import lower
 from penstock.program.nodes import Node, Program
 from penstock.program.ops import is_move
@@ -29,6 +33,8 @@ from penstock.step.execute import compile as compile_step
 from penstock.step.fusing import fused_lanes
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
+from penstock.step.tune_samples import Stored, sampled
+from penstock.step.tune_values import Value, Values
 
 __all__ = ["Alone", "Carried", "Measure", "Ranks", "Simulated", "Team", "Trial", "gathered"]
 
@@ -44,7 +50,7 @@ class Trial(Protocol):
         """Run it once, together with all ranks, and return how long a step took here."""
         ...
 
-    def results(self) -> list[torch.Tensor] | None:
+    def results(self) -> Values | None:
         """Return what it makes of the inputs as they were given; None where nobody can say."""
         ...
 
@@ -129,6 +135,7 @@ class Simulated:
     def __init__(self, costs: Costs, noise: Callable[[Program], float] | None = None) -> None:
         self._costs = costs
         self._noise = noise or (lambda program: 1.0)
+        self.key = f"{costs}" if noise is None else None
 
     def __call__(self, program: Program) -> Trial:
         """Return a trial of a program."""
@@ -143,7 +150,7 @@ class _SimulatedTrial:
     def run(self) -> float:
         return self._step_s * self._noise(self._program)
 
-    def results(self) -> list[torch.Tensor] | None:
+    def results(self) -> Values | None:
         return None
 
     def close(self) -> None:
@@ -156,7 +163,8 @@ class Carried:
     Args:
         groups: of this rank.
         inputs: what the program as it was written is given, by name; they are not changed.
-        options: of `compile`, such as calls, backend, donate and device.
+        options: of `compile`, such as calls, sources, backend, donate and device. No source is
+            used up, and nothing is stored.
     """
 
     def __init__(self, groups: Groups, inputs: Mapping[str, Any], **options: Any) -> None:
@@ -165,12 +173,41 @@ class Carried:
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._baseline: Program | None = None
 
+    @property
+    def key(self) -> str:
+        """What, of all this, how long programs take depends on."""
+        mesh, said = self.groups.mesh, self._options
+        ways = [self.groups.backend_of(axis) for axis in mesh.names]
+        device = torch.device(said.get("device", "cpu"))
+        donated = sorted(said.get("donate", ()))
+        return f"{ways} {said.get('backend', 'auto')} {device.type} {donated}"
+
+    def check_given(self, program: Program) -> None:
+        """Refuse to tune what would load from, or call, what was not given."""
+        loads = [source_of(node) for node in program.nodes if node.op == "load"]
+        called = [str(node.attr("function")) for node in program.nodes if node.op == "call"]
+        for option, names in (("sources", loads), ("calls", called)):
+            lacking = [name for name in names if name not in (self._options.get(option) or {})]
+            if lacking:
+                raise ProgramError(
+                    f"{program.name} needs {lacking[0]!r} to be tuned; give tune "
+                    f"{option}={{{lacking[0]!r}: ...}}, as compile"
+                )
+
+    def look(self) -> None:
+        """Look at a batch of each source; it may fail on one rank, so before anything together."""
+        if self._options.get("sources"):
+            self._options["sources"] = sampled(self._options["sources"])
+
     def __call__(self, program: Program) -> CarriedTrial:
         """Return a trial of a program; the first one is the program as it was written."""
         self._baseline = self._baseline or program
         self._open(program)
-        step = compile_step(program, self.groups, **self._options)
-        return CarriedTrial(step, lambda fresh: self._inputs(program, fresh), self.groups)
+        self.look()
+        stored = Stored()
+        calls = stored.instead(self._options.get("calls") or {}, program)
+        step = compile_step(program, self.groups, **{**self._options, "calls": calls})
+        return CarriedTrial(step, partial(self._inputs, program), self.groups, stored)
 
     def _open(self, program: Program) -> None:
         """Open the groups that a program needs: all ranks do that, and only together."""
@@ -210,10 +247,14 @@ class CarriedTrial:
     """A program compiled."""
 
     def __init__(
-        self, step: Step, inputs: Callable[[bool], dict[str, Any]], groups: Groups
+        self,
+        step: Step,
+        inputs: Callable[[bool], dict[str, Any]],
+        groups: Groups,
+        stored: Stored,
     ) -> None:
         self.step = step
-        self._inputs, self._groups = inputs, groups
+        self._inputs, self._groups, self._stored = inputs, groups, stored
         self._runs = 0
         self._errors: list[Exception] = []
         step.go_on_after_errors(self._errors.append)
@@ -252,12 +293,21 @@ class CarriedTrial:
         if self._errors:
             raise self._errors[0]
 
-    def results(self) -> list[torch.Tensor] | None:
-        """Return what it makes of the inputs; what it loads may be another batch each time."""
-        made = [out.detach().clone() for out in self.step(**self._inputs(True))]
+    def results(self) -> Values:
+        """Return what it makes of the inputs, and of one batch of each source."""
+        self.step.forget()  # What was begun with the states of the last run.
+        given = self._inputs(True)
+        self._stored.is_kept = True
+        returned = [out.detach().clone() for out in self.step(**given)]
+        self.step.forget()  # What is still being stored is here then.
+        self._stored.is_kept = False
         self._raise_error()
-        if any(node.op in ("load", "store", "call") for node in self.step.program.nodes):
-            return None
+        made = {f"returned {n}": Value(tensor=out) for n, out in enumerate(returned)}
+        made |= {f"stored {at}": Value(tensor=value) for at, value in self._stored.values.items()}
+        program, rank = self.step.program, self._groups.rank
+        for name in program.states:
+            bounds = program[name].type.bounds(program.mesh, rank)
+            made[f"state {name}"] = Value(tensor=given[name].detach().clone(), bounds=bounds)
         return made
 
     def times(self, num_runs: int) -> list[Sequence[Lived]]:

@@ -11,15 +11,15 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from penstock.step.execute import compile as compile_step
+from penstock.step.execute import Calls, Step, planned, whole_device
 from penstock.step.groups import Groups
+from penstock.step.loading import Source
 from penstock.step.tune_trial import Carried, gathered
 from penstock.step.tuning import Tuned, tune
 
@@ -31,37 +31,37 @@ _STEPS = 32
 """That tell: one may be late for many reasons."""
 
 
-class WatchedStep:
+class WatchedStep(Step):
     """A step of a tuned program; made by `Tuned.compile`."""
 
     def __init__(self, tuned: Tuned, groups: Groups, options: Mapping[str, Any]) -> None:
         self.tuned = tuned
-        self._groups, self._options = groups, dict(options)
-        self._step = compile_step(tuned.program, groups, **self._options)
-        self._on_host = torch.device(self._options.get("device", "cpu")).type == "cpu"
+        self._options = dict(options)
+        self._begin(groups, **self._options)
         self._taken_s: deque[float] = deque(maxlen=_STEPS)
         self._has_warned = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
+    def _begin(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        groups: Groups,
+        *,
+        backend: str = "auto",
+        calls: Calls | None = None,
+        sources: Mapping[str, Iterable[Any]] | None = None,
+        donate: Sequence[str] = (),
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the step."""
-        self._step.close()
+        """Be the step of what was tuned; options as `compile`."""
+        where = whole_device(device)
+        plan = planned(self.tuned.program, sources or {}, donate, where)
+        options: dict[str, Any] = {"calls": calls or {}, "sources": sources or {}}
+        super().__init__(plan, groups, **options, backend=backend, device=where)
 
     def __call__(self, **given: Any) -> list[torch.Tensor]:
         """Do one iteration, and look how long it takes; on a device that nobody can tell."""
         start_s = time.perf_counter()
-        made = self._step(**given)
-        if self._on_host:
+        made = super().__call__(**given)
+        if self._device.type == "cpu":
             self._taken_s.append(time.perf_counter() - start_s)
             self._warn()
         return made
@@ -83,7 +83,7 @@ class WatchedStep:
         """Tune again if some rank has drifted; return whether. All ranks come together.
 
         The inputs are those of a step; copies of them are used. They keep their layouts, so a
-        program whose states are in slices keeps that.
+        program whose states are in slices keeps that. Sources go on with their next batch.
         """
         if not any(gathered(self._groups, self.has_drifted)):
             return False
@@ -96,15 +96,29 @@ class WatchedStep:
             inputs,
             budget_s=budget_s,
             allow=[word for word in tuned.allow if word != "sliced"],
-            measure=Carried(self._groups, inputs, **self._options),
+            measure=Carried(self._groups, inputs, **self._with_sources(self.sources)),
             cache=None,
         )
         if self.tuned.program.digest != tuned.program.digest:
-            self._step.close()
-            self._step = compile_step(self.tuned.program, self._groups, **self._options)
+            self._change()
         self._taken_s.clear()
         self._has_warned = False
         return True
+
+    def _with_sources(self, sources: Mapping[str, Source]) -> dict[str, Any]:
+        return {**self._options, "sources": dict(sources)} if sources else self._options
+
+    def _change(self) -> None:
+        """Go on with another program, and with the batch that would have come next."""
+        keeps_times = self.keeps_times
+        sources = self.hand_over()
+        try:
+            self._begin(self._groups, **self._with_sources(sources))
+        except BaseException:
+            for source in sources.values():
+                source.close()
+            raise
+        self.keeps_times = keeps_times
 
     def _warn(self) -> None:
         if not self._has_warned and self.has_drifted:

@@ -43,6 +43,7 @@ from penstock.step.tune_cache import keep, kept, key_of
 from penstock.step.tune_race import Heats, Race, Result
 from penstock.step.tune_search import Search, search
 from penstock.step.tune_trial import Alone, Carried, CarriedTrial, Measure, Ranks, Team, Trial
+from penstock.step.tune_values import Values, is_same, steady
 from penstock.units import show_seconds
 
 if TYPE_CHECKING:
@@ -59,9 +60,8 @@ _RUNS_EACH = 8
 _SEARCH_SHARE = 0.3
 _PREPARE_SHARE = 0.6
 """Of the budget, after which no further schedule is compiled."""
-_SAME_SHARE = 1e-3
-_APPROXIMATE_SHARE = 0.1
-"""How far results may be from those of the program as it was written, beside their largest."""
+_OPTIONS = ("calls", "sources", "backend", "donate", "device")
+"""Of `compile`."""
 T = TypeVar("T")
 
 
@@ -145,6 +145,7 @@ def tune(
     costs: Costs | None = None,
     measure: Measure | None = None,
     cache: str | Path | None = CACHE,
+    **options: Any,
 ) -> Tuned:
     """Return the program with the schedule that is fastest here. All ranks come together.
 
@@ -157,24 +158,38 @@ def tune(
         allow: "sliced": states that are not returned may be kept in slices, and are given so then;
             "bf16", "f16": values may be sent with fewer bits.
         costs: of the machine; measured where they are not given.
-        measure: runs programs; by default they are carried out with `inputs`. Give
-            `Carried(groups, inputs, calls=..., backend=...)` for options of `compile`.
-        cache: the folder where results are kept by mesh, shapes, hosts and versions, and used
-            while the network is about as fast as it was; None: none.
+        measure: runs programs; by default they are carried out with `inputs`.
+        cache: the folder where results are kept by mesh, shapes, hosts, versions and options, and
+            used while the network is about as fast as it was; None: none.
+        options: of `compile`: calls, sources, backend, donate, device. Of each source one batch is
+            looked at and used again and again, so a generator cannot be one, but a list of one of
+            its batches can; nothing is stored.
     """
+    _check(options, measure)
     if measure is None:
         if groups is None or inputs is None:
             raise ProgramError("tune needs groups and inputs to run programs, or a measure")
-        measure = Carried(groups, inputs)
+        measure = Carried(groups, inputs, **options)
     alone = groups is None or groups.mesh.num_ranks == 1
     team: Team = Alone() if alone else Ranks()
     try:
         if isinstance(program, Template):
             program = bound(program, groups, inputs, team)
+        if isinstance(measure, Carried):
+            measure.check_given(program)
         job = _Job(program, groups, measure, team=team, allow=tuple(allow), budget_s=budget_s)
         return job.tuned(costs, cache)
     finally:
         team.close()
+
+
+def _check(options: Mapping[str, Any], measure: Measure | None) -> None:
+    known = ", ".join(_OPTIONS)
+    for name in options:
+        if name not in _OPTIONS:
+            raise ProgramError(f"tune has no option {name!r}; of compile it has {known}")
+    if measure is not None and options:
+        raise ProgramError(f"tune with a measure needs no {', '.join(options)}; give it those")
 
 
 def _here(groups: Groups | None) -> str:
@@ -191,7 +206,9 @@ def _for_cache(tuned: Tuned, seen: Mapping[str, float]) -> str:
     return json.dumps(said)
 
 
-def _from_cache(text: str, program: Program, seen: Mapping[str, float]) -> Tuned | None:
+def _from_cache(
+    text: str, program: Program, seen: Mapping[str, float], allow: tuple[str, ...]
+) -> Tuned | None:
     """Return what was found before, if its rewrites and the network still are what they were."""
     try:
         said = json.loads(text)
@@ -205,12 +222,17 @@ def _from_cache(text: str, program: Program, seen: Mapping[str, float]) -> Tuned
     return Tuned(
         program=made,
         baseline=program,
+        allow=allow,
         seconds=seconds,
         baseline_s=baseline_s,
         ratio=ratio,
         band=band,
         is_cached=True,
     )
+
+
+def _nothing() -> None:
+    """There is nothing to look at."""
 
 
 class _RankError(ProgramError):
@@ -239,33 +261,40 @@ class _Job:
     def tuned(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
         """Return what was found before, or find it."""
         self.agree(self._program)
+        # What a measure of somebody else depends on nobody knows.
+        said = getattr(self._measure, "key", None)
+        shelf = None if said is None else cache
         here = self._team.gathered(_here(self._groups))
-        key = key_of("schedule", self._program.digest, self._program.mesh, sorted(self.allow), here)
-        seen = {} if cache is None or self._groups is None else speeds(self._groups)
-        found = self._team.from_first(kept(cache, key) if self._team.rank == 0 else None)
-        before = None if found is None else _from_cache(found, self._program, seen)
+        program = self._program
+        allowed = sorted(self.allow)
+        key = key_of("schedule", program.digest, program.mesh, allowed, here, said, costs)
+        seen = {} if shelf is None or self._groups is None else speeds(self._groups)
+        found = self._team.from_first(kept(shelf, key) if self._team.rank == 0 else None)
+        before = None if found is None else _from_cache(found, program, seen, self.allow)
         if all(self._team.gathered(before is not None)):
             assert before is not None
             return before
         tuned = self._measured(costs, cache)
         if self._team.rank == 0:
-            keep(cache, key, _for_cache(tuned, seen))
+            keep(shelf, key, _for_cache(tuned, seen))
         return tuned
 
     def _measured(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
         """Measure, look, race, agree."""
         if costs is None:
             costs = Costs() if self._groups is None else calibrate(self._groups, cache=cache)
+        self._together(getattr(self._measure, "look", _nothing))
         trials: list[Trial] = [self._together(lambda: self._measure(self._program))]
         programs = [self._program]
         try:
-            wanted = self._together(trials[0].results)
+            wanted = self._wanted(trials[0])
             costs = self._with_learned(costs, trials[0])
             found = self._searched(costs)
             most = 1 + self._affordable(trials[0])
             heats = Heats(self._race(trials))
-            # One is always tried, however slow the machine is today.
-            while len(trials) < most and (len(trials) == 1 or self._has_time(_PREPARE_SHARE)):
+            is_first = True  # Some are always tried, however slow the machine is today.
+            while len(trials) < most and (is_first or self._has_time(_PREPARE_SHARE)):
+                is_first = False
                 new = self._next(found, programs, heats, most - len(trials))
                 made = [each for text in new if (each := self._made(text, wanted)) is not None]
                 if not new:
@@ -278,6 +307,15 @@ class _Job:
             for trial in trials:
                 trial.close()
         return self._outcome(programs, result, found, costs)
+
+    def _wanted(self, trial: Trial) -> Values | None:
+        """Return what all have to make: what the program as it was written makes each time."""
+        made = self._together(trial.results)
+        if made is None or all(node.op != "call" for node in self._program.nodes):
+            return made
+        again = self._together(trial.results)
+        assert again is not None
+        return steady(made, again)
 
     def _next(self, found: Search, programs: list[Program], heats: Heats, most: int) -> list[str]:
         """Return some schedules in words, as the first rank wants them to be run next."""
@@ -320,9 +358,7 @@ class _Job:
         found.num_tried = self._team.from_first(found.num_tried)
         return found
 
-    def _made(
-        self, text: str, wanted: Sequence[torch.Tensor] | None
-    ) -> tuple[Program, Trial] | None:
+    def _made(self, text: str, wanted: Values | None) -> tuple[Program, Trial] | None:
         """Return a schedule ready to run, if all ranks have the same and it makes the same.
 
         What cannot be carried out here is no candidate; one rank is enough to say so.
@@ -334,8 +370,8 @@ class _Job:
         try:
             trial = self._together(lambda: self._measure(program))
             made = self._together(trial.results)
-            is_same = wanted is None or _is_same(program, wanted, made)
-            if all(self._team.gathered(is_same)):
+            is_good = wanted is None or is_same(program, wanted, made)
+            if all(self._team.gathered(is_good)):
                 self._dropped.remove(program.digest)
                 return program, trial
         except _RankError:
@@ -423,21 +459,3 @@ class _Job:
             costs=costs,
             allow=self.allow,
         )
-
-
-def _is_same(
-    program: Program, wanted: Sequence[torch.Tensor], made: Sequence[torch.Tensor] | None
-) -> bool:
-    """Whether results are those of the program as it was written, up to the order of sums."""
-    if made is None or len(made) != len(wanted):
-        return False
-    is_exact = all(node.attr("wire") is None for node in program.nodes)
-    share = _SAME_SHARE if is_exact else _APPROXIMATE_SHARE
-    for one, other in zip(made, wanted, strict=True):
-        if one.shape != other.shape:
-            return False
-        if one.numel():
-            off = (one.double() - other.double()).abs().max().item()
-            if not off <= share * max(1e-30, other.double().abs().max().item()):
-                return False
-    return True
