@@ -3,9 +3,10 @@
     python benchmarks/program_fuzz.py --seconds 600
     python benchmarks/program_fuzz.py --seed 4711 --programs 1      # the one that failed, again
 
-Random programs and random rewrites, carried out by the interpreter before and after. Prints how
-many of each rewrite were legal; at the first difference it prints the program, the schedule and the
-seed that makes both again, and fails.
+Random programs and random rewrites, carried out by the interpreter before and after; those that
+have a plan must have one after each rewrite, too. Prints how many of each rewrite were legal; at
+the first difference it prints the program, the schedule and the seed that makes both again, and
+fails.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from random import Random
 from penstock.program.nodes import Program
 from penstock.program.passes import PASSES
 from penstock.testing.programs import random_program
-from penstock.testing.rewrites import ARGUMENTS, applied, differences, random_rewrite
+from penstock.testing.rewrites import ARGUMENTS, applied, differences, random_rewrite, refused
 
 
 def fuzzed(seed: int, legal: Counter[str], tried: Counter[str], only: list[str]) -> list[str]:
@@ -27,6 +28,7 @@ def fuzzed(seed: int, legal: Counter[str], tried: Counter[str], only: list[str])
     rng = Random(seed)
     sample = random_program(rng, num_ops=rng.randint(4, 24))
     program: Program = sample.program
+    has_plan = not refused(program)
     for _ in range(12):
         step = random_rewrite(rng, program, only)
         if step is None:
@@ -37,7 +39,10 @@ def fuzzed(seed: int, legal: Counter[str], tried: Counter[str], only: list[str])
             continue
         legal[step.name] += 1
         program = after
-        if found := differences(sample, program):
+        found = differences(sample, program)
+        if has_plan and (why := refused(program)):
+            found.append(f"there is no plan any more: {why}")
+        if found:
             return [str(sample.program), str(program), program.script(), *found]
     return []
 
@@ -72,7 +77,7 @@ def main() -> int:
         seed += 1
     print(f"{seed - args.seed} programs, {sum(tried.values())} rewrites, {len(failed)} differ")
     for name in (n for n in ARGUMENTS if n in PASSES):
-        print(f"  {name:12} {legal[name]:6} legal of {tried[name]}")
+        print(f"  {name:15} {legal[name]:6} legal of {tried[name]}")
     return 1 if failed else 0
 
 

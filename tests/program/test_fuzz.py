@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.program.nodes import Program
 from penstock.program.schedule import apply, read_schedule
 from penstock.testing.programs import Sample, random_program
-from penstock.testing.rewrites import applied, differences, random_rewrite
+from penstock.testing.rewrites import applied, differences, random_rewrite, refused
 
 GRAPH = ("split", "sink", "hoist", "keep_sliced", "dead", "hier", "factor", "reshard")
 MOVES_ONLY = ("split", "keep_sliced", "dead", "reshard", "fuse", "chunk", "overlap", "bucket")
@@ -65,6 +65,17 @@ def test_a_rewritten_program_is_made_again_from_its_script(rng: Random) -> None:
     again = apply(sample.program, read_schedule(program.script()))
     assert again == program
     assert again.digest == program.digest
+
+
+REGIONS = ("fuse", "chunk", "bucket", "overlap", "keep_sliced", "hoist", "algo")
+
+
+@settings(max_examples=80)
+@given(randoms)
+def test_what_has_a_plan_has_one_after_rewrites(rng: Random) -> None:
+    sample = random_program(rng)
+    program = _rewritten(rng, sample.program, 10, REGIONS)
+    assert refused(sample.program) or not refused(program), _shown(sample, program)
 
 
 def test_a_seed_makes_the_same_program_again() -> None:

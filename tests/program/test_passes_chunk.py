@@ -10,6 +10,7 @@ from tests.program.same_values import WORLDS, assert_same, mlp, sliced_adam
 
 from penstock.errors import ProgramError
 from penstock.program import P, R, S, mesh, program
+from penstock.program.check import check_plan
 from penstock.program.language import (
     all_gather,
     all_reduce,
@@ -18,10 +19,12 @@ from penstock.program.language import (
     flatten,
     load,
     relu,
+    slice,
     softmax,
     sum,
     transpose,
     unflatten,
+    update,
 )
 from penstock.program.lower import lower
 
@@ -236,3 +239,59 @@ def test_what_needs_nothing_of_each_other_overlaps_as_it_is() -> None:
     after = made.overlap("all_reduce.1", "relu.1")
     assert all(not task.after for task in lower(after).tasks)
     assert_same(made, after)
+
+
+# -- values that a state had before --------------------------------------------------------------
+
+
+@program
+def old_and_new(v: R["n", "n"], x: R["n", "n"]):
+    new = update(v, relu(x))
+    old = v * 2.0
+    return old @ new
+
+
+def test_a_region_that_needs_a_state_as_it_was_and_as_it_is_is_refused() -> None:
+    made = old_and_new.on(mesh(dp=1), n=4)
+    check_plan(lower(made))
+    with pytest.raises(ProgramError, match="region chunk reads v as it was and waits"):
+        made.chunk(2, "old", "matmul.1")
+    check_plan(lower(made.chunk(2, "matmul.1")))
+
+
+def test_a_bucket_of_a_state_as_it_was_and_as_it_is_is_refused() -> None:
+    @program
+    def both(v: P["n"]):
+        new = update(v, v * 0.5)
+        return all_reduce(v), all_reduce(new)
+
+    made = both.on(mesh(dp=2), n=4)
+    check_plan(lower(made))
+    one, other = (node.name for node in made.nodes if node.op == "all_reduce")
+    with pytest.raises(ProgramError, match="region bucket reads v as it was"):
+        made.bucket(one, other)
+
+
+def test_a_slice_of_a_state_as_it_was_cannot_become_the_state() -> None:
+    @program
+    def returned(v: R["n"]):
+        new = update(v, relu(v))
+        return slice(v, 0), new
+
+    made = returned.on(mesh(dp=2), n=4)
+    check_plan(lower(made))
+    with pytest.raises(ProgramError, match="would return v as it was"):
+        made.keep_sliced("v")
+
+
+def test_chunks_wait_for_all_of_what_another_region_has_cut_otherwise() -> None:
+    @program
+    def crossed(x: P["n", "n"]):
+        y = x * 2.0
+        z = all_reduce(y)
+        return relu(z) * 3.0
+
+    made = crossed.on(mesh(dp=2), n=4).chunk(2, "y", "z", dim=0).chunk(4, "relu.1", "mul.1", dim=1)
+    plan = lower(made.overlap("y", "z", "relu.1", "mul.1"))
+    check_plan(plan)
+    assert set(plan.by_name["relu.1[3]"].after) >= {"z[0]", "z[1]"}

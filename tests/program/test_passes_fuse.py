@@ -199,3 +199,14 @@ def test_readers_of_an_old_state_come_before_its_update() -> None:
     made = late_reader.on(mesh(dp=1), n=3)
     names = [name for group in contracted(made) for name in group]
     assert names.index("mul.1") < names.index("new")
+
+
+def test_a_kernel_does_not_write_over_what_it_still_reads() -> None:
+    @program
+    def spread(v: R["n"]):
+        return update(v, softmax(v, 0) * 2.0)
+
+    made = spread.on(mesh(dp=1), n=3)
+    with pytest.raises(ProgramError, match="reads all of v, with an update of it"):
+        made.fuse("softmax.1", "update.1")
+    assert_same(made, made.fuse("softmax.1", "mul.1"))

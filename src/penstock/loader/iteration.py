@@ -66,6 +66,12 @@ class Iteration(Iterator[Any]):
         return time.perf_counter() - self._began if self.is_open else 0.0
 
     def __next__(self) -> Any:
+        slot, batch = self.made()
+        self.deliver(slot)
+        return batch
+
+    def made(self) -> tuple[Slot, Any]:
+        """Return the next batch, and what `deliver` wants when somebody has it."""
         if os.getpid() != self._pid:
             raise StateError(
                 "this iteration belongs to the process that started it; its threads do not exist "
@@ -74,13 +80,15 @@ class Iteration(Iterator[Any]):
         if not self._ready:
             self._take_job()
         slot, fields = self._ready.popleft()
-        batch = self._batch(slot, fields)
+        return slot, self._batch(slot, fields)
+
+    def deliver(self, slot: Slot) -> None:
+        """Move the cursor behind a batch."""
         self._counters.samples += slot.num_counted
         self._counters.batches += 1
         self._delivered(slot)
         if self._recorder is not None:
             self._recorder.mark(Kind.DELIVER, epoch=slot.epoch, step=slot.step)
-        return batch
 
     def _take_job(self) -> None:
         if not self.is_open:
@@ -142,7 +150,8 @@ class InStages:
     The loader's own threads do the work, several batches at once where they are ahead; whoever asks
     waits, and is told when the work was done. Where the iteration is `only_asked`, nothing is read
     for a batch that was not asked for: who asks decides when the wire is used. `fetch` and `decode`
-    may be called by two threads, each in order.
+    may be called by two threads, each in order. Batches that are made wait for their turn, so the
+    cursor moves when somebody says that one is `used`, and not before.
     """
 
     def __init__(self, iteration: Iteration) -> None:
@@ -152,6 +161,8 @@ class InStages:
         self._next_job = 0
         self._left: deque[Job] = deque()
         """One entry for each batch of the latest job that was not asked for yet."""
+        self._made: deque[Slot] = deque()
+        """Of the batches that are made and not used yet."""
 
     def fetch(self) -> Ticket:
         """Return when the bytes of the next batch are here; StopIteration after the last."""
@@ -161,18 +172,36 @@ class InStages:
         if not self._left:
             job = self._runner.fetched(self._next_job)
             if job is None:
-                raise StopIteration
+                raise StopIteration if self._iteration.is_open else _ended_early()
             self._next_job += 1
             self._left.extend([job] * max(1, len(job.slots)))
         return Ticket(job=self._left.popleft())
 
     def decode(self, ticket: Ticket) -> Any:
         """Return the batch of the oldest ticket."""
-        return next(self._iteration)
+        try:
+            slot, batch = self._iteration.made()
+        except StopIteration:
+            raise _ended_early() from None  # Its ticket says that there is one.
+        self._made.append(slot)
+        return batch
+
+    def used(self) -> None:
+        """Take note that the oldest batch that was made has been used: the cursor moves on."""
+        if self._made:
+            self._iteration.deliver(self._made.popleft())
 
     def close(self) -> None:
-        """End all threads and processes."""
+        """End all threads and processes; what was made and not used is not delivered."""
+        self._made.clear()
         self._iteration.close()
+
+
+def _ended_early() -> StateError:
+    return StateError(
+        "the loader was closed, or another iteration of it was begun, before this one was over; "
+        "give each reader a Loader of its own"
+    )
 
 
 def _end(

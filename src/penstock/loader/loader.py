@@ -84,6 +84,9 @@ class Loader:
         trace: a file to write a trace to when the loader is closed; Perfetto opens it.
     """
 
+    _moves: Callable[[Slot], None] | None = None
+    """What moves the cursor: only the latest iteration does."""
+
     def __init__(
         self,
         dataset: Dataset | Mixture,
@@ -284,11 +287,12 @@ class Loader:
                 cluster=None if self._opened is None else self._opened.cluster,
             ),
         )
+        self._moves = _mover(weakref.ref(self), end_epoch)
         return Iteration(
             runner,
             self._counters,
             converter(self._output),
-            delivered=_mover(weakref.ref(self), end_epoch),
+            delivered=self._moves,
             processes=processes,
             recorder=self._recorder,
             holds=self._opened,
@@ -360,7 +364,7 @@ class Loader:
 
     def _end_iteration(self) -> None:
         iteration = self._current() if self._current is not None else None
-        self._current = None
+        self._current = self._moves = None
         if iteration is not None and iteration.is_open:
             iteration.close()
 
@@ -471,7 +475,7 @@ def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot
 
     def delivered(slot: Slot) -> None:
         owner = loader()
-        if owner is not None:
+        if owner is not None and owner._moves is delivered:
             owner._cursor = slot.cursor_after
             if slot.cursor_after[0] == end_epoch:
                 owner._begin_at = slot.cursor_after  # Done: the next iteration is the next epoch.

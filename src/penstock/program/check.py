@@ -24,7 +24,14 @@ from penstock.program.nodes import Node
 from penstock.program.ops import is_pointwise
 from penstock.program.plan import COMPUTE, IO, Access, Plan, Task
 
-__all__ = ["Checked", "check_orders", "check_plan", "check_ranks", "peak_bytes"]
+__all__ = [
+    "Checked",
+    "check_orders",
+    "check_plan",
+    "check_ranks",
+    "goes_along",
+    "peak_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +155,7 @@ class _Book:
         taken = [w for w in writes if w.memory == mine.memory and w.access.value != value]
         nodes = [self._plan.program[name] for name in mine.task.nodes]
         for node in nodes if taken else []:
-            if value in node.inputs and not _goes_along(node):
+            if value in node.inputs and not goes_along(node):
                 raise ProgramError(
                     f"{mine.task.name} writes {taken[0].access.value} over {value}, of which "
                     f"{node.op} ({node.name}) still reads other elements; give it its own memory"
@@ -248,7 +255,7 @@ def _before(plan: Plan) -> list[int]:
     return out
 
 
-def _goes_along(node: Node) -> bool:
+def goes_along(node: Node) -> bool:
     """Whether an operation is done with an element of its operand when it writes the result's."""
     return is_pointwise(node.op) or node.op in ("update", "slice", "store", "recv", "all_reduce")
 

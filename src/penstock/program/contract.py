@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from penstock.errors import ProgramError
 from penstock.program.nodes import Program
 
-__all__ = ["arranged", "contracted"]
+__all__ = ["arranged", "check_old_values", "contracted"]
 
 _TOGETHER = ("fuse", "chunk", "ring", "bucket")
 """Kinds of regions that are carried out in one go."""
@@ -28,17 +28,54 @@ def contracted(program: Program, kinds: Iterable[str] = _TOGETHER) -> tuple[tupl
     its update, where that can be.
     """
     groups = _groups(program, tuple(kinds))
-    group_of = {name: number for number, group in enumerate(groups) for name in group}
-    needs: Edges = {number: set() for number in range(len(groups))}
-    for node in program.nodes:
-        mine = group_of[node.name]
-        needs[mine] |= {group_of[name] for name in node.inputs} - {mine}
-    order = _sorted({k: v | _readers(program, groups, group_of, k) for k, v in needs.items()})
+    needs, order = _ordered(program, groups)
     if len(order) < len(groups):
         order = _sorted(needs)
     if len(order) < len(groups):
         raise ProgramError(_circle(program, groups, needs, set(order)))
     return tuple(groups[number] for number in order)
+
+
+def check_old_values(program: Program, before: Program) -> None:
+    """Refuse to read or return a state as it was when its update is there already.
+
+    A region that reads it and needs what is made of the update would have to be carried out before
+    that and after it. What was so before is left for the plan's check, which knows more.
+    """
+    gone = [name for name in _returned_old(program) if name not in _returned_old(before)]
+    if gone:
+        raise ProgramError(
+            f"the program would return {gone[0]} as it was, in whose memory the new value lies by "
+            "then; return the new one, or leave what is made of the old one"
+        )
+    groups = _groups(program, _TOGETHER)
+    _, order = _ordered(program, groups)
+    if len(order) == len(groups):
+        return
+    was = _groups(before, _TOGETHER)
+    if len(_ordered(before, was)[1]) < len(was):
+        return
+    done = {name for number in order for name in groups[number]}
+    stuck = [n for n in program.nodes if n.op == "update" and n.name not in done]
+    old = {node.inputs[0] for node in stuck}
+    regions = [
+        region
+        for region in program.regions
+        if region.kind in _TOGETHER and any(old & set(program[n].inputs) for n in region.nodes)
+    ]
+    what = f"the {regions[-1].kind} region {regions[-1].name}" if regions else "a region"
+    raise ProgramError(
+        f"{what} reads {min(old)} as it was and waits for what is made of the new one, "
+        f"{stuck[0].name}: it would have to come before that and after it; leave one of its nodes "
+        "out"
+    )
+
+
+def _returned_old(program: Program) -> list[str]:
+    """Return what a program returns of states that something else takes the place of."""
+    nodes = [program[name] for name in program.outputs]
+    states = [(str(node.attr("target", node.name)), node.name) for node in nodes]
+    return [name for state, name in states if program.states.get(state, name) != name]
 
 
 def arranged(program: Program) -> Program:
@@ -69,6 +106,20 @@ def _groups(program: Program, kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
     for node in program.nodes:
         out.setdefault(top(node.name), []).append(node.name)
     return [tuple(group) for group in out.values()]
+
+
+def _ordered(program: Program, groups: list[tuple[str, ...]]) -> tuple[Edges, list[int]]:
+    """Return what each group needs, and an order in which old values are read before they go.
+
+    Where there is no such order, some groups are missing in it.
+    """
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    needs: Edges = {number: set() for number in range(len(groups))}
+    for node in program.nodes:
+        mine = group_of[node.name]
+        needs[mine] |= {group_of[name] for name in node.inputs} - {mine}
+    old = {k: v | _readers(program, groups, group_of, k) for k, v in needs.items()}
+    return needs, _sorted(old)
 
 
 def _readers(

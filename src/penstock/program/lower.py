@@ -205,11 +205,19 @@ def _needed(task: Task, writers: dict[str, list[Task]], readers: dict[str, list[
     out: set[str] = set()
     for access in (*task.reads, *task.writes):
         for other in writers.get(access.state or access.value, ()):
-            out.update(other.name for theirs in other.writes if theirs.overlaps(access))
+            if _meet(task, access, other, other.writes):
+                out.add(other.name)
     for access in task.writes:
         for other in readers.get(access.state or access.value, ()):
-            out.update(other.name for theirs in other.reads if theirs.overlaps(access))
+            if _meet(task, access, other, other.reads):
+                out.add(other.name)
     return out
+
+
+def _meet(task: Task, access: Access, other: Task, theirs: tuple[Access, ...]) -> bool:
+    """Whether tasks have memory in common; chunks of different regions are cut differently."""
+    mine = access if task.region == other.region else replace(access, chunk=None)
+    return any(one.overlaps(mine) for one in theirs)
 
 
 class _Order:

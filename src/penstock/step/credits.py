@@ -14,7 +14,8 @@ The rule: the next load is held back while communication is under way *and* a ba
 nobody has taken yet. It goes as soon as the wire is free, or when the last batch has been taken,
 for then it is urgent, and a wire that is never free starves nobody. What has begun is never
 stopped; so what begins should be no more than a batch, and a `Loader` given to `ahead` is made with
-`look_ahead` of one: it then asks for a batch when one is taken from it. Loads of a compiled step
+`look_ahead` of one: it then asks for a batch when one is taken from it. Its state says what was
+taken here, and not what is ahead. Loads of a compiled step
 keep the same rule where its groups have a wire and they are `rotate`d by two or more; only their
 fetching does, and a `Loader` then reads what the step asks for and nothing else. A load whose
 `priority` is below that of every move is not held back.
@@ -30,7 +31,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 
@@ -117,6 +118,8 @@ class Ahead(Generic[T], Iterator[T]):
         self._depth = depth
         self._changed = threading.Condition()
         self._ready: deque[T] = deque()
+        self._stages: Any = None
+        """The batches in stages, where they can be told which of them was used."""
         self._has_ended = self._is_closed = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -142,6 +145,8 @@ class Ahead(Generic[T], Iterator[T]):
                     raise StopIteration
                 self._changed.wait()
             batch = self._ready.popleft()
+            if self._stages is not None:
+                self._stages.used()
             self._changed.notify_all()
         self._wire.look_again()
         return batch
@@ -153,15 +158,29 @@ class Ahead(Generic[T], Iterator[T]):
             self._ready.clear()
             self._changed.notify_all()
         self._wire.look_again()
+        if self._stages is not None:
+            self._stages.close()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
     def _is_urgent(self) -> bool:
         return not self._ready or self._is_closed
 
+    def _each(self) -> Iterator[T]:
+        if not hasattr(self._batches, "stages"):
+            yield from self._batches
+            return
+        self._stages = stages = self._batches.stages()
+        while True:
+            try:
+                fetched = stages.fetch()
+            except StopIteration:
+                return
+            yield stages.decode(fetched)
+
     def _take(self) -> None:
         try:
-            for batch in self._batches:
+            for batch in self._each():
                 with self._changed:
                     self._ready.append(batch)
                     self._changed.notify_all()

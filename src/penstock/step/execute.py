@@ -38,13 +38,13 @@ from penstock.step.dtypes import torch_dtype
 from penstock.step.early import Early, early_tasks, with_early
 from penstock.step.groups import Groups
 from penstock.step.lanes import Begun, Carrier, Iteration, Lived
-from penstock.step.loading import Landing, Source, field_of, stages_offered
+from penstock.step.loading import Landing, Source, check_apart, field_of, stages_offered
 from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
 from penstock.step.ringing import run_ring
 from penstock.step.streams import Order, Streams
 
-__all__ = ["Step", "compile"]
+__all__ = ["Step", "compile", "planned", "whole_device"]
 
 Calls = Mapping[str, Callable[..., Any]]
 
@@ -70,16 +70,22 @@ def compile(
         donate: inputs whose memory may be written over, such as gradients.
         device: where values live.
     """
-    where = _whole_device(device)
-    stages = {name: stages_offered(of, where) for name, of in (sources or {}).items()}
-    return Step(
-        lower(staged(program, stages), donate=donate),
-        groups,
-        backend=backend,
-        calls=calls or {},
-        sources=sources or {},
-        device=where,
-    )
+    where = whole_device(device)
+    plan = planned(program, sources or {}, donate, where)
+    options: dict[str, Any] = {"backend": backend, "calls": calls or {}, "sources": sources or {}}
+    return Step(plan, groups, **options, device=where)
+
+
+def planned(
+    program: Program,
+    sources: Mapping[str, Iterable[Any]],
+    donate: Sequence[str],
+    device: torch.device,
+) -> Plan:
+    """Return the plan of a program whose loads have the stages of their sources."""
+    check_apart(sources)
+    stages = {name: stages_offered(of, device) for name, of in sources.items()}
+    return lower(staged(program, stages), donate=donate)
 
 
 class Step:
@@ -111,7 +117,8 @@ class Step:
         self._host = host_nodes(self.program)
         self._calls = calls
         self._sources = {
-            name: Source(name, of, device, groups.over) for name, of in sources.items()
+            name: of if isinstance(of, Source) else Source(name, of, device, groups.over)
+            for name, of in sources.items()
         }
         self._scalars: dict[str, float | int] = {}
         self._io = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-io")
@@ -159,6 +166,21 @@ class Step:
             closing.callback(self._behind.shutdown, wait=True)
             closing.callback(self._io.shutdown, wait=True)
             closing.callback(self.forget)
+
+    def hand_over(self) -> dict[str, Source]:
+        """Close, but for the sources: a step that is given them goes on with their next batch."""
+        kept, self._sources = self._sources, {}
+        with ExitStack() as failing:
+            for source in kept.values():
+                failing.callback(source.close)
+            self.close()
+            failing.pop_all()
+        return {name: source.handed_on() for name, source in kept.items()}
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Where it loads from, by name."""
+        return dict(self._sources)
 
     def forget(self) -> None:
         """Wait for what was begun for the next iteration and drop it; all ranks do so together.
@@ -469,7 +491,7 @@ class Step:
                 )
 
 
-def _whole_device(device: torch.device | str) -> torch.device:
+def whole_device(device: torch.device | str) -> torch.device:
     """Return a device with its number, as tensors have it."""
     return torch.empty(0, device=device).device
 

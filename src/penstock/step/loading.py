@@ -12,17 +12,20 @@ program asks for batches ahead of their step, and their stages go on while earli
 Each stage of a source has a thread, so one batch is copied while the next is decoded and the one
 after it fetched. A source tells fetching and decoding apart if it has `stages(only_asked=...)`, as
 a Penstock Loader does: what that returns has `fetch()`, which returns something when the bytes are
-here, `decode(something)`, which returns the batch, and `close()`. Anything else is iterated over,
-and what it does counts as fetching.
+here, `decode(something)`, which returns the batch, and `close()`; if it has `used()`, that is
+called when a step has taken a batch, so that the state of a Loader says what steps have used and
+not what is ahead of them. Anything else is iterated over, and what it does counts as fetching. What
+it yields may be written over by the next: where batches are ahead, they are copied.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,12 +34,15 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.step.credits import Wire
+from penstock.step.load_threads import Worker
 from penstock.step.streams import mark_of
 
-__all__ = ["Landing", "Source", "Spent", "Stages", "field_of", "stages_offered"]
+__all__ = ["Landing", "Source", "Spent", "Stages", "check_apart", "field_of", "stages_offered"]
 
 _SPENT_MAX = 1024
 """Stages of batches whose times are kept until somebody asks."""
+_JOIN_S = 5.0
+"""How long `close` waits for a source that is at work."""
 
 
 class Stages(Protocol):
@@ -94,12 +100,27 @@ def field_of(name: str) -> tuple[str, str]:
 
 def stages_offered(batches: Iterable[Any], device: torch.device) -> tuple[str, ...]:
     """Return what a batch of a source goes through; nothing where it is there in one go."""
+    if isinstance(batches, Source):
+        return batches.offered
     found = ["fetch"]
     if hasattr(batches, "stages"):
         found.append("decode")
     if device.type != "cpu":
         found.append("copy")
     return tuple(found) if len(found) > 1 else ()
+
+
+def check_apart(sources: Mapping[str, Any]) -> None:
+    """Refuse what can be gone through once only and is given as two sources."""
+    names: dict[int, str] = {}
+    for name, of in sources.items():
+        first = names.setdefault(id(of), name)
+        if first != name and (hasattr(of, "stages") or hasattr(of, "__next__")):
+            raise ProgramError(
+                f"sources {first!r} and {name!r} are one {type(of).__name__}, of which each batch "
+                f"comes once; load fields of one source, as {first}.x and {first}.y, or give each "
+                "its own"
+            )
 
 
 class Source:
@@ -113,7 +134,8 @@ class Source:
         self._batches = batches
         self._begun: Stages | None = None
         self._device = device
-        self._stages = stages_offered(batches, device) or ("load",)
+        self.offered = stages_offered(batches, device)
+        self._stages = self.offered or ("load",)
         self._ahead = 0
         self._goes_first = False
         self._lock = threading.Lock()
@@ -121,6 +143,8 @@ class Source:
         """By the node that loads: how many batches it has had."""
         self._fields: dict[str, str] = {}
         """By the node that loads."""
+        self._known: set[str] = set()
+        """Fields that somebody loads, or has loaded."""
         self._first = 0
         """The number of the oldest batch that is kept."""
         self._num_fetched = 0
@@ -129,19 +153,39 @@ class Source:
         self._coming: deque[dict[str, Future[Any]]] = deque()
         """By stage, of the batches that are kept."""
         self._is_closed = False
-        self._threads = {
-            stage: ThreadPoolExecutor(1, thread_name_prefix=f"penstock-{stage}-{name}")
-            for stage in self._stages
-        }
+        self._threads = {stage: Worker(f"penstock-{stage}-{name}") for stage in self._stages}
         self._stream: Any = None
         self._spent: deque[Spent] = deque(maxlen=_SPENT_MAX)
 
     def want(self, node: str, field: str, ahead: int, *, goes_first: bool = False) -> None:
         """Take note that a node loads a field, how many iterations ahead, and before whom."""
-        self._taken[node] = 0
+        if self._coming and field not in self._known:
+            raise ProgramError(f"batches of source {self.name!r} are here, without {field!r}")
+        self._known.add(field)
+        self._taken[node] = self._first
         self._fields[node] = field
         self._ahead = max(self._ahead, ahead)
         self._goes_first = self._goes_first or goes_first
+
+    def handed_on(self) -> Source:
+        """Forget who loads, between two steps: others go on with the batch that is next."""
+        with self._lock:
+            self._taken.clear()
+            self._fields.clear()
+            self._ahead, self._goes_first = 0, False
+        return self
+
+    def looked_at(self) -> tuple[Any, float]:
+        """Return the batch that is next, which stays so, and how long its longest stage took."""
+        on_host = [stage for stage in self._stages if stage != "copy"][-1]
+        with self._lock:
+            if not self._coming:
+                self._coming.append(self._begin(self._first))
+            coming = self._coming[0]
+        fields = coming[on_host].result()["fields"]
+        spent = [one for one in list(self._spent) if one.number >= self._first]
+        took_s = [one.stop_s - one.start_s for one in spent]
+        return fields.get("", fields), max(took_s, default=0.0)
 
     def ask(self, node: str) -> None:
         """Have the next batch of a node brought here, and those that are to be ahead of it."""
@@ -167,6 +211,7 @@ class Source:
             while self._coming and self._first < min(self._taken.values()):
                 self._coming.popleft()
                 self._first += 1
+                self._used()
         if batch["event"] is not None:
             torch.cuda.current_stream(self._device).wait_event(batch["event"])
             tensor.record_stream(torch.cuda.current_stream(self._device))
@@ -183,15 +228,24 @@ class Source:
         return out
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads; a batch that the source is at work on is waited for a moment."""
         self._is_closed = True
         if self._over is not None:
             self._over.look_again()
         if self._begun is not None:
             self._begun.close()
         # From the first stage on: whoever waits for a batch of the stage before is then told.
+        until_s = time.monotonic() + _JOIN_S
         for thread in self._threads.values():
-            thread.shutdown(wait=True, cancel_futures=True)
+            thread.close()
+        left = [s for s, thread in self._threads.items() if not thread.ends_by(until_s)]
+        if left:
+            warnings.warn(
+                f"source {self.name!r} is still in {left[0]} {_JOIN_S:g} s after its step was "
+                "closed: it waits for a batch that nobody wants any more; its thread ends when "
+                "that comes, or with the process",
+                stacklevel=2,
+            )
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -239,19 +293,63 @@ class Source:
             # Over a wire of others, nothing may come that was not asked for.
             stages: Stages = self._batches.stages(only_asked=self._over is not None)  # type: ignore[attr-defined]
             return stages
-        return _Plain(iter(self._batches))
+        try:
+            return _Plain(iter(self._batches))
+        except TypeError:
+            raise ProgramError(
+                f"source {self.name!r} is a {type(self._batches).__name__}; give something that "
+                "yields batches, such as a Loader, a list or a generator"
+            ) from None
+
+    def _used(self) -> None:
+        """Tell a source that wants to know that its oldest batch has been taken by everybody."""
+        used = getattr(self._begun, "used", None)
+        if used is not None:
+            used()
 
     def _decode(self, number: int, before: Future[Any]) -> dict[str, Any]:
         fetched = before.result()
         assert self._begun is not None
         start_s = time.perf_counter()
-        batch = self._batch(self._begun.decode(fetched))
+        try:
+            decoded = self._begun.decode(fetched)
+        except StopIteration:
+            raise ProgramError(
+                f"source {self.name!r} has ended in decode, before a batch that it has fetched"
+            ) from None
+        batch = self._batch(decoded)
         self._note("decode", number, getattr(fetched, "decode_ns", None), start_s)
         return batch
 
     def _batch(self, batch: Any) -> dict[str, Any]:
-        fields = {f: _tensor(batch[f] if f else batch) for f in set(self._fields.values())}
+        fields = {f: self._tensor(batch, f) for f in self._known}
         return {"fields": fields, "event": None}
+
+    def _tensor(self, batch: Any, field: str) -> torch.Tensor:
+        """Return a field of a batch, in memory that the next batch leaves alone."""
+        try:
+            value = batch[field] if field else batch
+        except (LookupError, TypeError, ValueError) as error:
+            is_named = isinstance(batch, Mapping)
+            has = (
+                f"with {', '.join(map(str, batch))}; name one of them"
+                if is_named
+                else (f"without names; yield a dict with {field!r} in it")
+            )
+            raise ProgramError(
+                f"load of {self.name}.{field}: a batch of source {self.name!r} is a "
+                f"{type(batch).__name__} {has}"
+            ) from error
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            name = f"{self.name}.{field}" if field else self.name
+            raise ProgramError(
+                f"load of {name}: no tensor can be made of the {type(value).__name__} that source "
+                f"{self.name!r} yields ({error}); yield arrays or tensors"
+            ) from error
+        is_lent = self._ahead > 0 and "decode" not in self._stages
+        return _copied(tensor) if is_lent else tensor
 
     def _copy(self, number: int, before: Future[Any], asked: Any) -> dict[str, Any]:
         """Return a batch on the device; the event tells when it is there.
@@ -304,5 +402,7 @@ class _Plain:
         """It is not ours to close."""
 
 
-def _tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu" or not torch.cuda.is_available() or not tensor.is_pinned():
+        return tensor.clone()
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)

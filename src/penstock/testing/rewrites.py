@@ -1,7 +1,8 @@
 """Random rewrites of a program, and whether one still means what it did.
 
 `ARGUMENTS` says for each rewrite how its arguments may be drawn; most draws are refused, which is
-half of the test. What is not refused must leave all outputs, states and stored values as they were.
+half of the test. What is not refused must leave all outputs, states and stored values as they were,
+and what could be carried out must have a plan afterwards too (`refused`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ProgramError
+from penstock.program.check import check_plan
 from penstock.program.interpret import Held, Outcome, interpret
+from penstock.program.lower import lower
 from penstock.program.mesh import Mesh
 from penstock.program.nodes import Attr, Node, Program, Step
 from penstock.program.ops import OPS, is_move
 from penstock.program.passes import PASSES
+from penstock.program.passes.algo import ALGOS
 from penstock.program.types import Type
 from penstock.program.verify import verified
 from penstock.testing.programs import Sample
 
-__all__ = ["ARGUMENTS", "applied", "differences", "differences_on_one_rank", "random_rewrite"]
+__all__ = [
+    "ARGUMENTS",
+    "applied",
+    "differences",
+    "differences_on_one_rank",
+    "random_rewrite",
+    "refused",
+]
 
 Draw = Callable[[Random, Program], Step | None]
 
@@ -284,6 +295,10 @@ def _chunk(rng: Random, program: Program) -> Step | None:
 
 def _overlap(rng: Random, program: Program) -> Step | None:
     regions = [region.name for region in program.regions]
+    if rng.random() < 0.4:
+        # Everything at once, as far as it does not overlap already.
+        done = {n for r in program.regions if r.kind == "overlap" for n in r.nodes}
+        return _step("overlap", *(name for name in _computed(program) if name not in done))
     return _step("overlap", *_some(rng, [*regions, *_computed(program)], 0, 2))
 
 
@@ -308,6 +323,17 @@ def _rotate(rng: Random, program: Program) -> Step | None:
     return _step("rotate", rng.choice(names), rng.randint(1, 2)) if names else None
 
 
+def _algo(rng: Random, program: Program) -> Step | None:
+    moves = _named(program, "all_reduce", "reduce_scatter", "all_gather")
+    way = rng.choice((*ALGOS, None))
+    return Step(name="algo", args=tuple(_some(rng, moves, 0, 2)), options=(("way", way),))
+
+
+def _by_use(rng: Random, program: Program) -> Step | None:
+    lanes = ["io", *(f"net:{axis}" for axis in program.mesh.names)]
+    return _step("priority_by_use", rng.choice(lanes))
+
+
 def _priority(rng: Random, program: Program) -> Step | None:
     names = [node.name for node in program.nodes if OPS[node.op].kind in ("move", "io")]
     return _step("priority", rng.choice(names), rng.randint(0, 9)) if names else None
@@ -330,6 +356,8 @@ ARGUMENTS: dict[str, Draw] = {
     "ring": _ring,
     "rotate": _rotate,
     "priority": _priority,
+    "priority_by_use": _by_use,
+    "algo": _algo,
 }
 
 
@@ -339,10 +367,21 @@ _WEIGHTS = {
     "keep_sliced": 8,
     "wire": 1,
     "priority": 1,
+    "priority_by_use": 1,
+    "algo": 2,
     "dead": 2,
     "factor": 2,
 }
 """How often a rewrite is drawn, where it is not 4: more often what changes more."""
+
+
+def refused(program: Program) -> str:
+    """Return why a program cannot be carried out; nothing where it can."""
+    try:
+        check_plan(lower(program))
+    except ProgramError as error:
+        return str(error)
+    return ""
 
 
 def applied(program: Program, step: Step) -> Program | None:

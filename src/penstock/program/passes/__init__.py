@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.errors import ProgramError
+from penstock.program.contract import check_old_values
 from penstock.program.nodes import Program, Step
 from penstock.program.passes.arguments import check_arguments
 from penstock.program.verify import verified
@@ -29,6 +30,7 @@ def rewritten(program: Program, step: Step) -> Program:
         raise ProgramError(f"there is no rewrite {step.name!r}; there are {', '.join(PASSES)}")
     check_arguments(found, step)
     out = verified(found(program, *step.args, **dict(step.options)), program)
+    check_old_values(out, program)
     return replace(out, history=(*program.history, step))
 
 

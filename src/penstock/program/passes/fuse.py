@@ -11,6 +11,7 @@ that the kernel may stop for them: `norms=True`.
 from __future__ import annotations
 
 from penstock.errors import ProgramError
+from penstock.program.check import goes_along
 from penstock.program.nodes import Node, Program, Region
 from penstock.program.ops import OPS, is_move
 from penstock.program.passes.draft import below_all
@@ -36,7 +37,7 @@ def fuse(
     `norms` allows all-reduces of single numbers inside, for which all ranks stop. `compute` takes
     only what is computed between two collectives and leaves these as they are.
     """
-    nodes = meant(program, names, "fuse")
+    nodes = _writing_last(program, meant(program, names, "fuse"), names)
     if compute:
         nodes = _computed(program, nodes)
     if len(nodes) < 2:
@@ -52,6 +53,7 @@ def fuse(
     for node in found:
         _check_op(node)
     _check_ends(program, moves, set(nodes))
+    _check_places(program, found)
     _check_alike(program, [node for node in found if not is_move(node.op)], moves)
     form = "collective" if moves or inner else "compute"
     attrs = (("form", form), ("norms", True)) if inner else (("form", form),)
@@ -106,6 +108,38 @@ def _check_rows(node: Node) -> None:
         f"fuse of {node.name}: {node.op} over dimensions {over}; in a kernel only the last ones "
         "can be reduced, transpose before or leave it out"
     )
+
+
+def _writing_last(
+    program: Program, nodes: tuple[str, ...], names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return nodes without updates that nobody has named and that would write too early."""
+    work = [program[name] for name in nodes]
+    lost = {state for node in work for state in _read_across(program, node)}
+    stay = {name for node in work for name in node.inputs} | {*names}
+    return tuple(
+        node.name
+        for node in work
+        if node.op != "update" or node.attr("target") not in lost or stay & {node.name, node.label}
+    )
+
+
+def _read_across(program: Program, node: Node) -> set[str]:
+    """Return the states of which a node reads elements that come later."""
+    if goes_along(node):
+        return set()
+    return {str(program[name].attr("target", name)) for name in node.inputs}
+
+
+def _check_places(program: Program, work: list[Node]) -> None:
+    """Refuse to write a state while elements of it that come later are still read."""
+    states = {str(node.attr("target")) for node in work if node.op == "update"}
+    for node in work:
+        if lost := states & _read_across(program, node):
+            raise ProgramError(
+                f"fuse of {node.name} ({node.op}), which reads all of {min(lost)}, with an update "
+                "of it: a kernel would write over what it still reads; leave one of them out"
+            )
 
 
 # -- communication at the ends -----------------------------------------------------------------
