@@ -24,7 +24,7 @@ from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
 from penstock.step.shm import ShmComm
 from penstock.step.shm_pass import shared_pass
-from penstock.step.streams import mark_of
+from penstock.step.streams import current_stream, mark_of
 
 __all__ = ["Chain", "fused_lanes", "fused_of"]
 
@@ -209,7 +209,7 @@ class Chain:
     def _follow(self) -> None:
         """Make the current stream wait for its end; of the host's work there is nothing left."""
         if self._mark is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._mark)
+            current_stream(self._device).wait_event(self._mark)
 
     def _has_failed(self, handle: Handle) -> bool:
         if not handle.is_done():

@@ -25,6 +25,7 @@ from penstock.program.layouts import part
 from penstock.step.comm import Handle, parts_of, payload_bytes
 from penstock.step.comm_checks import check_op, check_parts, check_runs, flat, wire_dtype
 from penstock.step.native import all_gather_flat, reduce_scatter_flat
+from penstock.step.streams import current_stream
 
 __all__ = ["NcclComm"]
 
@@ -40,7 +41,7 @@ class StreamHandle:
 
     def wait(self) -> None:
         """Make the current stream wait; the host goes on."""
-        torch.cuda.current_stream().wait_event(self._event)
+        current_stream(self._stream.device).wait_event(self._event)
 
     def is_done(self) -> bool:
         """Whether the GPU has come to its end."""
@@ -228,7 +229,7 @@ class NcclComm:
         root: int = 0,
     ) -> Handle:
         """Put an operation on the lane's stream, after what the caller's stream has so far."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             if self.size > 1 or kind in ("", "reduce_scatter", "all_gather"):
                 call()

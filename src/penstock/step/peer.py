@@ -30,6 +30,7 @@ from penstock.step.peer_memory import PeerArena
 from penstock.step.shm import ShmComm
 from penstock.step.shm_flags import PATIENCE_S, Flags
 from penstock.step.shm_lane import Lane, Task
+from penstock.step.streams import current_stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,14 +115,14 @@ class PeerTask(Task):
     def __init__(self, lane: Lane, work: Callable[[], None], stream: torch.cuda.Stream) -> None:
         super().__init__(lane, self._on_stream)
         self._stream, self._what = stream, work
-        self._asked = torch.cuda.current_stream(stream.device).record_event()
+        self._asked = current_stream(stream.device).record_event()
         self._end: torch.cuda.Event | None = None
 
     def wait(self) -> None:
         """Make the current stream wait for it; the host only waits for the other hosts."""
         super().wait()
         assert self._end is not None
-        torch.cuda.current_stream(self._stream.device).wait_event(self._end)
+        current_stream(self._stream.device).wait_event(self._end)
 
     def then(self, work: Callable[[], None]) -> None:
         """Have something called whose kernels come after it, on the lane's stream."""

@@ -14,14 +14,19 @@ import torch
 
 from penstock.program.plan import COMPUTE, Plan, Task
 
-__all__ = ["Order", "Streams", "mark_of"]
+__all__ = ["Order", "Streams", "current_stream", "mark_of"]
+
+
+def current_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that is current. Asked by device and not by number, torch takes 20 µs."""
+    return torch.cuda.current_stream(device.index)
 
 
 def mark_of(device: torch.device) -> torch.cuda.Event | None:
     """Return a mark of what the current stream has been asked so far; None on the host."""
     if device.type != "cuda":
         return None
-    mark: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
+    mark: torch.cuda.Event = current_stream(device).record_event()
     return mark
 
 
@@ -30,7 +35,7 @@ class Streams:
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.device = device
-        self.compute = torch.cuda.current_stream(device)
+        self.compute = current_stream(device)
         """Of the iteration that is under way."""
         self.lanes = {
             lane: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -54,7 +59,7 @@ class Order:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self.compute = streams.compute = torch.cuda.current_stream(streams.device)
+        self.compute = streams.compute = current_stream(streams.device)
         self._begin = self.compute.record_event()
         self._has_begun: set[str] = set()
         self._marks: dict[str, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
@@ -77,7 +82,7 @@ class Order:
         """Leave a mark behind a task, on the stream that is current."""
         if task.lane == COMPUTE and task.name not in self._streams.awaited:
             return
-        stream = torch.cuda.current_stream(self._streams.device)
+        stream = current_stream(self._streams.device)
         event = stream.record_event()
         self._marks[task.name] = stream, event
         if stream != self.compute:
