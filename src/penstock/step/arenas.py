@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import torch
 
+from penstock.errors import StateError
+
 __all__ = ["ALIGN_ELEMENTS", "Arena", "Layout", "Segment", "Take", "Unit", "laid_out"]
 
 ALIGN_ELEMENTS = 16
@@ -152,6 +154,29 @@ class Arena:
     def move_in(self, params: Sequence[torch.Tensor]) -> None:
         """Make the parameters views of this arena."""
         for index, param in enumerate(params):
+            param.data = self.view(self.data, index)
+
+    def bring_home(self, params: Sequence[torch.Tensor]) -> None:
+        """Have parameters here whose data was set to other memory; values are taken over."""
+        size_bytes, start = self.data.itemsize, self.data.data_ptr()
+        for index, param in enumerate(params):
+            place = start + size_bytes * self.layout.starts[index]
+            is_home = param.data_ptr() == place and param.stride() == self.strides[index]
+            if (is_home and param.shape == self.shapes[index]) or not param.numel():
+                continue
+            if param.shape != self.shapes[index] or param.dtype != self.data.dtype:
+                raise StateError(
+                    f"a parameter of shape {tuple(self.shapes[index])} and {self.data.dtype} is "
+                    f"now of shape {tuple(param.shape)} and {param.dtype}; change types and shapes "
+                    "before attach"
+                )
+            if param.device != self.data.device:
+                raise StateError(
+                    f"a parameter of shape {tuple(param.shape)} is on {param.device} now and was "
+                    f"attached on {self.data.device}; move a model before attach"
+                )
+            with torch.no_grad():
+                self.view(self.data, index).copy_(param.clone())
             param.data = self.view(self.data, index)
 
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ that views of it, of autograd too, see what the next gather brings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from penstock.step.attach_flow import Parcel
 from penstock.step.attach_share import Share
 from penstock.step.comm import Comm
 
-__all__ = ["Block", "KeptShare", "cut_in_blocks"]
+__all__ = ["Block", "KeptShare", "Seen", "cut_in_blocks"]
 
 
 class KeptShare(Share):
@@ -31,6 +32,18 @@ class KeptShare(Share):
 
     def put(self, parcel: Parcel) -> None:
         """Leave the arena alone: it may have no memory, and a gather puts them there."""
+
+    def adopt(self, parcel: Parcel) -> None:
+        """Take nothing over: `whole` does."""
+
+
+class Seen(NamedTuple):
+    """What weights were at some time."""
+
+    versions: list[int]
+    """How often each parameter had been changed."""
+    slices: list[torch.Tensor]
+    """Copies of this rank's, by parcel."""
 
 
 class Block:
@@ -69,9 +82,15 @@ class Block:
     # -- weights -----------------------------------------------------------------------------
 
     def gather(self, comm: Comm, wire: str | None) -> None:
-        """Begin to put all ranks' slices together."""
+        """Begin to put all ranks' slices together; for others only, where they are here."""
         masters = self.share.masters
         assert masters is not None
+        self.is_unwanted = False
+        if self.is_here:
+            for parcel in self.parcels:  # someone may use them, or change them
+                mine = masters[parcel.share].to(parcel.mine.dtype, copy=True)
+                comm.all_gather(torch.empty_like(parcel.whole), mine, wire=wire)
+            return
         if self.data.nbytes() != self._data_bytes:
             self.data.resize_(self._data_bytes)
         with torch.no_grad():
@@ -106,25 +125,24 @@ class Block:
         self.data.resize_(0)
         self.is_here = self.is_again = self.is_unwanted = False
 
-    def versions(self) -> list[int]:
-        """Return how often each parameter has been changed so far."""
-        return [param._version for param in self._params]
+    def look(self) -> Seen:
+        """Return what there is to know of weights, to find out what was changed."""
+        slices = [parcel.mine.clone() for parcel in self.parcels]
+        return Seen([param._version for param in self._params], slices)
 
-    def take_changed(self, versions: Sequence[int]) -> None:
-        """Take weights over that were changed since."""
+    def take_changed(self, seen: Seen) -> None:
+        """Take weights over that were changed since: those written to, and those that differ."""
         assert self.share.masters is not None
-        changed = {
-            number
-            for number, before, now in zip(
-                self.share.params, versions, self.versions(), strict=True
-            )
-            if before != now
-        }
-        for parcel in self.parcels:
-            mine = self.share.masters[parcel.share]
+        self.share.arena.bring_home(self._params)
+        numbers = zip(self.share.params, self._params, seen.versions, strict=True)
+        written = {number for number, param, before in numbers if before != param._version}
+        for parcel, before in zip(self.parcels, seen.slices, strict=True):
+            exact, mine = self.share.masters[parcel.share], parcel.mine
+            if not torch.equal(mine, before):  # by .data, which nobody counts
+                exact.copy_(torch.where(mine != before, mine.to(exact.dtype), exact))
             for number, start, stop in parcel.segments:
-                if number in changed:
-                    mine[start:stop].copy_(parcel.mine[start:stop])
+                if number in written:
+                    exact[start:stop].copy_(mine[start:stop])
 
     # -- gradients ---------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ gathers, and then so would its backward, and no reduce-scatter would be left to 
 
 Whoever finds that a unit can go on takes it on: the thread that runs backward issues what has
 become ready, the thread that completes a lane updates what it has reduced. No thread is there for
-order's sake, and none waits for a lane that it has to complete.
+order's sake, and none waits for a lane that it has to complete. Whoever begins an operation may
+have to wait until the lane has room for it, so it holds no lock that the lane's thread needs.
 """
 
 from __future__ import annotations
@@ -77,6 +78,14 @@ class Parcel:
             for each in layout.segments(unit, rank)
         ]
         """What lies in my slice, by numbers of parameters, from the slice's start."""
+        self.places = {
+            numbers[index]: (
+                max(unit.start, layout.starts[index]) - unit.start,
+                min(unit.stop, layout.starts[index] + layout.lengths[index]) - unit.start,
+            )
+            for index in unit.params
+        }
+        """Where each parameter lies, from the unit's start."""
         self.scattered: Handle | None = None
         self.gathered: Handle | None = None
         self.settled = threading.Event()
@@ -111,6 +120,9 @@ class Flow:
             for param in parcel.params:
                 self.of_param[param].append(parcel)
         self._lock = threading.Lock()
+        """Of what is known of parcels."""
+        self._scatter_turn, self._gather_turn = threading.Lock(), threading.Lock()
+        """Of the orders of lanes; threads of lanes take the first one never."""
         self._next_scatter = 0
         self._next_gather = 0
         self._update: Callable[[Parcel], None] | None = None
@@ -140,10 +152,11 @@ class Flow:
 
     def _pump_scatters(self) -> None:
         issued = []
-        with self._lock:
+        with self._scatter_turn:
             while self._next_scatter < len(self._scatters):
                 parcel = self._scatters[self._next_scatter]
-                if parcel.missing or parcel.is_issued or not parcel.settled.is_set():
+                # Settled comes last: what is known of others may be of the step before.
+                if not parcel.settled.is_set() or parcel.missing or parcel.is_issued:
                     break
                 self._next_scatter += 1
                 issued.append(self._scatter(parcel))
@@ -175,7 +188,7 @@ class Flow:
         """Send the units of some parameters a second time: their gradients have changed."""
         again = [parcel for parcel in self._scatters if params.intersection(parcel.params)]
         self.wait_reduced(again)
-        with self._lock:
+        with self._scatter_turn:
             for parcel in again:
                 parcel.is_reduced = False
                 self._scatter(parcel)
@@ -220,7 +233,7 @@ class Flow:
 
     def _pump_gathers(self) -> None:
         issued = []
-        with self._lock:
+        with self._gather_turn:
             while self._next_gather < len(self.parcels):
                 parcel = self.parcels[self._next_gather]
                 if not parcel.is_updated:

@@ -10,7 +10,8 @@ by going so far in the round; what it has not asked for by its `step` it joins i
 block that has had its turn begins another round. How many rounds a step has, ranks agree on with a
 word: one who begins a round says so at once and goes on, one who comes to `step` asks whether
 others have begun one, joins in, and asks again. So evaluations, several backwards and errors that
-not all ranks have met do not put lanes in disorder, whoever does how many of them.
+not all ranks have met do not put lanes in disorder, whoever does how many of them. One who reads
+whole weights asks as well, and then begins a round: ranks that are elsewhere join in and ask again.
 
 Who releases what is a matter of each rank: by how often the first step has called the modules of a
 block, and by which gradients have come. A wrong guess costs memory or a gather, never a value.
@@ -25,21 +26,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from penstock.errors import StateError
+from penstock.errors import PeerError, StateError
 from penstock.step.attach_blocks import Block
 from penstock.step.attach_flow import Flow, Lanes, Parcel
 from penstock.step.attach_record import is_in_backward
 
-__all__ = ["AHEAD", "Rounds"]
+__all__ = ["AHEAD", "Rounds", "ordinary"]
 
 AHEAD = 2
 """Blocks under way while one is used: the wire has work, and memory holds a few of many."""
 _DONE, _FORWARD, _BOTH = 0, 1, 2
 """What a rank wants of a round; the most that any wants is what it has."""
+MEETINGS = ("whole", "state", "step")
+"""What ranks meet for; only the first is nothing that all have to do."""
 
 
 class _Saved(NamedTuple):
-    """What autograd keeps of a tensor for backward."""
+    """What autograd keeps of a tensor for backward; not its history, which keeps it."""
 
     tensor: torch.Tensor
     version: int
@@ -63,6 +66,8 @@ class Rounds(Flow):
         """In the order of forward."""
         self.block_of: dict[int, Block] = {}
         """By number of a parameter."""
+        self.wanted: dict[nn.Module, frozenset[int]] = {}
+        """Parameters that modules use, by number."""
         self._back: list[Block] = []
         self._again: list[Block] = []
         """What a round gathers a second time, in the order of backward."""
@@ -103,8 +108,18 @@ class Rounds(Flow):
 
     def demand(self, block: Block) -> None:
         """Return when the weights of a block are there; look ahead."""
+        if self._num_pins and block.is_here:
+            block.arrive()
+            return
         is_back = is_in_backward()
         wish = _BOTH if is_back or torch.is_grad_enabled() else _FORWARD
+        if torch.is_inference_mode_enabled():
+            with ordinary():
+                self._demand(block, wish, is_back=is_back)
+        else:
+            self._demand(block, wish, is_back=is_back)
+
+    def _demand(self, block: Block, wish: int, *, is_back: bool) -> None:
         if self._wish == _DONE:
             self._ask(wish)
         block.is_unwanted = False
@@ -112,10 +127,18 @@ class Rounds(Flow):
             self._reach(block, wish)
         block.was_needed_back |= is_back
         self._look_ahead(block, is_back=is_back)
-        block.arrive()
+        try:
+            block.arrive()
+        except PeerError as error:
+            error.add_note(
+                "with reshard=True all ranks take part in every forward, or catch up in `step`; "
+                "where some evaluate more often, call attached.synchronize() on all ranks before "
+                "they wait for each other in a collective"
+            )
+            raise
 
     def _reach(self, block: Block, wish: int) -> None:
-        with self._lock:  # a lane's thread gathers as well
+        with self._gather_turn:  # a lane's thread gathers as well
             is_here, has_had_turn = block.is_here, self._at_first > block.number
         if is_here:
             return
@@ -153,10 +176,12 @@ class Rounds(Flow):
 
     def _pump_gathers(self) -> None:
         """Begin the gathers that are wanted and have their turn."""
-        with self._lock:
+        with self._gather_turn:
             while self._at_first < self._want_first:
                 block = self.blocks[self._at_first]
-                if not all(p.is_updated or p.settled.is_set() for p in block.parcels):
+                with self._lock:
+                    is_new = all(p.is_updated or p.settled.is_set() for p in block.parcels)
+                if not is_new:
                     return
                 self._at_first += 1
                 block.gather(self._lanes.gather, self._wire)
@@ -166,18 +191,21 @@ class Rounds(Flow):
                 block.gather(self._lanes.gather, self._wire)
                 block.is_again = True
 
-    def _ask(self, wish: int) -> None:
+    def _ask(self, wish: int, meeting: str | None = None) -> None:
         """Say what this rank wants of the round; what all want is known some time later."""
         self._wish = wish
-        self._word = torch.zeros(1 + len(self.blocks))
+        self._word = torch.zeros(1 + len(MEETINGS) + len(self.blocks))
         self._word[0] = wish
-        if wish == _DONE:
-            self._word[1:] = torch.tensor([float(each.was_needed_back) for each in self.blocks])
+        if meeting is not None:
+            self._word[1 + MEETINGS.index(meeting)] = 1
+        if meeting == "step":
+            needed = [float(each.was_needed_back) for each in self.blocks]
+            self._word[1 + len(MEETINGS) :] = torch.tensor(needed)
         self._asked = self._lanes.word.all_reduce(self._word, op="max")
 
     def _end_round(self) -> None:
         """Join in what is left of a round that any rank has begun."""
-        before = [block for block in self.blocks if block.is_here]
+        before = [block for block in self.blocks if block.is_here and not block.is_unwanted]
         # Before any question is waited for: others may wait for these.
         self._go_first(len(self.blocks))
         if self._wish != _BOTH:
@@ -195,24 +223,46 @@ class Rounds(Flow):
             block.calls_left = block.calls
             block.ungraded = set(block.graded)
 
-    def meet(self) -> None:
-        """End a step's rounds, all ranks together; backward's are known better then."""
+    def meet(self, meeting: str) -> None:
+        """End all rounds, all ranks together; a step knows better then what backward needs."""
+        with ordinary():
+            said = self._meet(meeting)
+        if meeting == "step":
+            self._running.clear()  # of a forward that an interrupt has left
+            self._unwatch_saved()
+            needed = said[len(MEETINGS) :]
+            if any(needed):
+                self._again = [each for each in self._back if needed[each.number]]
+            for block in self.blocks:
+                if block.is_here:
+                    block.release()
+            self._begin_round()
+
+    def end_rounds(self) -> None:
+        """End rounds, with all ranks that want the same; others come to it at their step."""
+        if not self._num_pins and not self._running and not is_in_backward():
+            self.meet("whole")
+
+    def _meet(self, meeting: str) -> list[float]:
         while True:
             if self._wish != _DONE:
                 self._end_round()
-            self._ask(_DONE)
+            self._ask(_DONE, meeting)
             self._asked.wait()
-            if int(self._word[0]) == _DONE:
-                break
-            self._wish = int(self._word[0])
-            self.reap()
-        needed = self._word[1:].tolist()
-        if any(needed):
-            self._again = [each for each in self._back if needed[each.number]]
-        for block in self.blocks:
-            if block.is_here:
-                block.release()
-        self._begin_round()
+            wish, *said = self._word.tolist()
+            if wish != _DONE:
+                self._wish = int(wish)
+                self.reap()
+                continue
+            for_whole, for_state, for_step, *_ = said
+            if for_state and for_step:
+                raise StateError(
+                    "some ranks ask for the optimizer's state while others make a step; all ranks "
+                    "call optimizer.state_dict() and attached.close() together"
+                )
+            # Who wants whole weights is about to begin a round.
+            if meeting == "whole" or not for_whole:
+                return said
 
     # -- gradients ---------------------------------------------------------------------------
 
@@ -248,7 +298,7 @@ class Rounds(Flow):
             for number, start, stop in parcel.segments:
                 if (parcel, number) in self.void:
                     earlier[-1][start:stop].zero_()
-        with self._lock:
+        with self._scatter_turn:
             for parcel in again:
                 parcel.is_reduced = False
                 self._scatter(parcel)
@@ -292,6 +342,10 @@ class Rounds(Flow):
         self._running.append(module)
         for block in blocks:
             self.demand(block)
+        if is_in_backward():
+            # What a checkpoint computes once more is read until its gradients have come.
+            for number in self.wanted.get(module, ()):
+                self.block_of[number].ungraded.add(number)
         self.reap()
 
     def leave(self, blocks: Sequence[Block], module: nn.Module, *_: Any) -> None:
@@ -308,9 +362,7 @@ class Rounds(Flow):
                     self._let_go(block)
         if self._running:
             return
-        if self._saving is not None:
-            self._saving.__exit__(None, None, None)
-            self._saving = None
+        self._unwatch_saved()
         if self._wish == _FORWARD:  # modules may have taken other ways than those recorded
             for block in self.blocks[: self._at_first]:
                 self._let_go(block)
@@ -332,7 +384,7 @@ class Rounds(Flow):
     def reap(self) -> None:
         """Release what has come and is not wanted."""
         for block in self.blocks:
-            if block.is_unwanted and not block.is_under_way:
+            if block.is_unwanted and not block.is_under_way and not self._num_pins:
                 block.release()
         self.also_reap()
 
@@ -345,6 +397,8 @@ class Rounds(Flow):
                 "`with attached.whole():`, on all ranks"
             )
         self.demand(block)
+        if is_in_backward():
+            block.ungraded |= block.numbers
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has memory that comes and goes."""
@@ -353,38 +407,50 @@ class Rounds(Flow):
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """Have all weights in this block of code; changes are taken over."""
-        with torch.no_grad():
-            self._num_pins += 1
-            try:
-                for block in self.blocks:
-                    self.demand(block)
-                before = [block.versions() for block in self.blocks]
-            except BaseException:
-                self._num_pins -= 1
-                raise
+        if self._num_pins:
+            yield  # as those outside have them
+            return
+        self._pin()
+        with ordinary():
+            seen = [block.look() for block in self.blocks]
         try:
             yield
         finally:
-            self._num_pins -= 1
-            if not self._num_pins:
-                with torch.no_grad():
-                    for block, versions in zip(self.blocks, before, strict=True):
-                        block.take_changed(versions)
-                        if not block.is_again:
-                            self._let_go(block)
+            with ordinary():
+                for block, before in zip(self.blocks, seen, strict=True):
+                    block.take_changed(before)
+            self._num_pins = 0
+            for block in self.blocks:
+                if not block.is_again:
+                    self._let_go(block)
 
     def stay_whole(self) -> None:
         """Have all weights for good."""
-        self._num_pins += 1
+        self._pin()
+
+    def _pin(self) -> None:
         with torch.no_grad():
+            self.end_rounds()
             for block in self.blocks:
                 self.demand(block)
+        self._num_pins = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether someone has all weights."""
+        return self._num_pins > 0
 
     # -- what autograd keeps -----------------------------------------------------------------
 
+    def _unwatch_saved(self) -> None:
+        if self._saving is not None:
+            self._saving.__exit__(None, None, None)
+            self._saving = None
+
     def _watch_saved(self) -> None:
         """Have backward ask for weights, whatever way it comes to them."""
-        outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        top: Any = torch._C._autograd._top_saved_tensors_default_hooks
+        outer = top(True)
         # A checkpoint that computes once more counts what is saved; its weights are here.
         if not torch.is_grad_enabled() or (outer is not None and is_in_backward()):
             return
@@ -394,7 +460,7 @@ class Rounds(Flow):
             block = self._by_storage.get(_storage(tensor))
             if block is None and pack is not None:
                 return pack(tensor)
-            return _Saved(tensor, tensor._version, block)
+            return _Saved(tensor.detach(), tensor._version, block)
 
         def bring(saved: Any) -> torch.Tensor:
             if not isinstance(saved, _Saved):
@@ -409,10 +475,21 @@ class Rounds(Flow):
                 )
             if saved.block is not None:
                 self.demand(saved.block)
+                if is_in_backward() and torch.is_grad_enabled() and top(True) != (keep, bring):
+                    # With create_graph this node's own backward keeps weights as well. What is
+                    # on the thread for a node torch takes off after it.
+                    torch._C._autograd._push_saved_tensors_default_hooks(keep, bring)
             return saved.tensor
 
         self._saving = torch.autograd.graph.saved_tensors_hooks(keep, bring)
         self._saving.__enter__()
+
+
+@contextlib.contextmanager
+def ordinary() -> Iterator[None]:
+    """Have tensors made that may be used anywhere: those of torch.inference_mode may not."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -1,8 +1,9 @@
 """Gradients whose memory is given back when they have been scattered.
 
 What is left of one is its part of a sum, on the rank that has its slice. A gradient that comes
-later in the same step is sent in `step` and added. One that is thrown away after it was sent takes
-its sum along, if all ranks that had one do the same: nobody can take a part out again.
+later in the same step has memory of its own until `step`, where it is sent and added: nobody waits
+in backward for ranks that may be waiting for a round. One that is thrown away after it was sent
+takes its sum along, if all ranks that had one do the same: nobody can take a part out again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class SentGrads(Grads):
             super().before(number)
             return
         param = self.params[number]
-        kept: torch.Tensor | None = None
+        if not _will_change(param):
+            return
         if param.grad is None:
             self._throw_away(number)
         elif isinstance(param.grad, Gone):
@@ -61,15 +63,17 @@ class SentGrads(Grads):
             param.grad = None
         elif self._is_changed(number):  # as by setting it to zero; it holds, not what was sent
             self._throw_away(number)
-            kept = param.grad.clone(memory_format=torch.preserve_format)
-        self._clear_sent(number)
-        if kept is not None:
-            with torch.no_grad():
-                self.views[number].copy_(kept)
+            param.grad = param.grad.clone(memory_format=torch.preserve_format)
+        elif self.is_home(number):
+            param.grad = None
+        elif number not in self._later:  # one that the user has put there
+            self._throw_away(number)
+        self._later.add(number)
 
     def after(self, number: int, *, is_accumulating: bool) -> None:
         """Take note of a gradient; where it was the last of a block, its weights go."""
-        super().after(number, is_accumulating=is_accumulating)
+        if number not in self._later:
+            super().after(number, is_accumulating=is_accumulating)
         self._rounds.graded(number)
         self._rounds.reap()
 
@@ -95,25 +99,35 @@ class SentGrads(Grads):
                 self.bring_nothing(number)
             elif self.is_home(number):
                 self.check(number)
-            else:
-                if self._rounds.is_sent(number) and number not in self._later:
-                    self._throw_away(number)
-                    self._clear_sent(number)
+            elif not self._rounds.is_sent(number):
                 self.bring(number)
+            elif number not in self._later:
+                self._throw_away(number)
+                self._later.add(number)
 
     def bring_nothing(self, number: int) -> None:
         """Put zeros where a gradient would be, unless one is on its way already."""
         if self._rounds.is_sent(number) and number in self.filled:
             self._throw_away(number)
+            self.flow.dirty.add(number)
         if not self._rounds.is_sent(number):
             self.make_room(number)
-        if self._rounds.block_of[number].has_room:
             self.flow.hold(number)
             self.views[number].zero_()
 
+    def _bring_later(self) -> None:
+        """Put into arenas what has come after it was sent; all ranks have sent by now."""
+        for number in sorted(self._later):
+            grad = self.params[number].grad
+            if grad is not None and not isinstance(grad, Gone):
+                self._with_room.setdefault(self._rounds.block_of[number])
+                self._rounds.clear_sent(self._rounds.block_of[number])
+                self.bring(number)
+
     def agree(self, word: Comm) -> set[int]:
         """Return the parameters with a gradient on any rank; send what has come later."""
-        self._rounds.meet()
+        self._rounds.meet("step")
+        self._bring_later()
         count, num_parts = len(self.params), len(self._places)
         flags = torch.zeros(2 * count + 2 * num_parts)
         used, dirty, void, kept = torch.split(flags, [count, count, num_parts, num_parts])
@@ -154,12 +168,11 @@ class SentGrads(Grads):
         return self.is_home(number) and grad._version != self._versions[number]
 
     def _throw_away(self, number: int) -> None:
-        self._void |= {(each, number) for each in self.flow.of_param[number] if each.is_issued}
-
-    def _clear_sent(self, number: int) -> None:
-        self._later.add(number)
-        self._with_room.setdefault(self._rounds.block_of[number])
-        self._rounds.clear_sent(self._rounds.block_of[number])
+        for parcel in self.flow.of_param[number]:
+            if parcel.is_issued:
+                self._void.add((parcel, number))
+            elif self._rounds.block_of[number].has_room:
+                parcel.grads[slice(*parcel.places[number])].zero_()
 
     def _reap(self) -> None:
         """Give memory back of what has been scattered."""
@@ -182,3 +195,13 @@ class SentGrads(Grads):
         self._over.discard(block)
         del self._with_room[block]
         block.give_room_back()
+
+
+def _will_change(param: torch.Tensor) -> bool:
+    """Whether autograd will add to a parameter's gradient, and not only return one."""
+    with torch._C.DisableTorchFunctionSubclass():
+        node = torch.autograd.graph.get_gradient_edge(param).node
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # what torch says of parameters in torch.autograd.grad
+        return False

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 import torch
 
 from penstock.step.attach_flow import Flow, Lanes, Parcel
+from penstock.step.streams import current_stream
 
 __all__ = ["StreamFlow"]
 
@@ -62,7 +63,7 @@ class StreamFlow(Flow):
 
     def filled(self, param: int) -> None:
         """Say that the current stream puts a gradient into the arena; send what has its turn."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = current_stream(self._device)
         for parcel in self.of_param[param]:
             if parcel.is_issued:
                 self.dirty.add(param)
@@ -79,7 +80,7 @@ class StreamFlow(Flow):
             self._send(parcel)
 
     def _send(self, parcel: Parcel) -> None:
-        here = torch.cuda.current_stream(self._device)
+        here = current_stream(self._device)
         for stream in self._writers[parcel]:
             if stream != here:
                 here.wait_stream(stream)
@@ -108,14 +109,14 @@ class StreamFlow(Flow):
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Have the stream of updates current, after all that the caller's has been asked."""
-        self._updating.wait_stream(torch.cuda.current_stream(self._device))
+        self._updating.wait_stream(current_stream(self._device))
         with torch.cuda.stream(self._updating):
             yield
             self._end = self._updating.record_event()
 
     def follow(self, tensor: torch.Tensor) -> None:
         """Make the current stream wait for the last update, of which it will read a tensor."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = current_stream(self._device)
         if self._end is not None:
             stream.wait_event(self._end)
         tensor.record_stream(stream)
@@ -151,7 +152,7 @@ class StreamFlow(Flow):
 
     def wait(self, parcels: Iterable[Parcel]) -> None:
         """Make the current stream wait for the weights of some parcels."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = current_stream(self._device)
         waited = self._has_waited.setdefault(stream, set())
         if len(waited) == len(self.parcels):
             return

@@ -59,6 +59,8 @@ class Updates:
 
         def walk(parcel: Parcel) -> None:
             share = self._shares[parcel]
+            if not any(param in steps for param in parcel.params):
+                return
             weights, lr = share.weights_of(parcel), float(groups[share.group]["lr"])
             for param, start, stop in parcel.segments:
                 if param in steps:

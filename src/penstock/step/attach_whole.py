@@ -13,7 +13,7 @@ from penstock.step.attach_blocks import Block
 from penstock.step.attach_flow import Parcel
 from penstock.step.attach_plan import Agreement
 from penstock.step.attach_record import Record
-from penstock.step.attach_reshard import Rounds
+from penstock.step.attach_reshard import Rounds, ordinary
 from penstock.step.attach_share import Share
 
 __all__ = ["Saving", "begin_rounds", "blocks_of_modules"]
@@ -54,6 +54,7 @@ def blocks_of_modules(
         blocks = {flow.block_of[number] for number in wanted if number in flow.block_of}
         if blocks or module is model:
             found[module] = sorted(blocks, key=lambda block: block.number)
+        flow.wanted[module] = frozenset(wanted & flow.block_of.keys())
         for block in blocks:
             block.calls += record.calls_of(module)
     return found
@@ -76,9 +77,14 @@ class Saving:
             self._modules.append(module)
             return
         # The outermost one comes again where the last time ended in an error.
+        self.end()
         self._modules = [module]
-        self._whole.close()
         self._whole.enter_context(self._flow.whole())
+
+    def end(self) -> None:
+        """End what an error has left."""
+        self._modules = []
+        self._whole.close()
 
     def leave(self, module: nn.Module, state: MutableMapping[str, Any] | None = None) -> None:
         """Release them after the outermost module; a state has copies."""
@@ -86,6 +92,11 @@ class Saving:
             pass
         if self._modules:
             return
+        with ordinary():
+            self._copy(state)
+        self._whole.close()
+
+    def _copy(self, state: MutableMapping[str, Any] | None) -> None:
         copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
         for name, value in (state or {}).items():
             if isinstance(value, torch.Tensor) and self._flow.has(value):
@@ -95,4 +106,3 @@ class Saving:
                 assert state is not None
                 if not isinstance(value, nn.Parameter):  # who keeps variables wants them
                     state[name] = copies[key]
-        self._whole.close()

@@ -58,7 +58,7 @@ from penstock.step.attach_plan import (
     share_weights,
 )
 from penstock.step.attach_record import Record
-from penstock.step.attach_reshard import Rounds
+from penstock.step.attach_reshard import Rounds, ordinary
 from penstock.step.attach_room import Room
 from penstock.step.attach_sent import SentGrads
 from penstock.step.attach_share import Share
@@ -152,6 +152,8 @@ class Attached:
         self._is_accumulating = self._is_open = False
         self._rate = 0.0
         self._masters: dict[int, torch.Tensor] = {}
+        self._versions: dict[int, int] = {}
+        """Of parameters that are being loaded."""
         self._steps = dict.fromkeys(range(len(self._params)), 0)
         self._grads: Grads | None = None
         self._saving: Saving | None = None
@@ -212,7 +214,16 @@ class Attached:
             self._is_accumulating = before
 
     def synchronize(self) -> None:
-        """Return when all weights of the last step are there; on a GPU, its stream waits."""
+        """Return when all weights of the last step are there; on a GPU, its stream waits.
+
+        With `reshard` all ranks call it, and none needs another for an evaluation after that:
+        ranks that have not evaluated equally often call it before they wait for each other.
+        """
+        self._settle()
+        if isinstance(self._flow, Rounds):
+            self._flow.end_rounds()
+
+    def _settle(self) -> None:
         if isinstance(self._flow, Rounds):
             self._flow.drain()
         elif self._flow is not None:
@@ -223,8 +234,9 @@ class Attached:
         """Have all weights in this block, to read or to change; all ranks enter it together.
 
         Only with `reshard` are they anywhere else before; changes must be the same on all ranks.
+        Steps are made outside.
         """
-        self.synchronize()
+        self._settle()
         with self._flow.whole() if isinstance(self._flow, Rounds) else contextlib.nullcontext():
             yield
 
@@ -247,8 +259,11 @@ class Attached:
         plain = partial(type(self._optimizer).state_dict, self._optimizer)
         if self._flow is None:
             return plain()
-        self.synchronize()
-        made = collected(self._shares, self._steps, self._lanes.gather)
+        self._settle()
+        if isinstance(self._flow, Rounds):
+            self._flow.meet("state")
+        with ordinary():
+            made = collected(self._shares, self._steps, self._lanes.gather)
         for number, state in made.items():
             self._optimizer.state[self._params[number]] = state
         try:
@@ -258,7 +273,7 @@ class Attached:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
-        self.synchronize()
+        self._settle()
         plain = partial(type(self._optimizer).load_state_dict, self._optimizer)
         states = unpacked(self._optimizer, saved, plain)
         self._optimizer.state.update(states)
@@ -316,7 +331,14 @@ class Attached:
         assert self._flow is not None
         assert self._updates is not None
         assert self._grads is not None
-        self.synchronize()
+        if self._saving is not None:
+            self._saving.end()
+        if isinstance(self._flow, Rounds) and self._flow.is_whole:
+            raise StateError("a step within attached.whole(): leave it first, on all ranks")
+        self._settle()
+        if not isinstance(self._flow, Rounds):
+            for share in self._shares:
+                share.arena.bring_home([self._params[number] for number in share.params])
         self._grads.bring_the_rest()
         self._flow.send_all()
         used = self._grads.agree(self._lanes.word)
@@ -325,13 +347,15 @@ class Attached:
             torch.autograd.graph.increment_version(self._params[number])
         steps = {number: self._steps[number] for number in sorted(used)}
         groups = [_options(group) for group in self._optimizer.param_groups]
+        for share in self._shares:
+            share.follow(groups[share.group])
         self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
         self._grads.clear()
 
     def _check_groups(self) -> None:
         for group in self._optimizer.param_groups:
             for param in group["params"]:
-                if param not in self._numbers and param.grad is not None:
+                if param not in self._numbers and param.grad is not None and param.numel():
                     raise StateError(
                         f"a parameter of shape {tuple(param.shape)} has a gradient and was not "
                         "attached: it was added, or frozen, when attach was called; close the "
@@ -369,6 +393,7 @@ class Attached:
             kind=KeptShare if self._reshard else Share,
         )
         for share in shares:
+            share.rounding = None if self._wire is None else WIRES[self._wire]
             if self._wire is not None or self._dtype is not None:
                 share.keep_masters(self._masters)
             elif isinstance(share, KeptShare):
@@ -433,7 +458,10 @@ class Attached:
     # -- around ------------------------------------------------------------------------------
 
     def _before_state(self, module: nn.Module, *_: Any) -> None:
-        self.synchronize()
+        self._settle()
+        for param in module.parameters(recurse=False):
+            if param in self._numbers:
+                self._versions[self._numbers[param]] = param._version
         if self._saving is not None:
             self._saving.enter(module)
 
@@ -446,11 +474,12 @@ class Attached:
         if self._saving is not None:
             self._saving.leave(module)
             return
+        params = {self._numbers[p]: p for p in module.parameters(False) if p in self._numbers}
+        loaded = {n for n, param in params.items() if param._version != self._versions.get(n)}
         for share in self._shares:
-            if share.masters is not None:
-                share.keep_masters({})
-        if self._flow is None:
-            self._masters.clear()
+            share.take_over(loaded)
+        for number in loaded:
+            self._masters.pop(number, None)
 
     def _described(self) -> list[str]:
         """Return what must be the same on all ranks, one line a thing."""
@@ -487,8 +516,12 @@ def _check_reshard(model: nn.Module, device: torch.device) -> None:
 
 
 def _attachable(optimizer: Optimizer) -> list[torch.Tensor]:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    params = [param for param in params if param.requires_grad]
+    params = []
+    for group in optimizer.param_groups:
+        mine = [param for param in group["params"] if param.requires_grad]
+        kinds = {param.dtype for param in mine if param.numel()}
+        # Of nothing there are no slices.
+        params += [param for param in mine if param.dtype in kinds]
     if not params:
         raise OptionError("no parameter of the optimizer needs gradients; nothing to attach")
     for param in params:
@@ -542,7 +575,7 @@ def _finish(attached: weakref.ref[Attached]) -> None:
     here = attached()
     if here is not None and here._is_open:
         with contextlib.suppress(Exception):
-            here.synchronize()
+            here._settle()
             if (
                 here._device.type == "cuda"
             ):  # peers may read its memory until its streams have met theirs
