@@ -83,9 +83,9 @@ class Reference:
 
     def check(self, tensors: Tensors, *, to_the_bit: bool) -> None:
         """Fail where weights are not its own. Ways take turns, so it never has to go back."""
-        if tensors.num_steps > self._num_steps:
+        while self._num_steps < tensors.num_steps:
             fused_adam(self._now)
-            self._num_steps, self._ours = tensors.num_steps, None
+            self._num_steps, self._ours = self._num_steps + 1, None
         weight = tensors.now["w"]
         off = (weight - self._now["w"]).abs().max().item()
         assert off <= CLOSE, f"{off} from the reference"
@@ -121,11 +121,14 @@ class Ways:
         """Return a way whose weights must be the reference's, and of ours the same bits."""
         grad = tensors.now["g"]
 
-        def check() -> None:
+        def counted() -> None:
             tensors.num_steps += 1
+            run()
+
+        def check() -> None:
             self.reference.check(tensors, to_the_bit=is_ours and self.size == 2)
 
-        return Way(run=run, check=check, reset=lambda: grad.copy_(self.start["g"]))
+        return Way(run=counted, check=check, reset=lambda: grad.copy_(self.start["g"]))
 
     def reduced(self, grad: torch.Tensor) -> Way:
         comm = self.shm.comm("dp", "bare")
