@@ -229,6 +229,10 @@ class Flow:
         assert self._update is not None
         self._update(parcel)
         parcel.is_updated = True
+        self._go_on_from(parcel)
+
+    def _go_on_from(self, parcel: Parcel) -> None:
+        """Begin what follows an update."""
         self._pump_gathers()
 
     def _pump_gathers(self) -> None:

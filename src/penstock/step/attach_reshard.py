@@ -315,15 +315,8 @@ class Rounds(Flow):
         self._cleared.clear()
         super().go(update, skipped)
 
-    def _take(self, parcel: Parcel) -> None:
-        with self._lock:
-            if parcel.is_taken or not parcel.is_reduced:
-                return
-            parcel.is_taken = True
-        assert self._update is not None
-        self._update(parcel)
-        parcel.is_updated = True
-        self._pump_gathers()
+    def _go_on_from(self, parcel: Parcel) -> None:
+        super()._go_on_from(parcel)
         self._settle(parcel)
 
     def drain(self) -> None:

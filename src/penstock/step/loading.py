@@ -155,6 +155,7 @@ class Source:
         self._is_closed = False
         self._threads = {stage: Worker(f"penstock-{stage}-{name}") for stage in self._stages}
         self._stream: Any = None
+        self._last_copy: Future[Any] | None = None
         self._spent: deque[Spent] = deque(maxlen=_SPENT_MAX)
 
     def want(self, node: str, field: str, ahead: int, *, goes_first: bool = False) -> None:
@@ -256,11 +257,11 @@ class Source:
         before: Future[Any] | None = None
         for stage, thread in self._threads.items():
             if before is None:
-                before = thread.submit(self._fetch, number)
+                before = thread.submit(self._fetch, number, self._last_copy)
             elif stage == "decode":
                 before = thread.submit(self._decode, number, before)
             else:
-                before = thread.submit(self._copy, number, before, asked)
+                before = self._last_copy = thread.submit(self._copy, number, before, asked)
             out[stage] = before
         return out
 
@@ -268,8 +269,13 @@ class Source:
         """Whether no batch is there beyond those that were asked for."""
         return self._num_fetched <= self._wanted + 1 or self._is_closed
 
-    def _fetch(self, number: int) -> Any:
-        """Return a batch, or what it is to be decoded from."""
+    def _fetch(self, number: int, copy: Future[Any] | None) -> Any:
+        """Return a batch, or what it is to be decoded from.
+
+        A plain source may use its memory again, so the copy before must have left it.
+        """
+        if copy is not None and "decode" not in self._stages:
+            copy.result()["event"].synchronize()
         if self._begun is None:
             self._begun = self._opened()
         if self._over is not None and not self._goes_first:
@@ -348,8 +354,8 @@ class Source:
                 f"load of {name}: no tensor can be made of the {type(value).__name__} that source "
                 f"{self.name!r} yields ({error}); yield arrays or tensors"
             ) from error
-        is_lent = self._ahead > 0 and "decode" not in self._stages
-        return _copied(tensor) if is_lent else tensor
+        is_lent = self._ahead > 0 and len(self._stages) == 1
+        return tensor.clone() if is_lent else tensor
 
     def _copy(self, number: int, before: Future[Any], asked: Any) -> dict[str, Any]:
         """Return a batch on the device; the event tells when it is there.
@@ -400,9 +406,3 @@ class _Plain:
 
     def close(self) -> None:
         """It is not ours to close."""
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu" or not torch.cuda.is_available() or not tensor.is_pinned():
-        return tensor.clone()
-    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
