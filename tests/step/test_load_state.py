@@ -145,14 +145,21 @@ def test_a_source_may_use_its_memory_again() -> None:
 
 def test_a_step_ends_though_its_source_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_JOIN_S", 0.1)
-    more = threading.Event()
+    is_asked, more = threading.Event(), threading.Event()
 
     def slow() -> Iterator[dict[str, Any]]:
         yield {"x": zeros()}
+        is_asked.set()
         more.wait(60)
 
-    with pytest.warns(UserWarning, match="source 'data' is still in load"):
-        assert len(taken(loading_program("data.x", ahead=1), {"data": slow()}, 1)) == 1
+    program = loading_program("data.x", ahead=1)
+    with (
+        ps.Groups(program.mesh) as groups,
+        pytest.warns(UserWarning, match="source 'data' is still in load"),
+        ps.compile(program, groups, sources={"data": slow()}) as step,
+    ):
+        step()
+        assert is_asked.wait(60)  # A batch that is not begun by the end would be cancelled.
     (left,) = [t for t in threading.enumerate() if t.name == "penstock-load-data"]
     assert left.daemon
     more.set()
