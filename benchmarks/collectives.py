@@ -4,7 +4,7 @@
 
 Every rank is a process on a host of its own (network namespaces, links of the given rate; needs
 root). `sent` is what the interface of rank 0 has counted, headers included, `due` what the formula
-of `penstock.step.comm.payload_bytes` says; `wire` is the time that `due` takes at the link's rate.
+of `payload_bytes` in `comms.comm` says; `wire` is the time that `due` takes at the link's rate.
 `times faster` divides gloo's time for the same result by ours, round by round. The chained way
 scatters in 16 chunks and gathers each on a second lane as soon as it is there, which is how
 a sharded update runs. Values are checked in the same run, against sums that each rank makes for
@@ -22,9 +22,9 @@ from torch import distributed
 
 from benchmarks.step_ranks import Way, main, parser_of
 from penstock.program.mesh import mesh
-from penstock.step.comm import Comm, Handle, parts_of, payload_bytes
+from penstock.step.comms.comm import Comm, Handle, parts_of, payload_bytes
+from penstock.step.comms.native import all_gather_flat, reduce_scatter_flat
 from penstock.step.groups import Groups
-from penstock.step.native import all_gather_flat, reduce_scatter_flat
 
 QUESTION = __doc__.splitlines()[0]
 KINDS = ("all_gather", "all_reduce", "reduce_scatter")

@@ -17,7 +17,7 @@ import torch
 
 from penstock.program import R, interpret, mesh, program
 from penstock.program.language import update
-from penstock.step.regions import Kernel, kernel_of
+from penstock.step.kernels.regions import Kernel, kernel_of
 
 BACKENDS = ("eager", "tiled", "native", "compile")
 CHECKED = 10_007

@@ -32,7 +32,7 @@ from penstock.program.language import (  # noqa: E402
     where,
 )
 from penstock.program.nodes import Program  # noqa: E402
-from penstock.step.regions import Kernel, kernel_of  # noqa: E402
+from penstock.step.kernels.regions import Kernel, kernel_of  # noqa: E402
 
 HYPER = {"lr": 1e-3, "t": 3}
 SLEEP_CYCLES = 4_000_000

@@ -7,7 +7,7 @@ Needs one GPU, torch and Triton; of Penstock only the rooms `program` and `step`
     D6      copies of batches to the device under a matrix product that takes as long as they do
     D8      the same plan on the CPU and on CUDA: same digest, same values; one rank
     ranks   the same with 2 and 4 processes on the GPU, over shared memory and over peer pointers
-    checks  what tests/step/test_peer.py does, where there is no pytest
+    checks  what tests/step/comms/test_peer.py does, where there is no pytest
     peer    a fused Adam of 1, 2 and 4 processes, as one kernel over the memory of all, and with
             its scatter, its kernel and its gather one after the other
 
@@ -248,7 +248,7 @@ def checks(report: Report) -> None:
         3: both,
         4: [*whole, ("fused", (2, "triton"))],
     }.items():
-        calls = [(f"tests.step.peer_work:{name}", args) for name, args in asked]
+        calls = [(f"tests.step.comms.peer_work:{name}", args) for name, args in asked]
         try:
             found = run_all(size, calls)
         except Exception as error:

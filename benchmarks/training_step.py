@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.compare import conditions
-from penstock.step.attaching import Attached, attach
+from penstock.step.attached.attach import Attached, attach
 from penstock.testing.network import Link, Network, can_make_networks
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from torch import distributed
 import penstock.step as ps
 from benchmarks.step_ranks import Way, main, parser_of
 from penstock.program.nodes import Step as Rewrite
-from penstock.step.tune_trial import Carried
-from penstock.step.tuning import Tuned, tune
+from penstock.step.tuner.trial import Carried
+from penstock.step.tuner.tune import Tuned, tune
 
 QUESTION = __doc__.splitlines()[0]
 CHUNKS = (4, 8, 16)

@@ -12,7 +12,7 @@ from tests.step.ranks import run_ranks
 
 import penstock.step as ps
 from penstock.program.interpret import interpret
-from penstock.step.shm import ShmComm
+from penstock.step.comms.shm import ShmComm
 
 STEPS, LR = 3, 1e-2
 BACKENDS = ("auto", "tiled")

@@ -92,28 +92,28 @@ from penstock.program.language import (
 from penstock.program.schedule import apply, read_schedule, schedule_text
 
 if TYPE_CHECKING:
-    from penstock.step.attaching import Attached, attach
-    from penstock.step.calibrating import calibrate
-    from penstock.step.capturing import Captured, capture
-    from penstock.step.credits import Wire
+    from penstock.step.attached.attach import Attached, attach
+    from penstock.step.attached.optimizers import LAMB
+    from penstock.step.captured.capture import Captured, capture
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
-    from penstock.step.optimizers import LAMB
-    from penstock.step.tuning import Tuned, tune
+    from penstock.step.loads.credits import Wire
+    from penstock.step.tuner.calibrate import calibrate
+    from penstock.step.tuner.tune import Tuned, tune
 
 _CARRIED = {
     "Step": "execute",
     "compile": "execute",
     "Groups": "groups",
-    "Attached": "attaching",
-    "LAMB": "optimizers",
-    "attach": "attaching",
-    "Captured": "capturing",
-    "calibrate": "calibrating",
-    "capture": "capturing",
-    "Tuned": "tuning",
-    "Wire": "credits",
-    "tune": "tuning",
+    "Attached": "attached.attach",
+    "LAMB": "attached.optimizers",
+    "attach": "attached.attach",
+    "Captured": "captured.capture",
+    "calibrate": "tuner.calibrate",
+    "capture": "captured.capture",
+    "Tuned": "tuner.tune",
+    "Wire": "loads.credits",
+    "tune": "tuner.tune",
 }
 """Names that need torch, and where they are."""
 

@@ -13,7 +13,7 @@ import torch
 
 from penstock.program.nodes import Node
 from penstock.program.plan import Task
-from penstock.step.comm import Comm, Handle
+from penstock.step.comms.comm import Comm, Handle
 from penstock.step.computing import blocks_of
 from penstock.step.memory import Memory
 from penstock.step.moving import Move, packed, padded, part_lengths

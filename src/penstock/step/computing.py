@@ -19,9 +19,9 @@ from penstock.program.nodes import Node, Program
 from penstock.program.ops import OPS
 from penstock.program.plan import Task
 from penstock.step.dtypes import torch_dtype
+from penstock.step.kernels.body import Body
+from penstock.step.kernels.regions import Kernel, kernel_of
 from penstock.step.memory import Block, Memory, block_of, chunk_of, shape_of
-from penstock.step.region_body import Body
-from penstock.step.regions import Kernel, kernel_of
 
 __all__ = ["Prepared", "Scalars", "blocks_of", "prepared"]
 

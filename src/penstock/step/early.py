@@ -14,7 +14,7 @@ from dataclasses import replace
 from penstock.errors import ProgramError
 from penstock.program.nodes import Program
 from penstock.program.plan import Plan, Task
-from penstock.step.comm import Comm, Done
+from penstock.step.comms.comm import Comm, Done
 from penstock.step.lanes import Begun
 from penstock.step.memory import Memory
 from penstock.step.moving import move_of

@@ -31,14 +31,14 @@ from penstock.program.plan import Plan, Task
 from penstock.program.timeline import Span, Timeline
 from penstock.step.bucketing import bucket_of
 from penstock.step.calling import call_of
-from penstock.step.comm import Comm
+from penstock.step.comms.comm import Comm
 from penstock.step.computing import prepared
 from penstock.step.dtensor import to_local
 from penstock.step.dtypes import torch_dtype
 from penstock.step.early import Early, early_tasks, with_early
 from penstock.step.groups import Groups
 from penstock.step.lanes import Begun, Carrier, Iteration, Lived
-from penstock.step.loading import Landing, Source, check_apart, field_of, stages_offered
+from penstock.step.loads.sources import Landing, Source, check_apart, field_of, stages_offered
 from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
 from penstock.step.ringing import run_ring

@@ -16,13 +16,13 @@ import torch
 from penstock.program.nodes import Program
 from penstock.program.ops import is_move
 from penstock.program.plan import Access, Task
-from penstock.step.comm import Handle
+from penstock.step.comms.comm import Handle
+from penstock.step.comms.shm import ShmComm
 from penstock.step.computing import Scalars, prepared
 from penstock.step.groups import Groups
 from penstock.step.lanes import Begun
 from penstock.step.memory import Memory
 from penstock.step.moving import Move, move_of
-from penstock.step.shm import ShmComm
 from penstock.step.shm_pass import shared_pass
 from penstock.step.streams import current_stream, mark_of
 

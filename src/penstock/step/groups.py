@@ -22,13 +22,13 @@ from torch import distributed
 
 from penstock.errors import OptionError
 from penstock.program.mesh import Mesh
-from penstock.step.comm import Alone, Comm
-from penstock.step.credits import Watched, Wire
-from penstock.step.gloo import GlooComm
-from penstock.step.peer import PeerComm
-from penstock.step.peer_memory import PeerArena
-from penstock.step.shm import ShmComm
-from penstock.step.shm_memory import Arena, Meet, meeting
+from penstock.step.comms.comm import Alone, Comm
+from penstock.step.comms.gloo import GlooComm
+from penstock.step.comms.peer import PeerComm
+from penstock.step.comms.peer_memory import PeerArena
+from penstock.step.comms.shm import ShmComm
+from penstock.step.comms.shm_memory import Arena, Meet, meeting
+from penstock.step.loads.credits import Watched, Wire
 from penstock.units import bytes_of
 
 __all__ = ["Groups"]
@@ -183,7 +183,7 @@ class Groups:
         self, group: distributed.ProcessGroup | None, axis: str, lane: str, backend: str
     ) -> Comm:
         if backend == "nccl":
-            from penstock.step.nccl import NcclComm
+            from penstock.step.comms.nccl import NcclComm
 
             return NcclComm(group, axis=axis, lane=lane)
         return Alone(axis) if group is None else GlooComm(group, axis=axis, lane=lane)

@@ -2,7 +2,7 @@
 
 Computation is done by the thread that asked for the step. Communication is only begun, by whoever
 has just made it possible, in the order of its lane; the lane's own thread completes it and tells
-us. What is loaded is only begun as well: its stages have threads of their own (`loading`). Output
+us. What is loaded is only begun as well: its stages have threads of their own (`loads`). Output
 is done by a thread of its own. An error of any of them ends the iteration and is raised to the
 caller.
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from penstock.program.plan import COMPUTE, IO, Plan, Task
-from penstock.step.comm import Handle
+from penstock.step.comms.comm import Handle
 from penstock.step.streams import Order
 
 __all__ = ["Begun", "Carrier", "Iteration", "Lived"]

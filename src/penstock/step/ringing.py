@@ -11,7 +11,7 @@ import torch
 
 from penstock.program.loops import loops_of
 from penstock.program.nodes import Node, Region
-from penstock.step.comm import Comm, Handle
+from penstock.step.comms.comm import Comm, Handle
 from penstock.step.memory import Memory
 
 __all__ = ["run_ring"]

@@ -19,12 +19,12 @@ from penstock.program.nodes import Node
 from penstock.program.ops import OPS
 from penstock.program.plan import Task
 from penstock.step.computing import Scalars, blocks_of
+from penstock.step.kernels.regions import kernel_of
 from penstock.step.lanes import Begun
 from penstock.step.memory import Block, Memory
-from penstock.step.regions import kernel_of
 
 if TYPE_CHECKING:
-    from penstock.step.shm import ShmComm
+    from penstock.step.comms.shm import ShmComm
 
 __all__ = ["shared_pass"]
 

@@ -1,0 +1,582 @@
+"""Attach a schedule to an eager model: its own loop, with the network under backward and forward.
+
+    attached = attach(model, optimizer)
+
+    for x, y in batches:                # as before
+        optimizer.zero_grad()
+        loss(model(x), y).backward()    # gradients are reduced and scattered as they appear
+        optimizer.step()                # each rank updates its slice; gathers begin
+                                        # the next forward waits, module by module, for its weights
+
+Optimizer state is kept in slices, 1/W a rank. Gathers go in the order in which the next forward
+needs the weights. Gradients are means over ranks. What is different from the plain loop:
+
+* After `backward`, `param.grad` is this rank's own gradient, on its way; after `step` it is None.
+* Weights are complete where a module runs or `state_dict` is called; elsewhere after
+  `attached.synchronize()`.
+* `optimizer.state_dict()` is whole and like torch's, and all ranks must call it together.
+* Clipping needs the norm of all gradients before the first update: `attach(clip=…)`. No update
+  starts before the last gradient has been reduced, so less of the gathers is hidden.
+* With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`.
+
+A model may be left by an error at any place: gradients sent too early are sent again by `step`.
+
+On a GPU no host waits for its device: lanes are streams, and "waits" above is said of the stream
+that is current. Norms stay on the device. Which parameters have gradients is agreed on between
+hosts, over gloo, once a step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from penstock.errors import OptionError, StateError
+from penstock.program.mesh import Mesh
+from penstock.step.attached.blocks import KeptShare, cut_in_blocks
+from penstock.step.attached.compiled import is_compiled
+from penstock.step.attached.device import device_of, flow_of, groups_on, hosts_of, lanes_on
+from penstock.step.attached.flow import Flow, Parcel
+from penstock.step.attached.grads import Grads
+from penstock.step.attached.hooks import Hooks
+from penstock.step.attached.optimizers import rule_of
+from penstock.step.attached.plan import (
+    Agreement,
+    agree,
+    check_same,
+    make_layouts,
+    make_parcels,
+    make_shares,
+    share_weights,
+)
+from penstock.step.attached.record import Record
+from penstock.step.attached.reshard import Rounds, ordinary
+from penstock.step.attached.room import Room
+from penstock.step.attached.sent import SentGrads
+from penstock.step.attached.share import Share
+from penstock.step.attached.state import collected, spread, unpacked
+from penstock.step.attached.streams import StreamFlow
+from penstock.step.attached.update import Updates
+from penstock.step.attached.whole import Saving, begin_rounds, blocks_of_modules
+from penstock.step.comms.checks import WIRES
+from penstock.step.groups import Groups
+from penstock.units import bytes_of
+
+__all__ = ["Attached", "attach"]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    mesh: Mesh | Groups | None = None,
+    *,
+    clip: float | None = None,
+    wire: str | None = None,
+    dtype: torch.dtype | None = None,
+    buckets: int | str | Literal["auto"] = "auto",
+    reshard: bool = False,
+) -> Attached:
+    """Make a model's steps data-parallel, with the network hidden where it can be.
+
+    All ranks call it with the same model; they begin with the weights of rank 0. Buffers are left
+    alone. The first step is slow: it records in which order gradients appear and weights are used.
+
+    Args:
+        model: parameters that the optimizer has and that need gradients are attached.
+        optimizer: SGD, Adam or AdamW of torch, or `LAMB`. Its state may be there already.
+        mesh: ranks that share a model, along axis "dp" or the only one; all ranks by default. Ranks
+            of one host share memory; `Groups` instead of a mesh keeps to what they are made for.
+            A model on a GPU takes NCCL, or peer pointers if `Groups(..., backend="peer")` says so.
+        clip: the largest norm of all gradients together, as in `clip_grad_norm_`.
+        wire: "bf16" sends half the bytes; approximate. Weights are kept exact in slices.
+        dtype: compute with weights of this type (bfloat16); float32 ones are kept in slices.
+        buckets: size of what is sent in one go, or "auto" by the speed of the network.
+        reshard: keep weights in slices as well, and whole ones only while a module runs.
+    """
+    attached = Attached(
+        model,
+        optimizer,
+        mesh,
+        clip=clip,
+        wire=wire,
+        dtype=dtype,
+        buckets=buckets,
+        reshard=reshard,
+    )
+    attached._open()
+    return attached
+
+
+class Attached:
+    """A model and an optimizer that are attached; see `attach`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        mesh: Mesh | Groups | None,
+        *,
+        clip: float | None,
+        wire: str | None,
+        dtype: torch.dtype | None,
+        buckets: int | str,
+        reshard: bool,
+    ) -> None:
+        _check_options(clip, wire, dtype)
+        self._model, self._optimizer = model, optimizer
+        self._rule = rule_of(optimizer)
+        self._params = _attachable(optimizer)
+        self._device = device_of(self._params)
+        self._numbers = {param: number for number, param in enumerate(self._params)}
+        self._reshard = reshard
+        if reshard:
+            _check_reshard(model, self._device)
+        self._owns_groups = not isinstance(mesh, Groups)
+        self._groups = (
+            mesh if isinstance(mesh, Groups) else groups_on(self._device, mesh or _everyone())
+        )
+        self._hosts = hosts_of(self._groups, self._device)
+        self._axis = _axis_of(self._groups.mesh, clip)
+        self._clip, self._wire, self._dtype = clip, wire, dtype
+        self._unit_bytes = None if buckets == "auto" else max(1, bytes_of(buckets))
+        self._hooks, self._record = Hooks(), Record(self._params)
+        self._is_accumulating = self._is_open = False
+        self._rate = 0.0
+        self._masters: dict[int, torch.Tensor] = {}
+        self._versions: dict[int, int] = {}
+        """Of parameters that are being loaded."""
+        self._steps = dict.fromkeys(range(len(self._params)), 0)
+        self._grads: Grads | None = None
+        self._saving: Saving | None = None
+        self._shares: list[Share] = []
+        self._flow: Flow | None = None
+        self._updates: Updates | None = None
+        self._room: Room | None = None
+
+    def _open(self) -> None:
+        self._groups.__enter__()
+        self._lanes = lanes_on(self._device, self._groups, self._hosts, self._axis)
+        check_same(self._described(), self._lanes.word)
+        every = list(dict.fromkeys([*self._model.parameters(), *self._params]))
+        self._rate = share_weights(every, self._lanes.gather, self._lanes.word)
+        if self._dtype is not None:
+            for param in every:
+                if param.dtype == torch.float32:
+                    if param in self._numbers:
+                        self._masters[self._numbers[param]] = param.data
+                    param.data = param.data.to(self._dtype)
+            self._hooks.on_inputs(self._model, self._dtype)
+        self._record.watch(self._model)
+        self._hooks.on_grads(self._params, self._before_grad, self._after_grad)
+        self._hooks.on_state_dicts(
+            self._model, self._before_state, self._after_save, self._after_load
+        )
+        methods = {"step": self._step, "state_dict": self.state_dict}
+        self._hooks.on_optimizer(
+            self._optimizer, methods | {"load_state_dict": self.load_state_dict}
+        )
+        self._is_open = True
+        atexit.register(_finish, weakref.ref(self))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    # -- what a user may ask for -------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Send nothing in this block: backward adds up gradients, which a later step sends.
+
+        It saves what would be sent more than once; values are the same without it.
+        """
+        before, self._is_accumulating = self._is_accumulating, True
+        try:
+            yield
+        finally:
+            self._is_accumulating = before
+
+    def synchronize(self) -> None:
+        """Return when all weights of the last step are there; on a GPU, its stream waits.
+
+        With `reshard` all ranks call it, and none needs another for an evaluation after that:
+        ranks that have not evaluated equally often call it before they wait for each other.
+        """
+        self._settle()
+        if isinstance(self._flow, Rounds):
+            self._flow.end_rounds()
+
+    def _settle(self) -> None:
+        if isinstance(self._flow, Rounds):
+            self._flow.drain()
+        elif self._flow is not None:
+            self._flow.wait(self._flow.parcels)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Have all weights in this block, to read or to change; all ranks enter it together.
+
+        Only with `reshard` are they anywhere else before; changes must be the same on all ranks.
+        Steps are made outside.
+        """
+        self._settle()
+        with self._flow.whole() if isinstance(self._flow, Rounds) else contextlib.nullcontext():
+            yield
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The norm of all gradients of the last step before clipping; None without `clip`."""
+        norm = None if self._updates is None else self._updates.norm
+        if norm is not None and isinstance(self._flow, StreamFlow):
+            self._flow.follow(norm)
+        return norm
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent so far."""
+        lanes = self._lanes
+        return lanes.scatter.sent_bytes + lanes.gather.sent_bytes + lanes.word.sent_bytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state as torch would; all ranks call it."""
+        plain = partial(type(self._optimizer).state_dict, self._optimizer)
+        if self._flow is None:
+            return plain()
+        self._settle()
+        if isinstance(self._flow, Rounds):
+            self._flow.meet("state")
+        with ordinary():
+            made = collected(self._shares, self._steps, self._lanes.gather)
+        for number, state in made.items():
+            self._optimizer.state[self._params[number]] = state
+        try:
+            return plain()
+        finally:
+            self._optimizer.state.clear()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
+        self._settle()
+        plain = partial(type(self._optimizer).load_state_dict, self._optimizer)
+        states = unpacked(self._optimizer, saved, plain)
+        self._optimizer.state.update(states)
+        if self._flow is not None:
+            self._take_states()
+
+    def close(self) -> None:
+        """Take everything off again; the optimizer has its whole state. All ranks call it."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        saved = self.state_dict()
+        self._record.end()
+        self._hooks.remove()
+        if isinstance(self._flow, Rounds):
+            self._flow.stay_whole()
+        self._optimizer.load_state_dict(saved)
+        if self._room is not None:
+            self._room.close()
+        if self._hosts is not self._groups:
+            self._hosts.close()
+        if self._owns_groups:
+            self._groups.close()
+
+    # -- backward ----------------------------------------------------------------------------
+
+    def _before_grad(self, number: int) -> None:
+        if self._grads is not None:
+            self._grads.before(number)
+
+    def _after_grad(self, number: int, param: torch.Tensor) -> None:
+        if self._grads is None:
+            self._record.ready.setdefault(number)
+        else:
+            self._grads.after(number, is_accumulating=self._is_accumulating)
+
+    # -- step --------------------------------------------------------------------------------
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this rank's slices and begin the gathers."""
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        _refuse_scaling(self._optimizer)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._advance()
+        return loss
+
+    def _advance(self) -> None:
+        self._check_groups()
+        if self._flow is None:
+            self._plan()
+        assert self._flow is not None
+        assert self._updates is not None
+        assert self._grads is not None
+        if self._saving is not None:
+            self._saving.end()
+        if isinstance(self._flow, Rounds) and self._flow.is_whole:
+            raise StateError("a step within attached.whole(): leave it first, on all ranks")
+        self._settle()
+        if not isinstance(self._flow, Rounds):
+            for share in self._shares:
+                share.arena.bring_home([self._params[number] for number in share.params])
+        self._grads.bring_the_rest()
+        self._flow.send_all()
+        used = self._grads.agree(self._lanes.word)
+        for number in used:
+            self._steps[number] += 1
+            torch.autograd.graph.increment_version(self._params[number])
+        steps = {number: self._steps[number] for number in sorted(used)}
+        groups = [_options(group) for group in self._optimizer.param_groups]
+        for share in self._shares:
+            share.follow(groups[share.group])
+        self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
+        self._grads.clear()
+
+    def _check_groups(self) -> None:
+        for group in self._optimizer.param_groups:
+            for param in group["params"]:
+                if param not in self._numbers and param.grad is not None and param.numel():
+                    raise StateError(
+                        f"a parameter of shape {tuple(param.shape)} has a gradient and was not "
+                        "attached: it was added, or frozen, when attach was called; close the "
+                        "attached one and attach again"
+                    )
+
+    # -- the first step ----------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        self._record.end()
+        sizes = [param.numel() * param.element_size() for param in self._params]
+        agreement = agree(
+            self._record,
+            sizes,
+            self._unit_bytes,
+            self._rate,
+            self._lanes.word,
+            is_gpu=self._device.type == "cuda",
+        )
+        layouts = make_layouts(self._optimizer, self._numbers, agreement, self._lanes.word.size)
+        if self._reshard:
+            layouts = cut_in_blocks(layouts, self._model, unit_bytes=agreement.unit_bytes)
+        arenas = [2 * layout.length * params[0].itemsize for _, params, layout in layouts]
+        # Who brings groups has chosen what carries; otherwise one host shares its memory.
+        may_share = self._owns_groups and not self._reshard
+        self._room = Room(self._lanes, arenas, may_share=may_share, device=self._device)
+        self._lanes = self._room.lanes
+        shares = make_shares(
+            self._optimizer,
+            self._rule,
+            self._numbers,
+            layouts,
+            rank=self._lanes.word.rank,
+            take=self._room.take,
+            kind=KeptShare if self._reshard else Share,
+        )
+        for share in shares:
+            share.rounding = None if self._wire is None else WIRES[self._wire]
+            if self._wire is not None or self._dtype is not None:
+                share.keep_masters(self._masters)
+            elif isinstance(share, KeptShare):
+                share.keep()
+        self._masters = {}
+        self._shares = shares
+        self._take_states()
+        self._begin(agreement)
+
+    def _begin(self, agreement: Agreement) -> None:
+        """Let gradients and weights flow."""
+        views = {
+            number: share.arena.grad_views[index]
+            for share in self._shares
+            for index, number in enumerate(share.params)
+        }
+        places = [views[number] for number in range(len(self._params))]
+        found, order = make_parcels(self._shares, agreement, self._lanes)
+        parcels = [parcel for parcel, _ in found]
+        options: Any = {"num_params": len(self._params), "wire": self._wire}
+        if self._reshard:
+            flow = self._flow = Rounds(parcels, order, self._lanes, **options)
+            begin_rounds(flow, found, self._params, agreement, self._record)
+            needs = blocks_of_modules(flow, self._model, self._numbers, self._record)
+            self._hooks.on_modules(needs, flow.enter, flow.leave)
+            self._saving = Saving(flow)
+            self._grads = SentGrads(self._params, places, flow)
+            self._updates = Updates(flow, dict(found), self._lanes.word, clip=self._clip)
+        else:
+            self._flow, self._updates = flow_of(
+                dict(found), order, self._lanes, clip=self._clip, **options
+            )
+            self._hooks.on_forward(self._model, self._flow, self._needs())
+            self._grads = Grads(self._params, places, self._flow)
+
+    def _take_states(self) -> None:
+        """Take whole states out of the optimizer, each rank its slices."""
+        state = self._optimizer.state
+        saved = {self._numbers[param]: state[param] for param in state if param in self._numbers}
+        self._steps = spread(self._shares, saved, self._params)
+        state.clear()
+
+    def _needs(self) -> dict[nn.Module, list[Parcel]]:
+        """Return what each module waits for: its own parameters, and those it was seen to use.
+
+        Parameters that nobody was seen to use may be used by anyone: all wait for them.
+        """
+        assert self._flow is not None
+        everyone = {n for n in self._numbers.values() if n not in self._record.used}
+        needs: dict[nn.Module, list[Parcel]] = {}
+        for module in self._model.modules():
+            wanted = {
+                self._numbers[p] for p in module.parameters(recurse=False) if p in self._numbers
+            }
+            wanted |= {n for n, users in self._record.users.items() if module in users}
+            if wanted or module is self._model:
+                wanted |= everyone
+            parcels = {p for number in wanted for p in self._flow.of_param[number]}
+            needs[module] = [parcel for parcel in self._flow.parcels if parcel in parcels]
+        return needs
+
+    # -- around ------------------------------------------------------------------------------
+
+    def _before_state(self, module: nn.Module, *_: Any) -> None:
+        self._settle()
+        for param in module.parameters(recurse=False):
+            if param in self._numbers:
+                self._versions[self._numbers[param]] = param._version
+        if self._saving is not None:
+            self._saving.enter(module)
+
+    def _after_save(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+        if self._saving is not None:
+            self._saving.leave(module, state)
+
+    def _after_load(self, module: nn.Module, *_: Any) -> None:
+        """Follow weights that were loaded into the model."""
+        if self._saving is not None:
+            self._saving.leave(module)
+            return
+        params = {self._numbers[p]: p for p in module.parameters(False) if p in self._numbers}
+        loaded = {n for n, param in params.items() if param._version != self._versions.get(n)}
+        for share in self._shares:
+            share.take_over(loaded)
+        for number in loaded:
+            self._masters.pop(number, None)
+
+    def _described(self) -> list[str]:
+        """Return what must be the same on all ranks, one line a thing."""
+        groups = self._optimizer.param_groups
+        number_of = {param: i for i, group in enumerate(groups) for param in group["params"]}
+        lines = [
+            f"parameter {number}: {tuple(param.shape)} {param.dtype} in group {number_of[param]}"
+            for number, param in enumerate(self._params)
+        ]
+        options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=} {self._reshard=}"
+        return [f"{self._rule.name} {options}", *lines]
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+def _check_options(clip: float | None, wire: str | None, dtype: torch.dtype | None) -> None:
+    if clip is not None and not clip > 0:
+        raise OptionError(f"clip must be a norm above 0, got {clip}")
+    if wire is not None and wire not in WIRES:
+        raise OptionError(f"no wire {wire!r}; there are {', '.join(WIRES)}")
+    if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
+        raise OptionError(f"dtype {dtype}: compute in bfloat16 or float16, or leave it out")
+
+
+def _check_reshard(model: nn.Module, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise OptionError(f"reshard of a model on {device}: it is there for the CPU; leave it out")
+    if any(is_compiled(module) for module in model.modules()):
+        raise OptionError(
+            "reshard of a compiled model: its code would read weights that are away; attach with "
+            "reshard what is not compiled"
+        )
+
+
+def _attachable(optimizer: Optimizer) -> list[torch.Tensor]:
+    params = []
+    for group in optimizer.param_groups:
+        mine = [param for param in group["params"] if param.requires_grad]
+        kinds = {param.dtype for param in mine if param.numel()}
+        # Of nothing there are no slices.
+        params += [param for param in mine if param.dtype in kinds]
+    if not params:
+        raise OptionError("no parameter of the optimizer needs gradients; nothing to attach")
+    for param in params:
+        if not param.is_floating_point():
+            raise OptionError(
+                f"a parameter of shape {tuple(param.shape)} is {param.dtype}; attach knows real "
+                "numbers"
+            )
+    return params
+
+
+def _refuse_scaling(optimizer: Optimizer) -> None:
+    """Refuse steps of a GradScaler, which would decide on each rank alone whether to make one."""
+    said = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    if said:
+        for name in said:
+            delattr(optimizer, name)
+        raise OptionError(
+            "a GradScaler cannot make steps of an attached optimizer: gradients are on their way "
+            "before it has scaled them back; compute in bfloat16, which needs none (dtype=), or "
+            "make the scaler with enabled=False"
+        )
+
+
+def _everyone() -> Mesh:
+    has_group = distributed.is_available() and distributed.is_initialized()
+    return Mesh(axes=(("dp", distributed.get_world_size() if has_group else 1),))
+
+
+def _axis_of(mesh: Mesh, clip: float | None) -> str:
+    if len(mesh.axes) == 1:
+        return mesh.names[0]
+    if "dp" not in mesh.names:
+        raise OptionError(f"which axis of {mesh} shares a model? attach takes the one named 'dp'")
+    if clip is not None and mesh.num_ranks > mesh.size("dp"):
+        raise OptionError(
+            f"clip on {mesh}: the norm would cover this rank's part of the model only; clip needs "
+            "a mesh with the axis 'dp' alone"
+        )
+    return "dp"
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a group's options: a scheduler may change them while updates go on."""
+    made = {name: value for name, value in group.items() if name != "params"}
+    return made | {"lr": float(group["lr"])}
+
+
+def _finish(attached: weakref.ref[Attached]) -> None:
+    """Do not leave while other ranks need what is on its way."""
+    here = attached()
+    if here is not None and here._is_open:
+        with contextlib.suppress(Exception):
+            here._settle()
+            if (
+                here._device.type == "cuda"
+            ):  # peers may read its memory until its streams have met theirs
+                torch.cuda.synchronize(here._device)

@@ -1,0 +1,86 @@
+"""Where an attached model lives, and what follows from it: lanes, order and updates.
+
+On the host lanes are threads and whoever waits, waits. On a GPU they are streams. What the hosts
+have to know themselves, as which parameters have gradients, is exchanged between hosts in both
+cases: asking a device for it would have the host wait for all that the device has been asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from penstock.errors import OptionError
+from penstock.program.mesh import Mesh
+from penstock.step.attached.flow import Flow, Lanes, Parcel
+from penstock.step.attached.norms import StreamUpdates
+from penstock.step.attached.share import Share
+from penstock.step.attached.streams import StreamFlow
+from penstock.step.attached.update import Updates
+from penstock.step.comms.gloo import GlooComm
+from penstock.step.groups import Groups
+
+__all__ = ["device_of", "flow_of", "groups_on", "hosts_of", "lanes_on"]
+
+
+def device_of(params: Sequence[torch.Tensor]) -> torch.device:
+    """Return where all parameters are, or refuse several places."""
+    devices = list(dict.fromkeys(param.device for param in params))
+    if len(devices) > 1 or devices[0].type not in ("cpu", "cuda"):
+        raise OptionError(
+            f"parameters are on {', '.join(map(str, devices))}; attach knows models on the CPU or "
+            "on one GPU"
+        )
+    (device,) = devices
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise OptionError(
+            f"the model is on {device}, the current GPU is {torch.cuda.current_device()}; call "
+            f"torch.cuda.set_device({device.index}) first"
+        )
+    return device
+
+
+def groups_on(device: torch.device, mesh: Mesh) -> Groups:
+    """Return groups for tensors of a device."""
+    return Groups(mesh, backend="nccl" if device.type == "cuda" else "gloo")
+
+
+def hosts_of(groups: Groups, device: torch.device) -> Groups:
+    """Return groups of the same ranks for numbers of the host."""
+    return groups.for_hosts() if device.type == "cuda" else groups
+
+
+def lanes_on(device: torch.device, groups: Groups, hosts: Groups, axis: str) -> Lanes:
+    """Open the lanes of an axis."""
+    lanes = Lanes(
+        scatter=groups.comm(axis, "scatter"),
+        gather=groups.comm(axis, "gather"),
+        word=hosts.comm(axis, "word"),
+    )
+    if device.type == "cuda" and isinstance(lanes.gather, GlooComm):
+        raise OptionError(
+            f"the model is on {device} and its groups are over gloo; make them with "
+            'Groups(..., backend="nccl"), or "peer" where GPUs reach each other\'s memory'
+        )
+    return lanes
+
+
+def flow_of(
+    shares: dict[Parcel, Share],
+    scatter_order: Sequence[int],
+    lanes: Lanes,
+    *,
+    num_params: int,
+    wire: str | None,
+    clip: float | None,
+) -> tuple[Flow, Updates]:
+    """Return the flow of all parcels, and how they are updated, where they live."""
+    parcels = list(shares)
+    if parcels[0].whole.device.type != "cuda":
+        flow = Flow(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
+        return flow, Updates(flow, shares, lanes.word, clip=clip)
+    streams = StreamFlow(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
+    # In the order of the scatter lane norms come after all that they are norms of.
+    updates = StreamUpdates(streams, shares, lanes.scatter, clip=clip, num_params=num_params)
+    return streams, updates

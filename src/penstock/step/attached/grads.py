@@ -1,0 +1,118 @@
+"""Gradients on their way from autograd into arenas: brought by hooks, completed by `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from penstock.errors import OptionError, StateError
+from penstock.step.attached.flow import Flow
+from penstock.step.comms.comm import Comm
+
+__all__ = ["Grads"]
+
+
+class Grads:
+    """The gradients of all parameters, by number, and what is known of them in this step."""
+
+    def __init__(
+        self, params: Sequence[torch.Tensor], views: Sequence[torch.Tensor], flow: Flow
+    ) -> None:
+        self.params, self.views = params, views
+        self.flow = flow
+        self.filled: set[int] = set()
+        self._zeros = set(range(len(params)))
+        """Parameters whose place for gradients has nothing but zeros."""
+        self._versions = [-1] * len(params)
+
+    def before(self, number: int) -> None:
+        """Have a gradient wait before it changes: backward adds in place to what may be sent."""
+        if self.params[number].grad is not None:
+            self.flow.hold(number)
+
+    def after(self, number: int, *, is_accumulating: bool) -> None:
+        """Take note of a gradient that has changed."""
+        if not is_accumulating or self.is_home(number):
+            self.bring(number)
+
+    def is_home(self, number: int) -> bool:
+        """Whether a gradient is in its arena."""
+        grad, view = self.params[number].grad, self.views[number]
+        if grad is None or grad.layout != torch.strided:
+            return False
+        return grad.data_ptr() == view.data_ptr()
+
+    def bring(self, number: int) -> None:
+        """Put a gradient into its arena, and say so."""
+        param, view = self.params[number], self.views[number]
+        assert param.grad is not None
+        if param.grad.layout != torch.strided:
+            raise OptionError(
+                f"parameter {number} of shape {tuple(param.shape)} has a sparse gradient; "
+                "slices need dense ones (sparse=False)"
+            )
+        if not self.is_home(number):
+            self.flow.hold(number)
+            self.make_room(number)
+            with torch.no_grad():
+                view.copy_(param.grad)
+            param.grad = view
+        self._versions[number] = view._version
+        self.filled.add(number)
+        self._zeros.discard(number)
+        self.flow.filled(number)
+
+    def make_room(self, number: int) -> None:
+        """Have memory for a gradient; here there always is."""
+
+    def bring_the_rest(self) -> None:
+        """Put into arenas what no hook has; where there is no gradient, zeros."""
+        for number, param in enumerate(self.params):
+            if param.grad is None:
+                self.bring_nothing(number)
+            elif not self.is_home(number):
+                self.bring(number)
+            else:
+                self.check(number)
+
+    def bring_nothing(self, number: int) -> None:
+        """Put zeros where a gradient would be."""
+        if number not in self._zeros:
+            self.flow.hold(number)
+            self.views[number].zero_()
+            self._zeros.add(number)
+        if number in self.filled:  # and thrown away since
+            self.flow.filled(number)
+
+    def check(self, number: int) -> None:
+        """Raise if a gradient has changed after it was brought."""
+        param = self.params[number]
+        assert param.grad is not None
+        if param.grad._version != self._versions[number]:
+            raise StateError(
+                f"the gradient of parameter {number} of shape {tuple(param.shape)} was changed "
+                "after backward, when it was on its way to other ranks; to clip gradients, "
+                "attach with clip=, to change them, run backward in attached.accumulate()"
+            )
+
+    def agree(self, word: Comm) -> set[int]:
+        """Return the parameters with a gradient on any rank; send again what has changed."""
+        flags = torch.zeros(2, len(self.params))
+        flags[0, list(self.used())] = 1
+        flags[1, list(self.flow.dirty)] = 1
+        word.all_reduce(flags, op="max").wait()
+        used, dirty = (set(row.nonzero().flatten().tolist()) for row in flags)
+        if dirty:
+            self.flow.send_again(dirty)
+        return used
+
+    def used(self) -> set[int]:
+        """Return the parameters with a gradient here."""
+        return {number for number, param in enumerate(self.params) if param.grad is not None}
+
+    def clear(self) -> None:
+        """Forget the gradients of a step that is over."""
+        self.filled.clear()
+        for param in self.params:
+            param.grad = None

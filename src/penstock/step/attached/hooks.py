@@ -1,0 +1,173 @@
+"""Hooks on parameters and modules, and the methods of an optimizer that are replaced.
+
+Copies of a model, by `copy.deepcopy` or pickle, have none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from penstock.step.attached.compiled import Around, compiled_in, is_compiled, stops
+from penstock.step.attached.flow import Flow, Parcel
+
+__all__ = ["Hooks", "Unsaved", "nothing"]
+
+_REPLACED = ("step", "state_dict", "load_state_dict")
+
+
+class Unsaved:
+    """A hook that copies of a model do not have."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what is hooked."""
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Callable[..., None]:
+        return nothing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, ()
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _made_again() -> Callable[..., None]:
+    return nothing
+
+
+class Hooks:
+    """All that was put on a model and an optimizer, to be taken off again."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self._optimizer: Optimizer | None = None
+        self._has_scaling = False
+
+    def remove(self) -> None:
+        """Take everything off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._optimizer is not None:
+            for name in _REPLACED:
+                vars(self._optimizer).pop(name, None)
+            named: Any = self._optimizer
+            named._step_supports_amp_scaling = self._has_scaling
+            self._optimizer = None
+
+    def on_grads(
+        self,
+        params: Sequence[torch.Tensor],
+        before: Callable[[int], None],
+        after: Callable[[int, torch.Tensor], None],
+    ) -> None:
+        """Call `before` when a gradient is about to change, and `after` when it has."""
+        tensor: Any  # torch has no types for its hooks
+        for number, tensor in enumerate(params):
+            # torch takes what a hook returns for a new gradient; these return None.
+            self._handles += [
+                tensor.register_hook(lambda _, number=number: before(number)),
+                tensor.register_post_accumulate_grad_hook(partial(after, number)),
+            ]
+
+    def on_state_dicts(self, model: nn.Module, before: Any, saved: Any, loaded: Any) -> None:
+        """Call `before` a module's state is read or written, the others after that."""
+        module: Any  # torch has no types for its hooks
+        for module in model.modules():
+            self._handles += [
+                module.register_state_dict_pre_hook(Unsaved(before)),
+                module._register_load_state_dict_pre_hook(Unsaved(before), with_module=True),
+                module.register_state_dict_post_hook(Unsaved(saved)),
+                module.register_load_state_dict_post_hook(Unsaved(loaded)),
+            ]
+
+    def on_forward(
+        self, model: nn.Module, flow: Flow, needs: Mapping[nn.Module, Sequence[Parcel]]
+    ) -> None:
+        """Have modules wait for the weights they need; without gradients, for all there are.
+
+        What is not trained may take other ways through a model than the ones that were recorded.
+        """
+        inside = compiled_in(model)
+        for module in model.modules():
+            if module not in inside and is_compiled(module):
+                wanted = {parcel for each in module.modules() for parcel in needs.get(each, ())}
+                parcels = tuple(parcel for parcel in flow.parcels if parcel in wanted)
+                self._handles.append(Around(module, partial(_wait, flow, parcels)))
+            elif needs.get(module):
+                way = _wait_alone if module in inside else _wait
+                wait = Unsaved(partial(way, flow, tuple(needs[module])))
+                self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
+
+    def on_modules(self, needs: Mapping[nn.Module, Sequence[Any]], enter: Any, leave: Any) -> None:
+        """Call `enter` with what a module needs before it runs, and `leave` after that."""
+        for module, needed in needs.items():
+            before, after = Unsaved(partial(enter, needed)), Unsaved(partial(leave, needed))
+            self._handles += [
+                module.register_forward_pre_hook(before, prepend=True),
+                module.register_forward_hook(after, always_call=True),
+            ]
+
+    def on_inputs(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Have the floats that a model is called with cast."""
+
+        def cast(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return _cast(args, dtype), _cast(kwargs, dtype)
+
+        handle = model.register_forward_pre_hook(Unsaved(cast), with_kwargs=True)
+        self._handles.append(handle)
+
+    def on_optimizer(self, optimizer: Optimizer, methods: Mapping[str, Callable[..., Any]]) -> None:
+        """Replace methods of one optimizer. Schedulers see a step that is their own."""
+        self._optimizer = optimizer
+        # A GradScaler then leaves gradients alone and says to `step` that it is there.
+        named: Any = optimizer
+        self._has_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
+        named._step_supports_amp_scaling = True
+        assert set(methods) == set(_REPLACED)
+        for name, method in methods.items():
+
+            def replaced(
+                self: Optimizer, *args: Any, method: Callable[..., Any] = method, **kwargs: Any
+            ) -> Any:
+                return method(*args, **kwargs)
+
+            function: Any = replaced
+            if name == "step":
+                function = Optimizer.profile_hook_step(replaced)
+                # A scheduler made before would warn of a step it has not wrapped itself.
+                function._wrapped_by_lr_sched = True
+            setattr(optimizer, name, MethodType(function, optimizer))
+
+
+@stops
+def _wait(flow: Flow, parcels: tuple[Parcel, ...], *_: Any) -> None:
+    flow.wait(parcels if torch.is_grad_enabled() else flow.parcels)
+
+
+def _wait_alone(flow: Flow, parcels: tuple[Parcel, ...], *_: Any) -> None:
+    """Wait, unless the compiled module around this one has waited."""
+    if not torch.compiler.is_compiling():
+        flow.wait(parcels if torch.is_grad_enabled() else flow.parcels)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype == torch.float32 else value
+    if isinstance(value, dict):
+        return {name: _cast(each, dtype) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_cast(each, dtype) for each in value)
+    return value

@@ -1,0 +1,148 @@
+"""What the first step shows of a model: who uses which parameter, and when gradients are there.
+
+A gather has to be over before a parameter is used, so the one that is used first is gathered first.
+A module uses its own parameters as a rule, but not always: torch's attention reads the weights of
+its output projection without calling it. So while the first forward runs, every torch function is
+looked at once, with the module that is running. Nothing of this is left in later steps.
+
+What runs in a compiled module is not looked at: all of its parameters are taken for used by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from penstock.step.attached.compiled import Around, compiled_in, forget, is_compiled, stops
+from penstock.step.attached.hooks import Unsaved
+
+__all__ = ["Record", "is_in_backward", "tensors_in"]
+
+_DEPTH_MAX = 3
+"""How deep lists in arguments are looked into; torch nests them once."""
+
+
+class Record:
+    """Uses and gradients of parameters, by their numbers, in the order in which they came."""
+
+    def __init__(self, params: Sequence[torch.Tensor]) -> None:
+        self.used: dict[int, None] = {}
+        self.ready: dict[int, None] = {}
+        self.users: dict[int, dict[nn.Module, None]] = {}
+        """Modules that were running when a parameter was used."""
+        self.calls: dict[nn.Module, Counter[nn.Module]] = {}
+        """How often one forward calls a module, the most seen, by the module that was called."""
+        self._called: Counter[nn.Module] = Counter()
+        self._numbers = {id(param): number for number, param in enumerate(params)}
+        self._running: list[nn.Module] = []
+        self._mode: Any = None
+        self._handles: list[Any] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Look at every forward of a model and of its modules from now on."""
+        forget()
+        inside = compiled_in(model)
+        enter, leave = stops(self._enter), stops(self._leave)
+        for module in model.modules():
+            if module in inside:
+                continue
+            if is_compiled(module):
+                self._handles.append(Around(module, self._enter_compiled, self._leave_compiled))
+                continue
+            self._handles += [
+                module.register_forward_pre_hook(Unsaved(enter)),
+                module.register_forward_hook(Unsaved(leave), always_call=True),
+            ]
+
+    def end(self) -> None:
+        """Look no more."""
+        while self._running:
+            self._leave(self._running[-1])
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def by_use(self, count: int) -> list[int]:
+        """Return all parameters, the first one used first; those not seen come last."""
+        return list(dict.fromkeys([*self.used, *range(count)]))
+
+    def by_readiness(self, count: int) -> list[int]:
+        """Return all parameters, the first one with a gradient first."""
+        return list(dict.fromkeys([*self.ready, *reversed(self.by_use(count))]))
+
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        if not self._running and torch.is_grad_enabled():
+            self._mode = _Mode(self._seen, self._numbers)
+            self._mode.__enter__()
+        if not self._running:
+            self._called = Counter()
+        self._called[module] += 1
+        self._running.append(module)
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if module in self._running:
+            del self._running[self._running.index(module) :]
+        if not self._running and self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+            if not is_in_backward():  # where a checkpoint computes once more
+                self.calls[module] = self.calls.get(module, Counter()) | self._called
+
+    def calls_of(self, module: nn.Module) -> int:
+        """Return how often a step calls a module, unless it calls the model several times."""
+        return sum(called[module] for called in self.calls.values())
+
+    def _enter_compiled(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled():
+            for param in module.parameters():
+                number = self._numbers.get(id(param))
+                if number is not None:
+                    self.used.setdefault(number)
+                    self.users.setdefault(number, {}).setdefault(module)
+        if self._mode is not None:  # or it would be compiled as well
+            self._mode.__exit__(None, None, None)
+
+    def _leave_compiled(self, module: nn.Module) -> None:
+        if self._mode is not None:
+            self._mode.__enter__()
+
+    def _seen(self, number: int) -> None:
+        self.used.setdefault(number)
+        if self._running:
+            self.users.setdefault(number, {}).setdefault(self._running[-1])
+
+
+def is_in_backward() -> bool:
+    """Whether autograd is at work, and what is computed now is computed for it."""
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, seen: Callable[[int], None], numbers: Mapping[int, int]) -> None:
+        super().__init__()
+        self._seen = seen
+        self._numbers = numbers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if torch.compiler.is_compiling():  # by who knows whom: not to be part of the code
+            return func(*args, **named)
+        for tensor in tensors_in([*args, *named.values()], _DEPTH_MAX):
+            if id(tensor) in self._numbers:
+                self._seen(self._numbers[id(tensor)])
+        return func(*args, **named)
+
+
+def tensors_in(values: Sequence[Any], depth: int) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, and in lists so deep."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple) and depth:
+            yield from tensors_in(value, depth - 1)

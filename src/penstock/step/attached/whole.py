@@ -1,0 +1,108 @@
+"""Where weights in slices meet a model: modules that run, and modules that are saved or loaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.step.attached.blocks import Block
+from penstock.step.attached.flow import Parcel
+from penstock.step.attached.plan import Agreement
+from penstock.step.attached.record import Record
+from penstock.step.attached.reshard import Rounds, ordinary
+from penstock.step.attached.share import Share
+
+__all__ = ["Saving", "begin_rounds", "blocks_of_modules"]
+
+
+def begin_rounds(
+    flow: Rounds,
+    found: Sequence[tuple[Parcel, Share]],
+    params: Sequence[torch.Tensor],
+    agreement: Agreement,
+    record: Record,
+) -> None:
+    """Make blocks of shares, and give their memory back."""
+    first = {number: place for place, number in enumerate(agreement.by_use)}
+    ready = {number: place for place, number in enumerate(agreement.by_readiness)}
+    parcels: dict[Share, list[Parcel]] = {}
+    for parcel, share in found:
+        parcels.setdefault(share, []).append(parcel)
+    blocks = [
+        Block(share, each, [params[number] for number in share.params], flow.fetch)
+        for share, each in parcels.items()
+    ]
+    for block in blocks:
+        block.graded = {n for n in block.numbers if n in record.ready} or set(block.numbers)
+    blocks.sort(key=lambda block: min(first[number] for number in block.numbers))
+    back = sorted(blocks, key=lambda block: min(ready[number] for number in block.numbers))
+    flow.begin(blocks, back)
+
+
+def blocks_of_modules(
+    flow: Rounds, model: nn.Module, numbers: Mapping[torch.Tensor, int], record: Record
+) -> dict[nn.Module, list[Block]]:
+    """Return which blocks each module uses, and tell blocks how often they are used."""
+    found: dict[nn.Module, list[Block]] = {}
+    for module in model.modules():
+        wanted = {numbers[p] for p in module.parameters(recurse=False) if p in numbers}
+        wanted |= {number for number, users in record.users.items() if module in users}
+        blocks = {flow.block_of[number] for number in wanted if number in flow.block_of}
+        if blocks or module is model:
+            found[module] = sorted(blocks, key=lambda block: block.number)
+        flow.wanted[module] = frozenset(wanted & flow.block_of.keys())
+        for block in blocks:
+            block.calls += record.calls_of(module)
+    return found
+
+
+class Saving:
+    """A model's state while it is read or written: weights are whole, and what is read is copied.
+
+    Hooks are called for a module and all in it; the outermost one begins and ends it.
+    """
+
+    def __init__(self, flow: Rounds) -> None:
+        self._flow = flow
+        self._modules: list[nn.Module] = []
+        self._whole = contextlib.ExitStack()
+
+    def enter(self, module: nn.Module) -> None:
+        """Have whole weights from now on; all ranks call it."""
+        if self._modules and self._modules[0] is not module:
+            self._modules.append(module)
+            return
+        # The outermost one comes again where the last time ended in an error.
+        self.end()
+        self._modules = [module]
+        self._whole.enter_context(self._flow.whole())
+
+    def end(self) -> None:
+        """End what an error has left."""
+        self._modules = []
+        self._whole.close()
+
+    def leave(self, module: nn.Module, state: MutableMapping[str, Any] | None = None) -> None:
+        """Release them after the outermost module; a state has copies."""
+        while self._modules and self._modules.pop() is not module:
+            pass
+        if self._modules:
+            return
+        with ordinary():
+            self._copy(state)
+        self._whole.close()
+
+    def _copy(self, state: MutableMapping[str, Any] | None) -> None:
+        copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+        for name, value in (state or {}).items():
+            if isinstance(value, torch.Tensor) and self._flow.has(value):
+                key = value.data_ptr(), value.shape  # weights that are tied stay so
+                if key not in copies:
+                    copies[key] = value.detach().clone(memory_format=torch.preserve_format)
+                assert state is not None
+                if not isinstance(value, nn.Parameter):  # who keeps variables wants them
+                    state[name] = copies[key]

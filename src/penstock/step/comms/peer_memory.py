@@ -1,0 +1,170 @@
+"""Arenas on GPUs: device memory of each rank that the other ranks of its host have mapped.
+
+    with PeerArena(meeting(group), rank=rank, size=2, size_bytes="1GB") as arena:
+        grad = arena.take(1_000_000)              # on this rank's GPU, and its peers can see it
+        theirs = arena.of(grad, rank=1)           # what rank 1 took in the same place
+
+As in shared memory (`shm_memory`) a segment is a bag of places: all ranks take the same sizes in
+the same order, so a place is the same number everywhere. A peer's tensor is a pointer that kernels
+of this rank read and write; ranks may use one GPU together, or GPUs that reach each other's memory.
+
+Segments travel as CUDA IPC handles. A handle is opened on the GPU of the rank that opens it: the
+driver then lets kernels there reach the memory, wherever it lies, and torch sees a tensor of its
+own device. Ranks need the same host and may not be in containers that hide processes from each
+other. Several ranks on one GPU were tried; GPUs that reach each other were not there to be tried.
+
+Words that the host reads and writes, such as flags, are in a small arena of shared memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.errors import OptionError, PeerError, RendezvousError
+from penstock.step.comms.shm_flags import LINE_WORDS, Flags
+from penstock.step.comms.shm_memory import Arena, Meet, Segments
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PeerArena"]
+
+HOST_BYTES = 1 << 20
+"""For flags and calls: about a thousand bytes for each communicator."""
+CLOSE_S = 5.0
+"""How long an owner waits with its end for those who have its memory mapped."""
+ALIGN_BYTES = 512
+"""Of places: as torch's own allocator has it, more than any load of a kernel needs."""
+
+
+class PeerArena(Segments):
+    """The segments of all ranks of one host on their GPUs, as one of them sees them.
+
+    Args:
+        meet: how these ranks exchange a few bytes; called by all of them, in the same order.
+        rank: which of them this is.
+        size: how many they are.
+        size_bytes: how much each rank may take, the same on all.
+        device: this rank's GPU; the current one where none is said.
+    """
+
+    align_bytes = round_bytes = ALIGN_BYTES
+
+    def __init__(
+        self,
+        meet: Meet,
+        *,
+        rank: int,
+        size: int,
+        size_bytes: int | str,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(rank=rank, size=size, size_bytes=size_bytes)
+        self.meet = meet
+        self._host = Arena(meet, rank=rank, size=size, size_bytes=HOST_BYTES, run_id="peer")
+        self._device = device
+        self._flags: Flags | None = None
+
+    @property
+    def host(self) -> Arena:
+        """Where words are that processors of the host can read and write."""
+        return self._host
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's GPU."""
+        assert self._device is not None, "the arena is not open"
+        return self._device
+
+    def open(self) -> None:
+        """Make this rank's segment and map those of the others.
+
+        Raises:
+            OptionError: there is not so much memory, or no GPU.
+            RendezvousError: the ranks are not on one host, or want different sizes.
+        """
+        said: dict[str, Any] = {"bytes": self.size_bytes, "bad": "", "handles": []}
+        mine: Tensor | None = None
+        try:
+            mine = self._segment()
+            # Each peer lets go of a handle of its own: torch counts them.
+            said["handles"] = [
+                None if other == self.rank else _handle(mine) for other in range(self.size)
+            ]
+        except (RuntimeError, OptionError) as error:
+            said["bad"] = f"rank {self.rank} has no memory for its peers: {error}"
+        heard = [pickle.loads(text) for text in self.meet(pickle.dumps(said))]
+        self._end_if([word["bad"] for word in heard], OptionError)
+        assert mine is not None
+        trouble = self._map_all(mine, heard)
+        self._end_if([text.decode() for text in self.meet(trouble.encode())], RendezvousError)
+        self._host.open()
+        offset = self._host.offset_of(self._host.take(LINE_WORDS, torch.int64))
+        assert offset is not None
+        self._flags = Flags(self._host, offset, range(self.size), patience_s=CLOSE_S)
+
+    def _segment(self) -> Tensor:
+        if not torch.cuda.is_available():
+            raise OptionError("there is no GPU here; ranks without one share memory with shm")
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        if self._device is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        made = torch.zeros(self.size_bytes, dtype=torch.uint8, device=self._device)
+        torch.cuda.synchronize(self._device)
+        return made
+
+    def _map_all(self, mine: Tensor, heard: Sequence[dict[str, Any]]) -> str:
+        """Map the segments of all ranks; return what is wrong with one, in words."""
+        for other, word in enumerate(heard):
+            who = f"rank {self.rank} cannot map memory of rank {other}'s GPU"
+            if word["bytes"] != self.size_bytes:
+                return (
+                    f"{who}: they take {self.size_bytes} and {word['bytes']} bytes; take the same"
+                )
+            try:
+                own = other == self.rank
+                self._bytes.append(mine if own else self._mapped(word["handles"][self.rank]))
+            except RuntimeError as error:
+                return (
+                    f"{who}: {error}; ranks of other hosts, of other containers or on GPUs that "
+                    "do not reach each other meet over nccl"
+                )
+        return ""
+
+    def _mapped(self, handle: tuple[Any, ...]) -> Tensor:
+        index = self.device.index
+        storage = torch.UntypedStorage._new_shared_cuda(index, *handle[1:])
+        room = torch.empty(0, dtype=torch.uint8, device=self.device)
+        return room.set_(storage, 0, (self.size_bytes,), (1,))
+
+    def close(self) -> None:
+        """Let go of all segments; tensors that are still held keep theirs until they are gone.
+
+        First those of others, then its own, once the others have done so too: an owner that ends
+        with its memory still mapped takes it from under those who have it.
+        """
+        if self._bytes:
+            torch.cuda.synchronize(self._device)
+            mine = self._bytes[self.rank : self.rank + 1]  # none if it was not come to
+            self._bytes = []
+            if self._flags is not None:
+                with suppress(PeerError):  # who is gone holds nothing any more
+                    self._flags.sync()
+            del mine
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        if self._flags is not None:
+            self._flags.close()
+            self._flags = None
+        self._host.close()
+
+
+def _handle(segment: Tensor) -> tuple[Any, ...]:
+    """Return what a peer needs to map a segment; each peer needs one of its own."""
+    storage: Any = segment.untyped_storage()
+    handle: tuple[Any, ...] = storage._share_cuda_()
+    return handle

@@ -1,0 +1,243 @@
+"""One call of a kernel: its numbers, its tensors and where its results go, made plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.errors import ProgramError
+from penstock.program.ops import OPS
+from penstock.program.ops import Place as NumpyPlace
+from penstock.step.dtypes import torch_dtype
+from penstock.step.kernels.body import Body
+from penstock.step.kernels.draws import Place, halves
+
+__all__ = ["Call", "Given", "Out", "call_of", "numbers_of"]
+
+Given = Tensor | Sequence[Tensor]
+"""A tensor, or one for each rank."""
+Out = Tensor | Sequence[Tensor] | None
+
+_NOWHERE = NumpyPlace(shape=(), coordinates=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a backend gets."""
+
+    inputs: dict[str, Given]
+    numbers: dict[str, float]
+    """Numbers of the host by name, seeds in two halves besides."""
+    outs: dict[str, Given]
+    """Contiguous, none missing."""
+    aliases: dict[str, str]
+    """Outputs that lie exactly where an input lies, and which."""
+    place: Place
+    device: torch.device
+    copied: tuple[tuple[str, Given], ...]
+    """Outputs that a backend writes elsewhere first, and where they belong."""
+
+    def finish(self) -> None:
+        """Bring what was written elsewhere to where it belongs."""
+        for name, wanted in self.copied:
+            made = self.outs[name]
+            assert isinstance(made, Tensor)
+            for one in [wanted] if isinstance(wanted, Tensor) else wanted:
+                one.copy_(made.view(one.shape))
+
+
+def numbers_of(body: Body, scalars: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers of the host that follow from the scalars of a call."""
+    known: dict[str, float] = {}
+    defaults = dict(body.defaults)
+    for name in body.scalars:
+        found = scalars.get(name, defaults.get(name))
+        if found is None:
+            raise ProgramError(f"a kernel of {body.name} needs a number for {name}")
+        known[name] = found
+    for node in body.host:
+        if node.op == "const":
+            known[node.name] = node.attr("value")
+            continue
+        args = [np.asarray(known[name]) for name in node.inputs]
+        compute = OPS[node.op].compute
+        assert compute is not None
+        with np.errstate(all="ignore"):
+            known[node.name] = compute(args, dict(node.attrs), _NOWHERE).item()
+    for name in body.numbers:
+        stem, _, half = name.rpartition(" ")
+        if half in ("low", "high") and stem in known:
+            known[name] = halves(known[stem])[half == "high"]
+    return known
+
+
+def call_of(
+    body: Body,
+    tensors: Sequence[Given],
+    numbers: dict[str, float],
+    out: Sequence[Out] | None,
+    starts: tuple[int, ...] | None,
+) -> Call:
+    """Return a call with everything in its place."""
+    if len(tensors) != len(body.inputs):
+        raise ProgramError(
+            f"a kernel of {body.name} reads {len(body.inputs)} tensors "
+            f"({', '.join(body.inputs)}), got {len(tensors)}"
+        )
+    given = dict(zip(body.inputs, tensors, strict=True))
+    wanted: Sequence[Out] = [None] * len(body.outputs) if out is None else out
+    if len(wanted) != len(body.outputs):
+        raise ProgramError(
+            f"a kernel of {body.name} returns {len(body.outputs)} values "
+            f"({', '.join(body.outputs)}), got room for {len(wanted)}"
+        )
+    named = dict(zip(body.outputs, wanted, strict=True))
+    block = _block(body, given, named)
+    place = Place(block, starts or (0,) * len(block), body.full)
+    inputs = {name: _contiguous(_narrowed(name, one, body, place)) for name, one in given.items()}
+    device = _device(inputs, named)
+    outs, copied, aliases = _outs(body, inputs, named, place, device)
+    return Call(
+        inputs=inputs,
+        numbers=numbers,
+        outs=outs,
+        aliases=aliases,
+        place=place,
+        device=device,
+        copied=tuple(copied),
+    )
+
+
+def _several(given: Out) -> list[Tensor]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.device:
+    for given in [*inputs.values(), *outs.values()]:
+        for one in _several(given):
+            return one.device
+    return torch.device("cpu")
+
+
+def _block(body: Body, given: Mapping[str, Given], outs: Mapping[str, Out]) -> tuple[int, ...]:
+    """Return the shape of what is worked on: by dimension, of the smallest tensor that has it."""
+    out = list(body.full)
+    values = {name: name for name in given} | dict(body.stores)
+    for name, tensor in [*given.items(), *outs.items()]:
+        dims = _dims(body, name, body.reach.get(values[name], ""))
+        for one in _several(tensor):
+            if one.ndim != body.types[name].ndim:
+                continue
+            for dim, mine in dims:
+                out[dim] = min(out[dim], one.shape[mine])
+    return tuple(out)
+
+
+def _dims(body: Body, name: str, reach: str) -> list[tuple[int, int]]:
+    """Return the dimensions of the block that a tensor tells about, and which of its own do."""
+    last = len(body.full) - 1
+    if body.types[name].shape == body.full:
+        return [(dim, dim) for dim in range(last + 1)]
+    if reach == "row":
+        return [(dim, dim) for dim in range(last)]
+    return [(last, -1)] if reach == "col" else []
+
+
+def _narrowed(name: str, given: Given, body: Body, place: Place) -> Given:
+    """Return of a tensor that a rank has all of the part that meets the block."""
+    if not body.reach:
+        return given
+    if not isinstance(given, Tensor):
+        return [_part(one, place) for one in given]
+    return _part(given, place)
+
+
+def _part(tensor: Tensor, place: Place) -> Tensor:
+    for dim in range(-tensor.ndim, 0):
+        if -dim <= len(place.block) and tensor.shape[dim] not in (1, place.block[dim]):
+            tensor = tensor.narrow(dim, place.starts[dim], place.block[dim])
+    return tensor
+
+
+def _contiguous(given: Given) -> Given:
+    if isinstance(given, Tensor):
+        return given.contiguous()
+    return [one.contiguous() for one in given]
+
+
+def _outs(
+    body: Body,
+    inputs: Mapping[str, Given],
+    wanted: Mapping[str, Out],
+    place: Place,
+    device: torch.device,
+) -> tuple[dict[str, Given], list[tuple[str, Given]], dict[str, str]]:
+    outs: dict[str, Given] = {}
+    copied: list[tuple[str, Given]] = []
+    aliases: dict[str, str] = {}
+    taken = [
+        (*_range(one), one.dtype, name) for name, given in inputs.items() for one in _several(given)
+    ]
+    for name, value in body.stores:
+        given = wanted[name]
+        lies = _lies(given, taken)
+        is_direct = all(one.is_contiguous() for one in _several(given))
+        if lies and body.reach.get(value) in ("col", "one"):
+            is_direct = False  # Every part of the block reads it, the last one too.
+        if given is not None and is_direct and lies != "across":
+            outs[name] = given
+            if lies:
+                aliases[name] = lies
+            continue
+        shape = _shape(body, name, value, place)
+        if shape is None:
+            continue
+        made = torch.empty(shape, dtype=torch_dtype(body.types[name].dtype), device=device)
+        outs[name] = [made] if name in body.copies else made
+        if given is not None:
+            copied.append((name, given))
+            outs[name] = made
+    return outs, copied, aliases
+
+
+def _shape(body: Body, name: str, value: str, place: Place) -> tuple[int, ...] | None:
+    """Return the shape of a result; None if only torch knows."""
+    reach = body.reach.get(value)
+    if reach is None:
+        return None
+    if reach == "full":
+        return place.block
+    if reach == "row":
+        ndim = body.types[name].ndim
+        return (*place.block[:-1], 1) if ndim == len(place.block) else place.block[:-1]
+    if reach == "col":
+        return (1,) * (body.types[name].ndim - 1) + place.block[-1:]
+    return ()
+
+
+def _lies(given: Out, taken: Sequence[tuple[int, int, torch.dtype, str]]) -> str:
+    """Return the input in whose memory an output lies exactly; "across" if only partly in one."""
+    found = ""
+    for one in _several(given):
+        first, last = _range(one)
+        for begin, end, dtype, name in taken:
+            if begin >= last or end <= first:
+                continue
+            if (begin, end, dtype) != (first, last, one.dtype) or found:
+                return "across"
+            found = name
+    return found
+
+
+def _range(tensor: Tensor) -> tuple[int, int]:
+    first: int = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.numel() * tensor.element_size()
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (reach + 1) * tensor.element_size()

@@ -1,0 +1,287 @@
+"""A wire that loads and communication share, and who may use it when.
+
+Batches that come over the network take the same way as gradients. TCP divides a full link among
+connections, so a loader with eight requests leaves a gradient a ninth of it, and it is the gradient
+that the step waits for. A load has time: it is wanted an iteration later.
+
+    wire = Wire()
+    with Groups(mesh(dp=2), over=wire) as groups:          # communication is seen by the wire
+        attach(model, optimizer, groups)
+        for batch in wire.ahead(loader):                   # loads begin when it has time
+            ...
+
+The rule: the next load is held back while communication is under way *and* a batch is there that
+nobody has taken yet. It goes as soon as the wire is free, or when the last batch has been taken,
+for then it is urgent, and a wire that is never free starves nobody. What has begun is never
+stopped; so what begins should be no more than a batch, and a `Loader` given to `ahead` is made with
+`look_ahead` of one: it then asks for a batch when one is taken from it. Its state says what was
+taken here, and not what is ahead. Loads of a compiled step
+keep the same rule where its groups have a wire and they are `rotate`d by two or more; only their
+fetching does, and a `Loader` then reads what the step asks for and nothing else. A load whose
+`priority` is below that of every move is not held back.
+
+It pays where a step waits for computing as well: then loads find room in it. Where the wire alone
+is what a step waits for, every gap counts, and a load that makes way leaves some of them empty: do
+without it there. Only what this process says is seen, and communication that waits for a late rank
+counts as under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from penstock.errors import OptionError
+from penstock.step.comms.comm import Comm, Handle
+
+__all__ = ["Ahead", "Watched", "Wire"]
+
+_LOOK_S = 0.05
+"""Between two looks at communication that may have failed: then nobody calls."""
+_SMALL_BYTES = 64 << 10
+"""Less than this is over before a load could have made way for it."""
+_JOIN_S = 5.0
+
+T = TypeVar("T")
+
+
+class Wire:
+    """Counts communication under way, and lets loads wait for the end of it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._flying: set[Handle] = set()
+        self.num_held = 0
+        """Loads that had to wait."""
+        self.num_urgent = 0
+        """Those among them that became urgent before the wire was free."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether communication is under way."""
+        with self._changed:
+            return bool(self._flying)
+
+    def begun(self, handle: Handle, size_bytes: int) -> Handle:
+        """Take note of communication, and return it."""
+        if size_bytes >= _SMALL_BYTES and not handle.is_done():
+            with self._changed:
+                self._flying.add(handle)
+            handle.then(lambda: self._over(handle))
+        return handle
+
+    def _over(self, handle: Handle) -> None:
+        with self._changed:
+            self._flying.discard(handle)
+            if not self._flying:
+                self._changed.notify_all()
+
+    def hold(self, is_urgent: Callable[[], bool]) -> None:
+        """Return when the wire is free, or what is to be loaded has become urgent.
+
+        Whoever makes it urgent calls `look_again`.
+        """
+        with self._changed:
+            if not self._flying or is_urgent():
+                return
+            self.num_held += 1
+            while self._flying:
+                if is_urgent():
+                    self.num_urgent += 1
+                    return
+                if not self._changed.wait(_LOOK_S):
+                    # What has failed is not told of.
+                    self._flying = {handle for handle in self._flying if not handle.is_done()}
+
+    def look_again(self) -> None:
+        """Have those that wait ask once more whether they are urgent."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def ahead(self, batches: Iterable[T], *, batches_ahead: int = 2) -> Ahead[T]:
+        """Return what yields the same batches, taken ahead of their step when the wire is free."""
+        return Ahead(batches, self, depth=batches_ahead)
+
+
+class Ahead(Generic[T], Iterator[T]):
+    """Batches of a source, some of them ahead; a thread takes them, one at a time."""
+
+    def __init__(self, batches: Iterable[T], wire: Wire, *, depth: int) -> None:
+        if depth < 1:
+            raise OptionError(f"{depth} batches ahead; 1 or more make sense")
+        self._batches = batches
+        self._wire = wire
+        self._depth = depth
+        self._changed = threading.Condition()
+        self._ready: deque[T] = deque()
+        self._stages: Any = None
+        """The batches in stages, where they can be told which of them was used."""
+        self._has_ended = self._is_closed = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._take, name="penstock-ahead", daemon=True)
+            self._thread.start()
+        with self._changed:
+            while not self._ready:
+                if self._error is not None:
+                    raise self._error
+                if self._has_ended or self._is_closed:
+                    raise StopIteration
+                self._changed.wait()
+            batch = self._ready.popleft()
+            if self._stages is not None:
+                self._stages.used()
+            self._changed.notify_all()
+        self._wire.look_again()
+        return batch
+
+    def close(self) -> None:
+        """End the thread; a batch that it is taking is waited for a moment, and dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._wire.look_again()
+        if self._stages is not None:
+            self._stages.close()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    def _is_urgent(self) -> bool:
+        return not self._ready or self._is_closed
+
+    def _each(self) -> Iterator[T]:
+        if not hasattr(self._batches, "stages"):
+            yield from self._batches
+            return
+        self._stages = stages = self._batches.stages()
+        while True:
+            try:
+                fetched = stages.fetch()
+            except StopIteration:
+                return
+            yield stages.decode(fetched)
+
+    def _take(self) -> None:
+        try:
+            for batch in self._each():
+                with self._changed:
+                    self._ready.append(batch)
+                    self._changed.notify_all()
+                    while len(self._ready) >= self._depth and not self._is_closed:
+                        self._changed.wait()
+                self._wire.hold(self._is_urgent)
+                if self._is_closed:
+                    return
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+
+
+class Watched:
+    """A Comm whose operations a wire takes note of."""
+
+    def __init__(self, comm: Comm, over: Wire) -> None:
+        self._comm, self._over = comm, over
+        self.axis, self.rank, self.size = comm.axis, comm.rank, comm.size
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent so far, without headers."""
+        return self._comm.sent_bytes
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        *,
+        op: str = "sum",
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put the sum (mean, max, min) of all ranks' tensors in the place of each."""
+        return self._seen(self._comm.all_reduce(tensor, op=op, wire=wire, algo=algo), tensor)
+
+    def reduce_scatter(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        *,
+        op: str = "sum",
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put this rank's part of the sum in `out`, which may be that part of the tensor."""
+        handle = self._comm.reduce_scatter(out, tensor, op=op, wire=wire, algo=algo)
+        return self._seen(handle, tensor)
+
+    def all_gather(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        *,
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put all ranks' parts in `out`; the tensor may be this rank's part of it."""
+        return self._seen(self._comm.all_gather(out, tensor, wire=wire, algo=algo), out)
+
+    def all_to_all(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        *,
+        out_counts: Sequence[int],
+        counts: Sequence[int],
+    ) -> Handle:
+        """Send each rank its run of elements; put what came from each in a row."""
+        handle = self._comm.all_to_all(out, tensor, out_counts=out_counts, counts=counts)
+        return self._seen(handle, out)
+
+    def reduce(self, tensor: torch.Tensor, *, root: int, op: str = "sum") -> Handle:
+        """Put the sum of all in the root's tensor; those of others may be written over."""
+        return self._seen(self._comm.reduce(tensor, root=root, op=op), tensor)
+
+    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Handle:
+        """Put the root's tensor in all."""
+        return self._seen(self._comm.broadcast(tensor, root=root), tensor)
+
+    def shift(
+        self,
+        out: torch.Tensor | None,
+        tensor: torch.Tensor | None,
+        *,
+        by: int = 1,
+        wrap: bool = False,
+    ) -> Handle:
+        """Send to the rank `by` further, receive from the one `by` before; ends are left alone."""
+        return self._seen(self._comm.shift(out, tensor, by=by, wrap=wrap), out)
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here and all that was asked on this lane is done."""
+        self._comm.barrier()
+
+    def close(self) -> None:
+        """Wait for what is under way and end the lane's thread."""
+        self._comm.close()
+
+    def _seen(self, handle: Handle, tensor: torch.Tensor | None) -> Handle:
+        return self._over.begun(handle, 0 if tensor is None else tensor.nbytes)

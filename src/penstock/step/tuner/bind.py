@@ -1,0 +1,83 @@
+"""A program from a function and its inputs: the sizes that the function names are those they have.
+
+A dimension that an axis slices is as long as the parts of its ranks together, so ranks tell each
+other what they have. Sizes that no input shows, such as those of a load, nobody can know: such a
+function is put on a mesh by `.on(mesh, n=...)`, with all its sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.program.language import Template
+from penstock.program.layouts import Annotation
+from penstock.program.mesh import Mesh
+from penstock.program.nodes import Program
+from penstock.step.groups import Groups
+from penstock.step.tuner.trial import Team
+
+__all__ = ["bound"]
+
+Shape = tuple[tuple[int, ...], bool]
+"""What a rank has, and whether that is all of it: a DTensor tells so."""
+
+
+def bound(
+    template: Template, groups: Groups | None, inputs: Mapping[str, Any] | None, team: Team
+) -> Program:
+    """Return the program of a function for the mesh of some groups and the sizes of its inputs."""
+    if groups is None or inputs is None:
+        raise ProgramError(
+            f"the sizes of {template.name} are read off its inputs: give groups and inputs, or "
+            f"{template.name}.on(mesh, ...)"
+        )
+    mine: dict[str, Shape] = {
+        name: (tuple(value.shape), hasattr(value, "device_mesh"))
+        for name, value in inputs.items()
+        if hasattr(value, "shape")
+    }
+    everyones: Sequence[dict[str, Shape]] = team.gathered(mine)
+    sizes: dict[str, int] = {}
+    for name, said in _annotations(template).items():
+        if name in mine and len(mine[name][0]) == len(said.dims):
+            for dim, called in enumerate(said.dims):
+                if isinstance(called, str):
+                    shapes = [shapes[name] for shapes in everyones]
+                    length = _length(
+                        groups.mesh, shapes, _slicing(template, groups, said, dim), dim
+                    )
+                    if sizes.setdefault(called, length) != length:
+                        raise ProgramError(
+                            f"{template.name} has a dimension {called!r} of {sizes[called]} "
+                            f"elements, and {name} has {length}"
+                        )
+    return template.on(groups.mesh, **sizes)
+
+
+def _annotations(template: Template) -> dict[str, Annotation]:
+    said = {
+        name: param.annotation
+        for name, param in inspect.signature(template.function, eval_str=True).parameters.items()
+    }
+    return {k: v for k, v in (said | dict(template.layouts)).items() if isinstance(v, Annotation)}
+
+
+def _slicing(template: Template, groups: Groups, said: Annotation, dim: int) -> list[str]:
+    """Return the axes that slice a dimension."""
+    mine = template.axis or groups.mesh.names[0]
+    return [y.axis or mine for y in said.layouts if y.kind == "S" and y.dim == dim]
+
+
+def _length(mesh: Mesh, shapes: Sequence[Shape], slicing: list[str], dim: int) -> int:
+    """Return the length of a dimension on all ranks together."""
+    first, is_whole = shapes[0]
+    if is_whole or not slicing:
+        return first[dim]
+    others = [name for name in mesh.names if name not in slicing]
+    alike = [
+        rank for rank in range(mesh.num_ranks) if not others or not mesh.coordinate(rank, *others)
+    ]
+    return sum(shapes[rank][0][dim] for rank in alike)

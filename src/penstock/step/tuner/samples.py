@@ -1,0 +1,101 @@
+"""What trials of the tuner load and store: one batch again and again, and nothing is kept.
+
+Training goes on after tuning, so no batch may be used up and no checkpoint written. A batch is
+looked at, of what can be gone through again: a Loader, a list, the source of a step that runs. It
+comes to each trial after as long as it took here, so that loading ahead is worth what it is. What
+would be stored is looked at too, where values are compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.nodes import Program
+from penstock.step.loads.sources import Source
+
+__all__ = ["Again", "Stored", "sampled"]
+
+_LOOKS = 3
+"""Batches that are looked at, if there are so many; the first one may have to wait for more."""
+
+
+class Again:
+    """One batch of a source, as often as one likes."""
+
+    def __init__(self, batch: Any, pace_s: float) -> None:
+        self._batch, self._pace_s = batch, pace_s
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            time.sleep(self._pace_s)
+            yield self._batch
+
+
+def sampled(sources: Mapping[str, Any]) -> dict[str, Again]:
+    """Return sources that yield a batch of each over and over, and leave them as they are."""
+    return {name: _sample(name, of) for name, of in sources.items()}
+
+
+class Stored:
+    """Takes what a program stores, and keeps it while somebody wants to see it."""
+
+    def __init__(self) -> None:
+        self.is_kept = False
+        self.values: dict[str, torch.Tensor] = {}
+        """The latest, by place."""
+
+    def instead(self, calls: Mapping[str, Any], program: Program) -> dict[str, Any]:
+        """Return functions by name, with this in the place of those that store."""
+        places = {str(node.attr("place")) for node in program.nodes if node.op == "store"}
+        return {**calls, **{place: self._taking(place) for place in places}}
+
+    def _taking(self, place: str) -> Callable[[torch.Tensor], None]:
+        def take(value: torch.Tensor) -> None:
+            if self.is_kept:
+                self.values[place] = value.detach().clone()
+
+        return take
+
+
+def _sample(name: str, of: Any) -> Again:
+    if isinstance(of, Again):
+        return of
+    if isinstance(of, Source):
+        return Again(*of.looked_at())
+    if hasattr(of, "__next__"):
+        raise ProgramError(
+            f"source {name!r} is a {type(of).__name__}, of which each batch comes once: those that "
+            "tuning takes would be lost; give tune something that can be gone through again, such "
+            "as a Loader or a list of one batch"
+        )
+    stages = of.stages() if hasattr(of, "stages") else None
+    batches = iter(of) if stages is None else _in_stages(stages)
+    # The last one of an epoch may be smaller: it is the first that is used.
+    seen, taken_s = [], []
+    try:
+        start_s = time.perf_counter()
+        for batch in islice(batches, _LOOKS):
+            taken_s.append(time.perf_counter() - start_s)
+            seen.append(batch)
+            start_s = time.perf_counter()
+    finally:
+        if stages is not None:
+            stages.close()
+    if not seen:
+        raise ProgramError(f"source {name!r} has no batch to tune with")
+    return Again(seen[0], min(taken_s))
+
+
+def _in_stages(stages: Any) -> Iterator[Any]:
+    while True:
+        try:
+            fetched = stages.fetch()
+        except StopIteration:
+            return
+        yield stages.decode(fetched)

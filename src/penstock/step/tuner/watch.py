@@ -1,0 +1,131 @@
+"""A tuned step that watches itself: the schedule was the best for what was measured then.
+
+Networks and machines change. Where steps take longer or shorter than they did at tuning, by more
+than `DRIFT_MAX`, over many steps, the step says so once; `retune`, at a place in the training where
+all ranks come together, tunes again if one of them has seen it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from penstock.step.execute import Calls, Step, planned, whole_device
+from penstock.step.groups import Groups
+from penstock.step.loads.sources import Source
+from penstock.step.tuner.trial import Carried, gathered
+from penstock.step.tuner.tune import Tuned, tune
+
+__all__ = ["DRIFT_MAX", "WatchedStep"]
+
+DRIFT_MAX = 0.2
+"""Share of the time of a step by which it may differ from what was measured at tuning."""
+_STEPS = 32
+"""That tell: one may be late for many reasons."""
+
+
+class WatchedStep(Step):
+    """A step of a tuned program; made by `Tuned.compile`."""
+
+    def __init__(self, tuned: Tuned, groups: Groups, options: Mapping[str, Any]) -> None:
+        self.tuned = tuned
+        self._options = dict(options)
+        self._begin(groups, **self._options)
+        self._taken_s: deque[float] = deque(maxlen=_STEPS)
+        self._has_warned = False
+
+    def _begin(
+        self,
+        groups: Groups,
+        *,
+        backend: str = "auto",
+        calls: Calls | None = None,
+        sources: Mapping[str, Iterable[Any]] | None = None,
+        donate: Sequence[str] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Be the step of what was tuned; options as `compile`."""
+        where = whole_device(device)
+        plan = planned(self.tuned.program, sources or {}, donate, where)
+        options: dict[str, Any] = {"calls": calls or {}, "sources": sources or {}}
+        super().__init__(plan, groups, **options, backend=backend, device=where)
+
+    def __call__(self, **given: Any) -> list[torch.Tensor]:
+        """Do one iteration, and look how long it takes; on a device that nobody can tell."""
+        start_s = time.perf_counter()
+        made = super().__call__(**given)
+        if self._device.type == "cpu":
+            self._taken_s.append(time.perf_counter() - start_s)
+            self._warn()
+        return made
+
+    @property
+    def drift(self) -> float:
+        """By what share steps take longer (shorter: below 0) than when they were tuned."""
+        was_s = self.tuned.seconds
+        if len(self._taken_s) < _STEPS or not math.isfinite(was_s):
+            return 0.0
+        return median(self._taken_s) / was_s - 1.0
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether that is so much that another schedule may be better."""
+        return abs(self.drift) > DRIFT_MAX
+
+    def retune(self, inputs: Mapping[str, Any], *, budget_s: float = 30.0) -> bool:
+        """Tune again if some rank has drifted; return whether. All ranks come together.
+
+        The inputs are those of a step; copies of them are used. They keep their layouts, so a
+        program whose states are in slices keeps that. Sources go on with their next batch.
+        """
+        if not any(gathered(self._groups, self.has_drifted)):
+            return False
+        tuned = self.tuned
+        kept = {node.name: node.type for node in tuned.program.inputs}
+        is_same = kept == {node.name: node.type for node in tuned.baseline.inputs}
+        self.tuned = tune(
+            tuned.baseline if is_same else tuned.program,
+            self._groups,
+            inputs,
+            budget_s=budget_s,
+            allow=[word for word in tuned.allow if word != "sliced"],
+            measure=Carried(self._groups, inputs, **self._with_sources(self.sources)),
+            cache=None,
+        )
+        if self.tuned.program.digest != tuned.program.digest:
+            self._change()
+        self._taken_s.clear()
+        self._has_warned = False
+        return True
+
+    def _with_sources(self, sources: Mapping[str, Source]) -> dict[str, Any]:
+        return {**self._options, "sources": dict(sources)} if sources else self._options
+
+    def _change(self) -> None:
+        """Go on with another program, and with the batch that would have come next."""
+        keeps_times = self.keeps_times
+        sources = self.hand_over()
+        try:
+            self._begin(self._groups, **self._with_sources(sources))
+        except BaseException:
+            for source in sources.values():
+                source.close()
+            raise
+        self.keeps_times = keeps_times
+
+    def _warn(self) -> None:
+        if not self._has_warned and self.has_drifted:
+            self._has_warned = True
+            warnings.warn(
+                f"steps of {self.tuned.program.name} take {1e3 * median(self._taken_s):.3g} ms, "
+                f"{self.drift:+.0%} of the {1e3 * self.tuned.seconds:.3g} ms when they were tuned; "
+                "another schedule may be faster now: call retune() on all ranks",
+                stacklevel=3,
+            )
