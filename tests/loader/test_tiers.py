@@ -237,7 +237,9 @@ def first_byte(sample: dict[str, Any]) -> dict[str, int]:
 def test_a_mixture_has_tiers_too(large: penstock.Dataset, tmp_path: Path) -> None:
     mixture = penstock.Mixture([large[:32], large[32:]], [0.5, 0.5])
     _, stats = run(mixture, [Disk(tmp_path / "tier", "1GB")], epochs=2)
-    assert stats.store_bytes <= large.size_bytes + NUM_BLOBS * 1024
+    # As many draws as two epochs have. One that comes again soon may find the first not yet kept.
+    assert stats.samples == 2 * NUM_BLOBS
+    assert stats.store_bytes < 1.5 * large.size_bytes
     assert stats.bound_bytes is None, "a mixture does not see every sample once an epoch"
 
 

@@ -245,18 +245,19 @@ def ray_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     ray.cloudpickle.unregister_pickle_by_value(launched)
 
 
+@pytest.mark.timeout(900)  # Ray starts some twenty processes, which other tests slow down.
 def test_ray_train_starts_again_and_goes_on() -> None:
     """In a process of its own: what Ray leaves behind in one may crash children forked from it."""
     pytest.importorskip("ray.train", reason="pip install 'ray[train]'", exc_type=ImportError)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     answer = subprocess.run(
-        [*command, "-k", "ray_train_here"],
+        [*command, "-k", "ray_train_here", "--timeout=840"],
         env=os.environ | {RAY_HERE: "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
-        timeout=290,
+        timeout=870,
     )
     assert answer.returncode == 0, answer.stdout[-10_000:] + answer.stderr[-2_000:]
     assert "1 passed" in answer.stdout
