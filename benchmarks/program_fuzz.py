@@ -1,17 +1,20 @@
 """Does any sequence of legal rewrites change what a program means? For as long as one likes.
 
-    python benchmarks/program_fuzz.py --seconds 600
-    python benchmarks/program_fuzz.py --seed 4711 --programs 1      # the one that failed, again
+    python -m benchmarks.program_fuzz --seconds 600
+    python -m benchmarks.program_fuzz --seed 4711 --programs 1      # the one that failed, again
+    python -m benchmarks.program_fuzz --ranks 3                     # carried out by three processes
 
 Random programs and random rewrites, carried out by the interpreter before and after; those that
 have a plan must have one after each rewrite, too. Prints how many of each rewrite were legal; at
 the first difference it prints the program, the schedule and the seed that makes both again, and
-fails.
+fails. With `--ranks` schedules are carried out by real processes, which `program_fuzz_ranks`
+explains.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
@@ -56,7 +59,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--only", nargs="*", default=[], help="rewrites to draw from")
     parser.add_argument("--go-on", action="store_true", help="count what fails, do not stop")
+    parser.add_argument("--ranks", type=int, help="carry schedules out on so many processes")
     args = parser.parse_args()
+    if args.ranks:
+        from benchmarks import program_fuzz_ranks as on_ranks
+
+        return (
+            on_ranks.be_rank(args) if "RANK" in os.environ else on_ranks.launch(args, sys.argv[1:])
+        )
+    return in_one_process(args)
+
+
+def in_one_process(args: argparse.Namespace) -> int:
+    """Try programs with the interpreter alone."""
     legal: Counter[str] = Counter()
     tried: Counter[str] = Counter()
     failed: list[int] = []

@@ -14,7 +14,7 @@ from penstock.program.nodes import Node, Program, Region
 from penstock.program.types import Type
 
 f64, f32, bf16, f16 = (DTYPES[name] for name in ("f64", "f32", "bf16", "f16"))
-i64, i32, u8 = (DTYPES[name] for name in ("i64", "i32", "u8"))
+i64, i32, u8, bool_ = (DTYPES[name] for name in ("i64", "i32", "u8", "bool"))
 
 __all__ = [
     "L",
@@ -28,6 +28,7 @@ __all__ = [
     "Template",
     "Type",
     "bf16",
+    "bool_",
     "f16",
     "f32",
     "f64",

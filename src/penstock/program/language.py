@@ -392,7 +392,10 @@ def load(
 
 
 def store(x: Value, place: str) -> Value:
-    """Write a value to a place, each rank its own part, and return it."""
+    """Write a value to a place, each rank its own part, and return it.
+
+    The function that is given for the place gets a copy, which is its own to keep.
+    """
     return _apply("store", x, place=place)
 
 
@@ -407,7 +410,8 @@ def call(
     """Return what a function of the user makes of some values.
 
     It is known by name here and given when the program is compiled. `outs` says what comes out;
-    `cost_s` how long it takes, where nobody has measured it yet.
+    `cost_s` how long it takes, where nobody has measured it yet. It writes over nothing that it is
+    given.
 
     `batch` says that samples have nothing to do with each other: by operand and by result the
     dimension that counts them; None for an operand that every sample needs, "sum" for a result that

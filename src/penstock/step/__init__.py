@@ -31,6 +31,7 @@ from penstock.program import (
     Template,
     Type,
     bf16,
+    bool_,
     f16,
     f32,
     f64,
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from penstock.step.attached.attach import Attached, attach
     from penstock.step.attached.optimizers import LAMB
     from penstock.step.captured.capture import Captured, capture
+    from penstock.step.dtensor import as_dtensor, placements_of
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
     from penstock.step.loads.credits import Wire
@@ -107,10 +109,12 @@ _CARRIED = {
     "Groups": "groups",
     "Attached": "attached.attach",
     "LAMB": "attached.optimizers",
+    "as_dtensor": "dtensor",
     "attach": "attached.attach",
     "Captured": "captured.capture",
     "calibrate": "tuner.calibrate",
     "capture": "captured.capture",
+    "placements_of": "dtensor",
     "Tuned": "tuner.tune",
     "Wire": "loads.credits",
     "tune": "tuner.tune",
@@ -140,8 +144,10 @@ __all__ = [
     "amax",
     "amin",
     "apply",
+    "as_dtensor",
     "attach",
     "bf16",
+    "bool_",
     "broadcast",
     "calibrate",
     "call",
@@ -174,6 +180,7 @@ __all__ = [
     "norm",
     "not_equal",
     "partial",
+    "placements_of",
     "program",
     "read_schedule",
     "recv",

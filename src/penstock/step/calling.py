@@ -1,13 +1,15 @@
 """Calls of the user's functions: their operands as this rank has them, and their results put away.
 
-A result lies where the function has put it; one that is cut into chunks has its own memory, and
-each chunk is copied there. Numbers that the host has are given as numbers. What only the backward
-of a call reads is let go after it.
+A result lies where the function has put it, unless that is memory of an operand, or memory that it
+may use again while somebody still reads the result: then it is copied. One that is cut into chunks
+has its own memory, and each chunk is copied there. A function that writes over its operands is told
+so: others read them. Numbers that the host has are given as numbers. What only the backward of a
+call reads is let go after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from penstock.program.calls import function_of
 from penstock.program.nodes import Node
 from penstock.program.plan import Task
 from penstock.step.computing import blocks_of
+from penstock.step.dtypes import torch_dtype
 from penstock.step.memory import Memory, shape_of
 
 __all__ = ["call_of"]
@@ -42,16 +45,72 @@ def call_of(
     if task.chunk is not None:
         return _in_chunks(task, node, function, memory, read)
     done = [n for n in dict.fromkeys(node.inputs) if _is_last(memory, n, node)]
+    lasting = [pick.name for pick in picks if _may_outlast(memory, node, pick, function)]
 
     def call() -> None:
-        out = function(*(read(n) for n in node.inputs))
-        results = out if isinstance(out, tuple) else (out,)
+        given = [read(n) for n in node.inputs]
+        results = _results(node, function, given)
+        theirs = _places(given)
         for pick in picks:
-            memory.give(pick.name, checked(pick, results[int(pick.attr("index"))]))
+            found = checked(pick, results[int(pick.attr("index"))])
+            if pick.name in lasting or _places([found]) & theirs:
+                found = found.clone()
+            memory.give(pick.name, found)
         for name in done:
             memory.give_away(name)
 
     return call
+
+
+def _results(node: Node, function: Callable[..., Any], given: Sequence[Any]) -> tuple[Any, ...]:
+    """Call a function; return its results, as many as there should be."""
+    before = _versions(given)
+    out = function(*given)
+    results = out if isinstance(out, tuple) else (out,)
+    name, count = node.attr("function"), len(node.attr("outs"))
+    if len(results) != count:
+        raise ProgramError(
+            f"{node.where}: {name!r} returns {len(results)} values, the program says {count}; "
+            "return a tensor, or a tuple of them"
+        )
+    changed = [n for n, a, b in zip(node.inputs, before, _versions(given), strict=True) if a != b]
+    if changed:
+        raise ProgramError(
+            f"{node.where}: {name!r} writes over its operand {changed[0]}, which others may read; "
+            "let it return a new tensor"
+        )
+    return results
+
+
+def _versions(given: Iterable[Any]) -> list[int]:
+    """Return how often each value has been written over, as far as torch can tell.
+
+    It counts that by memory, so not of a part: somebody else may write to another one meanwhile.
+    """
+    return [one._version if _is_alone(one) else 0 for one in given]
+
+
+def _is_alone(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return False
+    return value.nbytes == value.untyped_storage().nbytes()
+
+
+def _places(values: Iterable[Any]) -> set[int]:
+    """Return where tensors lie; those of no elements lie nowhere."""
+    tensors = (one for one in values if isinstance(one, torch.Tensor) and one.numel())
+    return {one.untyped_storage().data_ptr() for one in tensors}
+
+
+def _may_outlast(memory: Memory, node: Node, pick: Node, function: Callable[..., Any]) -> bool:
+    """Whether a result is read after the next call of its function, which may use its memory.
+
+    What is captured makes its results anew.
+    """
+    program, name = memory.program, node.attr("function")
+    calls = [n for n in program.nodes if n.op == "call" and n.attr("function") == name]
+    is_ours = getattr(function, "digest", None) is not None
+    return not is_ours and (len(calls) > 1 or pick.name in program.outputs)
 
 
 def _is_last(memory: Memory, name: str, node: Node) -> bool:
@@ -77,14 +136,15 @@ def _in_chunks(
     def call() -> None:
         # A number has no pieces, and may be one of the host's.
         given = [memory.piece(name, block) if block else read(name) for name, block in reads]
-        out = function(*given)
-        results = out if isinstance(out, tuple) else (out,)
+        results = _results(node, function, given)
         for pick, block in writes:
             found = results[int(pick.attr("index"))]
-            if tuple(found.shape) != shape_of(block):
+            wanted = (shape_of(block), torch_dtype(pick.type.dtype))
+            is_tensor = isinstance(found, torch.Tensor)
+            if not is_tensor or (tuple(found.shape), found.dtype) != wanted:
+                got = (tuple(found.shape), found.dtype) if is_tensor else type(found).__name__
                 raise ProgramError(
-                    f"{pick.name} in chunk {task.chunk} is {tuple(found.shape)}, should be "
-                    f"{shape_of(block)}"
+                    f"{node.where}: {pick.name} in chunk {task.chunk} is {got}, should be {wanted}"
                 )
             memory.put(pick.name, block, found)
 

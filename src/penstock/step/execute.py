@@ -33,7 +33,7 @@ from penstock.step.bucketing import bucket_of
 from penstock.step.calling import call_of
 from penstock.step.comms.comm import Comm
 from penstock.step.computing import prepared
-from penstock.step.dtensor import to_local
+from penstock.step.dtensor import local_of
 from penstock.step.dtypes import torch_dtype
 from penstock.step.early import Early, early_tasks, with_early
 from penstock.step.groups import Groups
@@ -285,6 +285,18 @@ class Step:
 
     # -- what is given -------------------------------------------------------------------------
 
+    def check(self, **given: Any) -> None:
+        """Refuse what a call would refuse, of what is given and of the batch that is next.
+
+        For who has others wait: a call that is refused is one that they are in without this rank.
+        """
+        self._take(given)
+        for node in self.program.nodes:
+            if node.op == "load":
+                source, field = field_of(str(node.attr("source")))
+                batch = self._sources[source].looked_at()[0]
+                self._checked(node, (batch[field] if field else batch).to(self._device))
+
     def _take(self, given: dict[str, Any]) -> None:
         scalars: dict[str, float | int] = {}
         defaults = dict(self.program.defaults)
@@ -304,8 +316,7 @@ class Step:
             self._scalars[name] = self._number(self.program[name], self._scalars)
 
     def _checked(self, node: Node, value: Any) -> torch.Tensor:
-        if hasattr(value, "device_mesh"):
-            value = to_local(value, node.type, node.name)
+        value = local_of(value, node.type, self.program.mesh, node.name)
         shape = node.type.local_shape(self.program.mesh, self._rank)
         dtype = torch_dtype(node.type.dtype)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
@@ -423,10 +434,18 @@ class Step:
         if task.kind == stages[0]:
             others = [t.priority for t in self.plan.tasks if t.sent_bytes]
             is_first = task.priority < min(others, default=task.priority)
-            source.want(node.name, field, task.ahead, goes_first=is_first)
+            is_out = node.name in self.program.outputs
+            source.want(node.name, field, task.ahead, goes_first=is_first, is_returned=is_out)
 
         def give() -> None:
-            value = self._checked(node, source.take(node.name))
+            taken = source.take(node.name)
+            try:
+                value = self._checked(node, taken)
+            except ProgramError as error:
+                raise ProgramError(
+                    f"load of {node.attr('source')}: {error}; all batches have to be as the "
+                    "program says: leave out a last one that is short"
+                ) from None
             if self._streams is not None:
                 self._streams.keep(value)
             self._memory.give(node.name, value)
@@ -453,7 +472,7 @@ class Step:
             # A state may be written over before somebody reads what was stored.
             self._memory.give(node.name, value.clone() if is_read else value)
             if task.ahead == 0:
-                function(value)
+                function(value.clone())  # To keep, as with one that lasts longer.
                 return
             if node.name in self._stored:
                 # One at a time; and its error is nobody else's to tell.

@@ -9,7 +9,7 @@ Operations are such that rounding stays rounding: none is near a pole, and none 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -60,14 +60,19 @@ class Sample:
 
 
 def random_program(
-    rng: Random, *, num_ops: int = 14, local: bool = True, sums: bool = True
+    rng: Random,
+    *,
+    num_ops: int = 14,
+    local: bool = True,
+    sums: bool = True,
+    meshes: Sequence[dict[str, int]] = MESHES,
 ) -> Sample:
-    """Return a program of about so many operations.
+    """Return a program of about so many operations, on one of some meshes.
 
     Without `local` every value has a whole that does not depend on the mesh. Without `sums` nothing
     is added up on one rank, so rewrites that only move work must not change a bit.
     """
-    mesh = Mesh(axes=tuple(rng.choice(MESHES).items()))
+    mesh = Mesh(axes=tuple(rng.choice(meshes).items()))
     writer = _Writer(rng, mesh, local=local, sums=sums)
     for _ in range(rng.randint(3, 5)):
         writer.write_input()

@@ -265,6 +265,35 @@ def _if(x: torch.Tensor) -> torch.Tensor:
     return x if x.sum() > 0 else -x
 
 
+def _seeded(x: torch.Tensor) -> torch.Tensor:
+    """Draw the same numbers each time, which a graph would not."""
+    return x + torch.randn(3, generator=torch.Generator().manual_seed(1))
+
+
+class Counts(nn.Module):
+    """Counts how often it is called, in a buffer that it assigns to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return x * 2
+
+
+class CountsBeside(nn.Module):
+    """The same, in a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * 2
+
+
 OUTSIDE = nn.Linear(3, 3)
 TABLE = torch.randn(7, 3)
 
@@ -285,8 +314,12 @@ TABLE = torch.randn(7, 3)
         (_first_six, "result 0 of 9 samples is not that of 4"),
         (lambda x: OUTSIDE(x), "capture the module that has them"),
         (nn.Dropout(), "draws random numbers"),
+        (nn.Dropout(1e-6), "draws random numbers"),
+        (_seeded, "draws random numbers"),
         (nn.BatchNorm1d(3), "it changes its operand"),
         (nn.BatchNorm1d(3, track_running_stats=False), "not 1"),
+        (Counts(), "it assigns to count"),
+        (CountsBeside(), "neither its parameter nor its buffer"),
     ],
 )
 def test_what_is_not_as_it_was_said_is_refused(what: Callable[..., Any], text: str) -> None:
@@ -436,3 +469,77 @@ def test_samples_that_depend_on_each_other_are_captured_whole() -> None:
 
     with pytest.raises(ProgramError, match="all_gather it on axis 'dp'"):
         sliced.on(ps.mesh(dp=2))
+
+
+class Narrow(nn.Module):
+    """Computes in bfloat16, which arrays have not, where it has values in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.tanh(self.second(torch.tanh(self.first(x))))
+
+
+def test_a_module_that_makes_bfloat16_is_interpreted() -> None:
+    torch.manual_seed(0)
+    module, x = Narrow(), torch.randn(6, 3)
+    net = ps.capture(module, x, name="net", flat=True)
+    assert net.kept
+
+    @ps.program
+    def slopes(x: ps.S(0)[6, 3], w: ps.R["n"]):
+        y = ps.cast(net(x, w), ps.f32)
+        (g,) = ps.grad(ps.sum(y * y), (w,))
+        return y, ps.all_reduce(g)
+
+    y = module(x).float()
+    y.square().sum().backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    made = slopes.on(ps.mesh(dp=2), n=net.num_weights)
+    found = _interpreted(made, {"x": x.numpy(), "w": net.values()[0].numpy()}, net)
+    np.testing.assert_allclose(found[0], y.detach().numpy(), atol=0.02)
+    np.testing.assert_allclose(found[1], expected.numpy(), atol=0.05)
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = x[:, None]
+        return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask[:, None, None])
+
+
+def test_a_mask_is_an_operand_of_true_and_false() -> None:
+    x, mask = torch.randn(4, 5, 6), torch.arange(5) < torch.tensor([[5], [2], [3], [1]])
+    net = ps.capture(Masked(), x, mask, name="net")
+
+    @ps.program
+    def masked(x: ps.S(0)[4, 5, 6], mask: ps.S(0)[4, 5, ps.bool_]):
+        return net(x, mask)
+
+    given = {"x": x.numpy(), "mask": mask.numpy()}
+    (found,) = _interpreted(masked.on(ps.mesh(dp=2)), given, net)
+    np.testing.assert_allclose(found, Masked()(x, mask).numpy(), atol=1e-5)
+
+
+def test_a_gradient_that_hooks_would_change_is_refused() -> None:
+    module = nn.Linear(3, 2)
+    module.weight.register_hook(lambda g: g * 0)
+    net = ps.capture(module, torch.randn(4, 3), name="net", flat=True)
+
+    @ps.program
+    def forward(x: ps.S(0)[4, 3], w: ps.R["n"]):
+        return net(x, w)
+
+    @ps.program
+    def slopes(x: ps.S(0)[4, 3], w: ps.R["n"]):
+        (g,) = ps.grad(ps.sum(net(x, w)), (w,))
+        return ps.all_reduce(g)
+
+    x = torch.randn(4, 3)
+    given = {"x": x.numpy(), "w": net.values()[0].numpy()}
+    (found,) = _interpreted(forward.on(ps.mesh(dp=2), n=net.num_weights), given, net)
+    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-6)
+    with pytest.raises(ProgramError, match="weight has hooks on its gradient"):
+        slopes.on(ps.mesh(dp=2), n=net.num_weights)

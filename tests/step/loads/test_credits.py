@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,6 +148,20 @@ def test_closing_ends_a_load_that_is_held() -> None:
     assert source.num_taken == 3
     assert batches._thread is not None
     assert not batches._thread.is_alive()
+
+
+def test_a_loop_that_was_left_leaves_no_thread() -> None:
+    batches = Wire().ahead(Counted(9))
+    for number in batches:
+        assert number == 0
+        break
+    thread = batches._thread
+    assert thread is not None
+    assert thread.is_alive()
+    del batches
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_nothing_ahead_is_refused() -> None:

@@ -243,6 +243,27 @@ def test_two_stores_of_a_value_last_into_the_next_iteration_at_once() -> None:
     assert kept == {name: [2.0 * i for i in range(1, 51)] for name in kept}
 
 
+def test_what_is_stored_is_the_functions_to_keep_under_every_schedule() -> None:
+    @ps.program
+    def kept(a: ps.R["n"]):
+        a = ps.update(a, a + 1.0)
+        return ps.store(a, "place")
+
+    program = kept.on(ps.mesh(dp=1), n=3)
+    for chosen in (program, program.rotate(stores_of(program)[0])):
+        found: list[torch.Tensor] = []
+        a = torch.zeros(3)
+        with (
+            ps.Groups(program.mesh) as groups,
+            ps.compile(chosen, groups, calls={"place": lambda x, to=found: to.append(x)}) as step,
+        ):
+            for _ in range(3):
+                step(a=a)
+        assert [float(one[0]) for one in found] == [1.0, 2.0, 3.0]
+        found[-1].zero_()
+        assert a.tolist() == [3.0] * 3
+
+
 def test_a_store_that_failed_is_told_once_and_threads_end() -> None:
     program = two_stores.on(ps.mesh(dp=1), n=3)
     first, _ = stores_of(program)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,12 @@ def loading_program(*names: str, ahead: int = 0) -> ps.Program:
     return made.rotate("x", ahead) if ahead else made
 
 
+@ps.program
+def returning():
+    x = ps.load("data.x", ps.R[BATCH, 1])
+    return x, x * 1.0
+
+
 def taken(program: ps.Program, sources: dict[str, Any], num_steps: int) -> list[list[float]]:
     """Return the first load of each step."""
     with ps.Groups(program.mesh) as groups, ps.compile(program, groups, sources=sources) as step:
@@ -80,7 +88,7 @@ def test_batches_that_a_wire_has_taken_ahead_are_not_lost(dataset: penstock.Data
     expected = [batch["data"].flatten().tolist() for batch in loader_of(dataset)]
     with loader_of(dataset) as loader, Wire().ahead(loader, batches_ahead=3) as batches:
         found = [next(batches)["data"].flatten().tolist() for _ in range(2)]
-        while len(batches._ready) != 3:  # They are there, and nobody has them.
+        while len(batches._taking.ready) != 3:  # They are there, and nobody has them.
             threading.Event().wait(0.01)
         state = loader.state_dict()
     with loader_of(dataset) as again:
@@ -110,7 +118,9 @@ def zeros(length: int = BATCH) -> Any:
     ("batch", "name", "said"),
     [
         ({"x": zeros(), "z": zeros()}, "data.y", r"data\.y: .*'data' is a dict with x, z"),
-        ((zeros(),), "data.x", "tuple without names; yield a dict with 'x'"),
+        ((zeros(),), "data.x", r"tuple of 1 without names; load data\.0 .* a dict with 'x'"),
+        ([zeros()], "data.1", "list of 1 without names"),
+        ({"x": zeros(3)}, "data.x", r"load of data\.x: .*\(3, 1\), should be \(4, 1\); .* short"),
         ({"x": {"a": 1}}, "data.x", r"data\.x: no tensor can be made of the dict"),
         ({"x": zeros()}, "data", "load of data: no tensor can be made of the dict"),
     ],
@@ -131,6 +141,13 @@ def test_what_is_no_source_is_refused(dataset: penstock.Dataset) -> None:
     with pytest.raises(ProgramError, match="'data' is a function; give something that yields"):
         taken(loading_program("data.x"), {"data": lambda: several}, 1)
 
+    class Bad:
+        def __iter__(self) -> Iterator[Any]:
+            raise TypeError("cannot pickle it")
+
+    with pytest.raises(TypeError, match="cannot pickle it"):
+        taken(loading_program("data.x"), {"data": Bad()}, 1)
+
 
 def test_a_source_may_use_its_memory_again() -> None:
     def same() -> Iterator[dict[str, Any]]:
@@ -141,6 +158,38 @@ def test_a_source_may_use_its_memory_again() -> None:
 
     found = taken(loading_program("data.x", ahead=2), {"data": same()}, 5)
     assert [one[0] for one in found] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    # What a step returns is the caller's to keep, and what was looked at is still to be taken.
+    with ps.Groups(ps.mesh(dp=1)) as groups:
+        step = ps.compile(returning.on(groups.mesh), groups, sources={"data": same()})
+        kept = [step()[0] for _ in range(3)]
+        sources = step.hand_over()
+        sources["data"].looked_at()
+        ahead = returning.on(groups.mesh).rotate("x", 2)
+        with ps.compile(ahead, groups, sources=sources) as other:
+            kept += [other()[0] for _ in range(3)]
+    assert [float(one[0]) for one in kept] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_what_a_step_returns_is_not_the_memory_of_a_batch() -> None:
+    batches = [{"x": torch.zeros(BATCH, 1)}]
+    with (
+        ps.Groups(ps.mesh(dp=1)) as groups,
+        ps.compile(returning.on(groups.mesh), groups, sources={"data": batches}) as step,
+    ):
+        step()[0].add_(1.0)
+    assert not batches[0]["x"].any()
+
+
+def test_fields_of_a_tuple_are_its_places() -> None:
+    both = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.full((8, 1), 2.0))
+    batches = torch.utils.data.DataLoader(both, batch_size=BATCH)
+    program = loading_program("data.0", "data.1", ahead=1)
+    with (
+        ps.Groups(program.mesh) as groups,
+        ps.compile(program, groups, sources={"data": batches}) as step,
+    ):
+        found = [[float(one[0]) for one in step()] for _ in range(2)]
+    assert found == [[1.0, 2.0], [1.0, 2.0]]
 
 
 def test_a_step_ends_though_its_source_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +213,31 @@ def test_a_step_ends_though_its_source_waits_for_more(monkeypatch: pytest.Monkey
     more.set()
     left.join(10)
     assert not left.is_alive()
+
+
+def test_a_step_that_is_closed_holds_no_batch_and_no_iterator() -> None:
+    class Endless:
+        """As a DataLoader's iterator, which has processes until it is gone."""
+
+        def __iter__(self) -> Endless:
+            return self
+
+        def __next__(self) -> dict[str, Any]:
+            return {"x": zeros()}
+
+    batches = Endless()
+    held = weakref.ref(batches)
+    program = loading_program("data.x", ahead=3)
+    with ps.Groups(program.mesh) as groups:
+        step = ps.compile(program, groups, sources={"data": batches})
+        del batches
+        step()
+        gc.collect()
+        assert held() is not None
+        step.close()
+        gc.collect()
+        assert held() is None
+        assert not step.sources["data"]._coming
 
 
 def test_a_source_is_handed_on_with_what_is_ahead() -> None:

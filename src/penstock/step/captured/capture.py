@@ -23,7 +23,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,7 @@ def capture(
     operands = [one.detach().contiguous() for one in (*examples, *body.state.values())]
     graph = traced(body.function, operands, called)
     found = found_of(body.function, operands, body.dims, called, by=body.by, keep=keep)
+    found = _unhooked(found, body)
     operand_slots = body.slots(operands)
     digest = xxhash.xxh3_128_hexdigest(
         repr((graph_digest(graph), operand_slots, found.results, found.kept)).encode()
@@ -143,6 +144,20 @@ def capture(
         graph=graph,
         body=body,
     )
+
+
+def _unhooked(found: Found, body: Body) -> Found:
+    """Return what was found; without a backward where hooks would change what it makes."""
+    hooked = next((name for name, held in body.state.items() if _has_hooks(held)), None)
+    if hooked is None or found.why_not:
+        return found
+    why_not = f"{hooked} has hooks on its gradient, which nobody would call; remove them"
+    return replace(found, kept=(), places=(), skip=None, why_not=why_not)
+
+
+def _has_hooks(held: torch.Tensor) -> bool:
+    """Whether a parameter's gradient is changed, or looked at, when it is there."""
+    return bool(held._backward_hooks or getattr(held, "_post_accumulate_grad_hooks", None))
 
 
 def _name_of(what: Any) -> str:
@@ -283,6 +298,14 @@ def _over_leaves(
             own = dict(zip(names, leaves[num_examples:], strict=True))
             with _as_it_was(modes):
                 out = torch.func.functional_call(what, own, examples)
+            # What is assigned to a name of the module stands there now, and would be lost.
+            pairs = zip(names, leaves[num_examples:], strict=True)
+            changed = next((n for n, leaf in pairs if own[n] is not leaf), None)
+            if changed is not None:
+                raise ProgramError(
+                    f"capture of {name!r}: it assigns to {changed}, which would stay as it is; "
+                    "return the new value as a result, and give the old one as an example"
+                )
         else:
             out = what(*examples)
         results = tuple(out) if isinstance(out, tuple | list) else (out,)
@@ -441,7 +464,7 @@ class _Run:
                 made = self._made(values)
             out = _apart(made, values)
         is_array = any(isinstance(value, np.ndarray) for value in given)
-        return tuple(one.numpy() for one in out) if is_array else out
+        return tuple(_array(one) for one in out) if is_array else out
 
     def _tensors(self, given: Sequence[Any]) -> list[torch.Tensor]:
         """Return what is given as tensors; numbers of the host have the types that they should."""
@@ -474,9 +497,8 @@ class _Run:
             return self._keeping(runs.graphs(leaves), leaves)
         graphs = runs.backward_graphs(leaves)
         kept, dys = runs.found.split(values[count:], graphs.num_kept)
-        kept = graphs.laid_out(kept)
         graph = graphs.backward if self.which == "backward" else graphs.weights
-        found = graph(*leaves, *kept, *(dy.contiguous() for dy in dys))
+        found = graph(*leaves, *graphs.read(kept, dys))
         return tuple(one.contiguous() for one in body.gradients(found))
 
     def _keeping(self, graphs: Graphs, leaves: list[torch.Tensor]) -> Tensors:
@@ -492,6 +514,11 @@ def _tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     return torch.from_numpy(np.array(value, order="C"))
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return an array; of bfloat16, which arrays have not, one that is wide enough."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _apart(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:

@@ -23,6 +23,8 @@ from penstock.errors import ProgramError
 __all__ = ["Graphs", "Joint", "Tensors", "graph_digest", "traced", "traced_backward"]
 
 Tensors = tuple[torch.Tensor, ...]
+_SHARES = ("p", "dropout_p", "dropout")
+"""What operations call the share that they drop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Graphs:
     kept_shapes: tuple[tuple[int, ...], ...]
     kept_strides: tuple[tuple[int, ...], ...]
     """As the backward was traced: what is a view of them has to be one."""
+    dtypes: tuple[torch.dtype, ...]
+    """Of what is kept, then of gradients of results: arrays have none as narrow as bfloat16."""
     num_keepable: int
     """What could be kept; some of it may be computed again instead."""
 
@@ -47,10 +51,12 @@ class Graphs:
         """How many values are kept."""
         return len(self.kept_shapes)
 
-    def laid_out(self, kept: Sequence[torch.Tensor]) -> Tensors:
-        """Return kept values with the strides that the backward was traced for."""
+    def read(self, kept: Sequence[torch.Tensor], dys: Sequence[torch.Tensor]) -> Tensors:
+        """Return kept values and gradients with strides and types that backward was traced for."""
+        of = iter(self.dtypes)
         pairs = zip(kept, self.kept_strides, strict=True)
-        return tuple(_laid_out(one, strides) for one, strides in pairs)
+        laid_out = [_laid_out(one.to(next(of)), strides) for one, strides in pairs]
+        return (*laid_out, *(dy.to(next(of)).contiguous() for dy in dys))
 
 
 def _laid_out(one: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -83,18 +89,49 @@ def traced(function: Callable[..., Tensors], operands: Sequence[torch.Tensor], n
     """Return the graph of a function for some operands; refuse what a graph cannot say."""
     graph = _graph_of(function, operands, name)
     for node in graph.graph.nodes:
-        if node.op == "get_attr" and getattr(graph, node.target).requires_grad:
-            raise ProgramError(
-                f"capture of {name!r}: it has parameters that are not its own, which would stay as "
-                "they are; capture the module that has them, or give them as examples"
-            )
-        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
-            number = [n for n in graph.graph.nodes if n.op == "placeholder"].index(node.args[0])
-            raise ProgramError(
-                f"capture of {name!r}: it changes its operand {number}, as batch norm in training "
-                "changes its statistics; call .eval(), or use a layer that keeps nothing"
-            )
+        why = _why_not(graph, node)
+        if why:
+            raise ProgramError(f"capture of {name!r}: {why}")
     return graph
+
+
+def _why_not(graph: Any, node: fx.Node) -> str:
+    """Return why a graph with such a node would not do what the function does, if so."""
+    if node.op == "get_attr" and getattr(getattr(graph, str(node.target)), "requires_grad", False):
+        return (
+            "it has parameters that are not its own, which would stay as they are; capture the "
+            "module that has them, or give them as examples"
+        )
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        changed = next(iter(node.all_input_nodes), node)
+        if changed.op == "get_attr":
+            return (
+                "it changes a tensor that is neither its parameter nor its buffer; give that as an "
+                "example, and return the new value as a result"
+            )
+        if changed.op == "placeholder":
+            number = [n for n in graph.graph.nodes if n.op == "placeholder"].index(changed)
+            return (
+                f"it changes its operand {number}, as batch norm in training changes its "
+                "statistics; call .eval(), or use a layer that keeps nothing"
+            )
+    if _draws(node):
+        return (
+            f"it draws random numbers ({node.target}), which nobody could draw again for its "
+            "backward; call .eval(), or use dropout of the program"
+        )
+    return ""
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers; attention has a share to drop, which may be 0."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    known = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((one.name for one in known), node.args, strict=False)) | node.kwargs
+    shares = [given.get(one.name, one.default_value) for one in known if one.name in _SHARES]
+    return not shares or any(shares)
 
 
 def traced_backward(
@@ -161,6 +198,7 @@ class Joint:
             weights=_part(self.graph, read, self.weights),
             kept_shapes=tuple(tuple(node.meta["val"].shape) for node in kept),
             kept_strides=tuple(node.meta["val"].stride() for node in kept),
+            dtypes=tuple(node.meta["val"].dtype for node in (*kept, *self.tangents)),
             num_keepable=len(self.keepable),
         )
 

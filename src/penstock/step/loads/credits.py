@@ -29,6 +29,7 @@ counts as under way.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
@@ -108,21 +109,18 @@ class Wire:
 
 
 class Ahead(Generic[T], Iterator[T]):
-    """Batches of a source, some of them ahead; a thread takes them, one at a time."""
+    """Batches of a source, some of them ahead; a thread takes them, one at a time.
+
+    The thread ends with the batches, with `close`, or when nobody holds this any more. The source
+    may not use the memory of a batch again.
+    """
 
     def __init__(self, batches: Iterable[T], wire: Wire, *, depth: int) -> None:
         if depth < 1:
             raise OptionError(f"{depth} batches ahead; 1 or more make sense")
-        self._batches = batches
-        self._wire = wire
-        self._depth = depth
-        self._changed = threading.Condition()
-        self._ready: deque[T] = deque()
-        self._stages: Any = None
-        """The batches in stages, where they can be told which of them was used."""
-        self._has_ended = self._is_closed = False
-        self._error: BaseException | None = None
+        self._taking = _Taking(batches, wire, depth)
         self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._taking.end).atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -135,36 +133,80 @@ class Ahead(Generic[T], Iterator[T]):
 
     def __next__(self) -> T:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._take, name="penstock-ahead", daemon=True)
+            # It knows what is taken and not who asks for it, so that this can be forgotten.
+            take = self._taking.take
+            self._thread = threading.Thread(target=take, name="penstock-ahead", daemon=True)
             self._thread.start()
+        return self._taking.next()
+
+    def close(self) -> None:
+        """End the thread; a batch that it is taking is waited for a moment, and dropped."""
+        self._taking.end()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+
+class _Taking(Generic[T]):
+    """Batches that were taken and nobody has asked for yet, and how more are taken."""
+
+    def __init__(self, batches: Iterable[T], wire: Wire, depth: int) -> None:
+        self._batches = batches
+        self._wire = wire
+        self._depth = depth
+        self._changed = threading.Condition()
+        self.ready: deque[T] = deque()
+        self._stages: Any = None
+        """The batches in stages, where they can be told which of them was used."""
+        self._has_ended = self._is_closed = False
+        self._error: BaseException | None = None
+
+    def next(self) -> T:
+        """Return the next batch when it is there."""
         with self._changed:
-            while not self._ready:
+            while not self.ready:
                 if self._error is not None:
                     raise self._error
                 if self._has_ended or self._is_closed:
                     raise StopIteration
                 self._changed.wait()
-            batch = self._ready.popleft()
+            batch = self.ready.popleft()
             if self._stages is not None:
                 self._stages.used()
             self._changed.notify_all()
         self._wire.look_again()
         return batch
 
-    def close(self) -> None:
-        """End the thread; a batch that it is taking is waited for a moment, and dropped."""
+    def end(self) -> None:
+        """Take no more."""
         with self._changed:
             self._is_closed = True
-            self._ready.clear()
+            self.ready.clear()
             self._changed.notify_all()
         self._wire.look_again()
         if self._stages is not None:
             self._stages.close()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
+
+    def take(self) -> None:
+        """Take batches until all are taken, or the end is wanted."""
+        try:
+            for batch in self._each():
+                with self._changed:
+                    self.ready.append(batch)
+                    self._changed.notify_all()
+                    while len(self.ready) >= self._depth and not self._is_closed:
+                        self._changed.wait()
+                self._wire.hold(self._is_urgent)
+                if self._is_closed:
+                    return
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
 
     def _is_urgent(self) -> bool:
-        return not self._ready or self._is_closed
+        return not self.ready or self._is_closed
 
     def _each(self) -> Iterator[T]:
         if not hasattr(self._batches, "stages"):
@@ -177,24 +219,6 @@ class Ahead(Generic[T], Iterator[T]):
             except StopIteration:
                 return
             yield stages.decode(fetched)
-
-    def _take(self) -> None:
-        try:
-            for batch in self._each():
-                with self._changed:
-                    self._ready.append(batch)
-                    self._changed.notify_all()
-                    while len(self._ready) >= self._depth and not self._is_closed:
-                        self._changed.wait()
-                self._wire.hold(self._is_urgent)
-                if self._is_closed:
-                    return
-        except BaseException as error:
-            self._error = error
-        finally:
-            with self._changed:
-                self._has_ended = True
-                self._changed.notify_all()
 
 
 class Watched:

@@ -15,7 +15,8 @@ a Penstock Loader does: what that returns has `fetch()`, which returns something
 here, `decode(something)`, which returns the batch, and `close()`; if it has `used()`, that is
 called when a step has taken a batch, so that the state of a Loader says what steps have used and
 not what is ahead of them. Anything else is iterated over, and what it does counts as fetching. What
-it yields may be written over by the next: where batches are ahead, they are copied.
+it yields may be written over by the next: where batches are ahead, or a step returns what it loads,
+they are copied. Fields of a tuple or a list are its places, as in `load("train.0", ...)`.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Source:
         self._stages = self.offered or ("load",)
         self._ahead = 0
         self._goes_first = False
+        self._is_lasting = False
+        """Whether somebody may have a batch when the source makes the next one."""
         self._lock = threading.Lock()
         self._taken: dict[str, int] = {}
         """By the node that loads: how many batches it has had."""
@@ -158,8 +161,16 @@ class Source:
         self._last_copy: Future[Any] | None = None
         self._spent: deque[Spent] = deque(maxlen=_SPENT_MAX)
 
-    def want(self, node: str, field: str, ahead: int, *, goes_first: bool = False) -> None:
-        """Take note that a node loads a field, how many iterations ahead, and before whom."""
+    def want(
+        self,
+        node: str,
+        field: str,
+        ahead: int,
+        *,
+        goes_first: bool = False,
+        is_returned: bool = False,
+    ) -> None:
+        """Take note that a node loads a field, how many iterations ahead, before whom, for whom."""
         if self._coming and field not in self._known:
             raise ProgramError(f"batches of source {self.name!r} are here, without {field!r}")
         self._known.add(field)
@@ -167,6 +178,7 @@ class Source:
         self._fields[node] = field
         self._ahead = max(self._ahead, ahead)
         self._goes_first = self._goes_first or goes_first
+        self._is_lasting = self._is_lasting or ahead > 0 or is_returned
 
     def handed_on(self) -> Source:
         """Forget who loads, between two steps: others go on with the batch that is next."""
@@ -180,6 +192,7 @@ class Source:
         """Return the batch that is next, which stays so, and how long its longest stage took."""
         on_host = [stage for stage in self._stages if stage != "copy"][-1]
         with self._lock:
+            self._is_lasting = True  # Those after it may be asked for before it is taken.
             if not self._coming:
                 self._coming.append(self._begin(self._first))
             coming = self._coming[0]
@@ -247,6 +260,10 @@ class Source:
                 "that comes, or with the process",
                 stacklevel=2,
             )
+        else:
+            # Batches that were ahead have memory, and an iterator may have processes.
+            self._batches, self._begun, self._last_copy = (), None, None
+            self._coming.clear()
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -299,13 +316,12 @@ class Source:
             # Over a wire of others, nothing may come that was not asked for.
             stages: Stages = self._batches.stages(only_asked=self._over is not None)  # type: ignore[attr-defined]
             return stages
-        try:
-            return _Plain(iter(self._batches))
-        except TypeError:
+        if not any(hasattr(self._batches, name) for name in ("__iter__", "__getitem__")):
             raise ProgramError(
                 f"source {self.name!r} is a {type(self._batches).__name__}; give something that "
                 "yields batches, such as a Loader, a list or a generator"
-            ) from None
+            )
+        return _Plain(iter(self._batches))
 
     def _used(self) -> None:
         """Tell a source that wants to know that its oldest batch has been taken by everybody."""
@@ -334,14 +350,17 @@ class Source:
     def _tensor(self, batch: Any, field: str) -> torch.Tensor:
         """Return a field of a batch, in memory that the next batch leaves alone."""
         try:
-            value = batch[field] if field else batch
+            is_row = isinstance(batch, tuple | list) and field.isdecimal()
+            value = (batch[int(field)] if is_row else batch[field]) if field else batch
         except (LookupError, TypeError, ValueError) as error:
-            is_named = isinstance(batch, Mapping)
-            has = (
-                f"with {', '.join(map(str, batch))}; name one of them"
-                if is_named
-                else (f"without names; yield a dict with {field!r} in it")
-            )
+            has = f"without names; yield a dict with {field!r} in it"
+            if isinstance(batch, Mapping):
+                has = f"with {', '.join(map(str, batch))}; name one of them"
+            elif isinstance(batch, tuple | list):
+                has = (
+                    f"of {len(batch)} without names; load {self.name}.0 and so on, or yield a dict "
+                    f"with {field!r} in it"
+                )
             raise ProgramError(
                 f"load of {self.name}.{field}: a batch of source {self.name!r} is a "
                 f"{type(batch).__name__} {has}"
@@ -354,7 +373,7 @@ class Source:
                 f"load of {name}: no tensor can be made of the {type(value).__name__} that source "
                 f"{self.name!r} yields ({error}); yield arrays or tensors"
             ) from error
-        is_lent = self._ahead > 0 and len(self._stages) == 1
+        is_lent = self._is_lasting and len(self._stages) == 1
         return tensor.clone() if is_lent else tensor
 
     def _copy(self, number: int, before: Future[Any], asked: Any) -> dict[str, Any]:
