@@ -1,5 +1,7 @@
 """What a task takes when it is alone follows from its bytes, its operations and its link."""
 
+import math
+
 import pytest
 
 from penstock.errors import ProgramError
@@ -93,12 +95,28 @@ def test_costs_come_back_from_json() -> None:
     assert Costs.from_json(costs.to_json()) == costs
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"links": 3}', '{"nonsense": 1}', '{"cores": 0}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"links": 3}',
+        '{"nonsense": 1}',
+        '{"cores": 0}',
+        '{"flops_s": NaN}',
+        '{"decode_bytes_s": 0}',
+        '{"task_s": Infinity}',
+        '{"kernels": [["add", 0]]}',
+    ],
+)
 def test_what_is_not_costs_is_refused(text: str) -> None:
     with pytest.raises(ProgramError, match="costs"):
         Costs.from_json(text)
 
 
-def test_links_refuse_nonsense() -> None:
+@pytest.mark.parametrize(
+    "said", [{"bytes_s": 0.0}, {"bytes_s": math.nan}, {"latency_s": math.nan}, {"cpu_s": -1.0}]
+)
+def test_links_refuse_nonsense(said: dict[str, float]) -> None:
     with pytest.raises(ProgramError, match="rates are above 0"):
-        Link(bytes_s=0.0)
+        Link(**said)

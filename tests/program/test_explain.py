@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.program import P, Program, R, Region, Type, language, mesh, program
+from penstock.program import L, P, Program, R, Region, Type, language, mesh, program
+from penstock.program.bytes import sent_bytes
 from penstock.program.cost import Costs, Link, work_of
 from penstock.program.explain import WIDTH, explain
 from penstock.program.lower import lower
@@ -39,6 +40,24 @@ def test_it_says_what_each_lane_sends_and_how_long_it_takes() -> None:
     assert f"plan {lower(_made()).digest[:12]}" in text
     assert "In short" in text
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+@program
+def both_ways(x: L["n"]):
+    return language.broadcast(x, root=0) + language.broadcast(x * 2.0, root=1)
+
+
+def test_bytes_are_those_of_one_rank_and_not_of_whoever_sends_most_each_time() -> None:
+    said = explain(both_ways.on(mesh(dp=2), n=1000))
+    assert said.plan.sent_bytes() == {"net:dp": 8000}
+    assert said.sent_bytes == {"net:dp": 4000}
+    assert "4 kB" in str(said)
+    made = momentum.on(mesh(dp=3), n=1003)
+    cut = made.chunk(4, "sum", *(node.name for node in made.nodes[-4:] if node.type.ndim))
+    each = [
+        sum(sent_bytes(cut["sum"], cut, rank, chunk) for chunk in range(4)) for rank in range(3)
+    ]
+    assert explain(cut).sent_bytes == {"net:dp": max(each)}
 
 
 def test_a_program_and_its_plan_are_explained_alike() -> None:

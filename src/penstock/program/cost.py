@@ -57,7 +57,8 @@ class Link:
     chain of one after the other over any other link."""
 
     def __post_init__(self) -> None:
-        if self.latency_s < 0 or self.bytes_s <= 0 or self.cpu_s < 0:
+        # Written so that what is no number is refused too: a timeline of it would not end.
+        if not (0 <= self.latency_s < math.inf and self.bytes_s > 0 and self.cpu_s >= 0):
             raise ProgramError(
                 f"a link of {self.bytes_s} bytes/s with a latency of {self.latency_s} s and "
                 f"{self.cpu_s} s of processor a byte; rates are above 0, the others not below"
@@ -106,8 +107,11 @@ class Costs:
 
     def __post_init__(self) -> None:
         rates = (self.memory_bytes_s, self.flops_s, self.ops_s, self.cores, self.threads)
-        if min(rates) <= 0:
-            raise ProgramError(f"costs of {min(rates)} bytes or operations a second; above 0")
+        for rate in (*rates, self.decode_bytes_s, *dict(self.kernels).values()):
+            if not rate > 0:
+                raise ProgramError(f"costs of {rate} bytes or operations a second; above 0")
+        if not 0 <= self.task_s < math.inf:
+            raise ProgramError(f"costs of {self.task_s} seconds for a task; 0 or more")
 
     def link(self, axes: str, op: str = "", algo: str | None = None) -> Link:
         """Return the link of a move; along several axes, the slowest of theirs."""

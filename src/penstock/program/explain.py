@@ -10,9 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.program.bytes import sent_bytes, sent_together
 from penstock.program.cost import Costs, Work, unmeasured_calls, work_of
 from penstock.program.lower import lower
 from penstock.program.nodes import Program
+from penstock.program.ops import is_move
 from penstock.program.plan import COMPUTE, COPY, DECODE, FETCH, Plan, Task
 from penstock.program.simulate import simulate
 from penstock.program.timeline import Span, Timeline
@@ -84,6 +86,20 @@ class Explanation:
         return max(0.0, self.one_after_the_other_s - self.step_s) / could_s
 
     @property
+    def sent_bytes(self) -> dict[str, int]:
+        """By lane, what the rank that sends most on it sends, of all its tasks together.
+
+        Another rank may be the busiest in another task, and chunks may be uneven.
+        """
+        ranks = range(self.plan.program.mesh.num_ranks)
+        out: dict[str, int] = {}
+        for lane in self.plan.lanes:
+            tasks = [task for task in self.plan.on(lane) if task.sent_bytes]
+            if tasks:
+                out[lane] = max(sum(_sent(t, self.plan, rank) for t in tasks) for rank in ranks)
+        return out
+
+    @property
     def approximate(self) -> tuple[str, ...]:
         """The moves that change values, because somebody allowed it."""
         nodes = self.plan.program.nodes
@@ -112,6 +128,13 @@ def explain(what: Program | Plan, costs: Costs | None = None) -> Explanation:
     plan = what if isinstance(what, Plan) else lower(what)
     chosen = costs or Costs()
     return Explanation(plan=plan, timeline=simulate(plan, chosen), costs=chosen)
+
+
+def _sent(task: Task, plan: Plan, rank: int) -> int:
+    moves = [plan.program[name] for name in task.nodes if is_move(plan.program[name].op)]
+    if task.kind == "bucket":
+        return sent_together(moves, plan.program, rank, task.chunk)
+    return sum(sent_bytes(node, plan.program, rank, task.chunk) for node in moves)
 
 
 def _alone_s(work: Work, costs: Costs) -> float:
@@ -159,7 +182,7 @@ def _step(said: Explanation) -> list[str]:
 def _lanes(said: Explanation) -> tuple[str, ...]:
     timeline, step_s = said.timeline, max(said.step_s, 1e-12)
     rows = [["", "tasks", "sent by a rank", "busy", "of the step", "waited for"]]
-    sent = said.plan.sent_bytes()
+    sent = said.sent_bytes
     for lane in said.plan.lanes:
         busy_s = timeline.busy_s(lane)
         rows.append(

@@ -31,7 +31,7 @@ from penstock.step.comms.shm_memory import Arena, Meet, meeting
 from penstock.step.loads.credits import Watched, Wire
 from penstock.units import bytes_of
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "default_timeout"]
 
 _LANES_MAX = 16
 """Of an axis with shared memory."""
@@ -155,7 +155,7 @@ class Groups:
             if backend in _SHARED:
                 return self._sharing(lambda said: [said], axes, backend)
             return self._wrapped(None, axis, lane, backend)
-        timeout = timedelta(seconds=self._timeout_s) if self._timeout_s else _default_timeout()
+        timeout = timedelta(seconds=self._timeout_s) if self._timeout_s else default_timeout()
         mine: distributed.ProcessGroup | None = None
         for ranks in self.mesh.groups(*axes):
             how = "gloo" if backend in _SHARED else backend
@@ -202,7 +202,7 @@ def _default_backend() -> str:
     return "nccl" if "nccl" in str(distributed.get_backend()) else "gloo"
 
 
-def _default_timeout() -> timedelta | None:
+def default_timeout() -> timedelta | None:
     """Return the default group's timeout; torch gives new groups its own default otherwise."""
     group = distributed.group.WORLD
     assert group is not None

@@ -77,8 +77,9 @@ def test_states_and_batches_are_compared_too() -> None:
 def test_a_step_that_is_tuned_again_goes_on_with_the_next_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def tuned_otherwise(before: ps.Program, groups: ps.Groups, inputs: Any, **how: Any) -> Tuned:
-        trial = how["measure"](before)
+    def tuned_otherwise(was: Tuned, groups: ps.Groups, measure: Any, **how: Any) -> Tuned:
+        before = was.baseline
+        trial = measure(before)
         made = trial.results()
         trial.close()
         assert made["returned 1"].tensor[0] == 3.0, (
@@ -87,7 +88,7 @@ def test_a_step_that_is_tuned_again_goes_on_with_the_next_batch(
         return Tuned(program=before.rotate("x", 1), baseline=before)
 
     monkeypatch.setattr(WatchedStep, "has_drifted", True)
-    monkeypatch.setattr("penstock.step.tuner.watch.tune", tuned_otherwise)
+    monkeypatch.setattr("penstock.step.tuner.watch.tune_again", tuned_otherwise)
     program = counted.on(ps.mesh(dp=1))
     batches = ({"data": torch.full((N, 1), float(i))} for i in range(100))
     tuned = Tuned(program=program.rotate("x", 2), baseline=program)

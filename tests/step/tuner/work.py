@@ -52,7 +52,7 @@ def block_on(size: int, t: int = 256, k: int = 64, h: int = 128) -> Program:
     return block.on(mesh(tp=size), t=t, k=k, h=h)
 
 
-def _block_given(rank: int, size: int) -> dict[str, torch.Tensor]:
+def block_given(rank: int, size: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(rank)
     given = {"x": torch.randn(256, 64 // size), "w": torch.randn(64 // size, 128)}
     torch.manual_seed(9)
@@ -60,7 +60,7 @@ def _block_given(rank: int, size: int) -> dict[str, torch.Tensor]:
 
 
 def tune_block(rank: int, size: int, folder: str) -> dict[str, Any]:
-    given = _block_given(rank, size)
+    given = block_given(rank, size)
     before = {name: tensor.clone() for name, tensor in given.items()}
     seen = {"tp": 1e8}
     tuning.speeds = lambda groups: seen  # A busy machine has no speed that can be relied on.
@@ -98,7 +98,7 @@ class _Fails(Carried):
 
 
 def tune_failing(rank: int, size: int) -> list[Any]:
-    made, given = block_on(size), _block_given(rank, size)
+    made, given = block_on(size), block_given(rank, size)
     how: dict[str, Any] = {"costs": Costs(), "budget_s": 1.0, "cache": None}
 
     def double(x: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ def tune_failing(rank: int, size: int) -> list[Any]:
 
 
 def watch(rank: int, size: int) -> dict[str, Any]:
-    made, given = block_on(size), _block_given(rank, size)
+    made, given = block_on(size), block_given(rank, size)
     # The first rank remembers faster steps than there are, the others have nothing to complain.
     seconds = 1e-9 if rank == 0 else float("nan")
     with Groups(made.mesh) as groups:

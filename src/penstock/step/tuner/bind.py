@@ -17,6 +17,7 @@ from penstock.program.layouts import Annotation
 from penstock.program.mesh import Mesh
 from penstock.program.nodes import Program
 from penstock.step.groups import Groups
+from penstock.step.tuner.agree import together
 from penstock.step.tuner.trial import Team
 
 __all__ = ["bound"]
@@ -42,10 +43,10 @@ def bound(
     everyones: Sequence[dict[str, Shape]] = team.gathered(mine)
     sizes: dict[str, int] = {}
     for name, said in _annotations(template).items():
-        if name in mine and len(mine[name][0]) == len(said.dims):
+        shapes = [theirs[name] for theirs in everyones if name in theirs]
+        if len(shapes) == len(everyones) and all(len(s) == len(said.dims) for s, _ in shapes):
             for dim, called in enumerate(said.dims):
                 if isinstance(called, str):
-                    shapes = [shapes[name] for shapes in everyones]
                     length = _length(
                         groups.mesh, shapes, _slicing(template, groups, said, dim), dim
                     )
@@ -54,7 +55,7 @@ def bound(
                             f"{template.name} has a dimension {called!r} of {sizes[called]} "
                             f"elements, and {name} has {length}"
                         )
-    return template.on(groups.mesh, **sizes)
+    return together(team, template.name, lambda: template.on(groups.mesh, **sizes))
 
 
 def _annotations(template: Template) -> dict[str, Annotation]:

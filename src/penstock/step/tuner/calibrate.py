@@ -29,7 +29,7 @@ from penstock.program.plan import COMPUTE, Plan, net_lane
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
-from penstock.step.tuner.cache import keep, kept, key_of
+from penstock.step.tuner.cache import keep, kept, key_of, versions
 
 __all__ = ["calibrate", "is_like", "learned", "middle", "speeds"]
 
@@ -61,14 +61,21 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> Costs:
     Args:
         groups: of this rank; all ranks of the mesh come here together.
         cache: a folder where costs are kept by mesh, hosts and versions, for a network that is as
-            fast as it was; None keeps nothing.
+            fast as it was; None keeps nothing. That of the first rank counts.
     """
     hosts = _gathered(groups, platform.node())
     backends = [groups.backend_of(axis) for axis in groups.mesh.names]
-    facts = (groups.mesh, backends, *hosts, torch.__version__, _threads())
+    facts = (
+        groups.mesh,
+        backends,
+        *hosts,
+        versions(),
+        _threads(),
+        *_gathered(groups, _gpu(groups)),
+    )
     key = key_of("costs", *facts, *map(sorted, _gathered(groups, _cores())))
-    seen = {} if cache is None else speeds(groups)
-    found = _from_first(groups, kept(cache, key))
+    seen = speeds(groups) if _from_first(groups, cache is not None) else {}
+    found = _from_first(groups, kept(cache, key) if groups.rank == 0 else None)
     if found is not None and (costs := _costs_for(found, seen)) is not None:
         return costs
     links: list[tuple[str, Link]] = []
@@ -115,7 +122,9 @@ def _costs_for(text: str, seen: Mapping[str, float]) -> Costs | None:
     try:
         said = json.loads(text)
         return Costs.from_json(said["costs"]) if is_like(seen, said["speeds"]) else None
-    except (ProgramError, ValueError, KeyError, TypeError, AttributeError):
+    except (ProgramError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return None
+    except RecursionError:
         return None
 
 
@@ -145,6 +154,11 @@ def _threads() -> int:
 def _device(groups: Groups) -> torch.device:
     on_gpu = any(groups.backend_of(axis) in ("nccl", "peer") for axis in groups.mesh.names)
     return torch.device("cuda" if on_gpu and torch.cuda.is_available() else "cpu")
+
+
+def _gpu(groups: Groups) -> str:
+    device = _device(groups)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 # -- links -------------------------------------------------------------------------------------
@@ -268,11 +282,11 @@ def _gathered(groups: Groups, mine: T) -> list[T]:
     return everyones
 
 
-def _from_first(groups: Groups, mine: str | None) -> str | None:
+def _from_first(groups: Groups, mine: T) -> T:
     """Return what the first rank has: others may see another disk."""
     if groups.mesh.num_ranks == 1:
         return mine
-    said: list[str | None] = [mine]
+    said = [mine]
     distributed.broadcast_object_list(said, src=0)
     return said[0]
 
@@ -308,7 +322,8 @@ def learned(
         seconds = max(1e-7, min(several) - costs.task_s)
         nodes = [plan.program[node] for node in task.nodes]
         if task.kind == "call":
-            calls[str(nodes[0].attr("function"))] = seconds
+            chunks = 1 if task.region is None else plan.program.region(task.region).num_chunks
+            calls[str(nodes[0].attr("function"))] = seconds * chunks
         elif task.touched_bytes:
             rate = kernel_amount(task, plan) / seconds
             kernels.setdefault(kernel_name(nodes, plan.program), []).append(rate)

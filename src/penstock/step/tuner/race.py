@@ -54,7 +54,7 @@ class Result:
     best: int
     """The fastest of the others, whether it won or not; 0 where there were none."""
     seconds: tuple[float, ...]
-    """By number: the median of what was measured."""
+    """By number: the median of what was measured, of those in the final what was there."""
     ratio: float
     """Time of the best over that of the baseline, in pairs."""
     band: float
@@ -110,9 +110,15 @@ class Heats:
         elif len(left) > _FINALISTS:
             left = left[:1]
         rounds = 0
+        for _ in range(0 if self._times[0] else _ROUNDS_FIRST):
+            # Nobody to race with: how long a step takes is wanted all the same.
+            self._round([])
         while left and (rounds < _ROUNDS_FIRST or (rounds < ROUNDS_LAST and self._how.has_time())):
             self._round(left)
             rounds += 1
+        # Those of the final were run side by side to the end, so those times are compared.
+        for number in (0, *left) if left else ():
+            self._times[number] = self._times[number][-rounds:]
         return self._result({number: self._ratios[number][-rounds:] for number in left})
 
     def _result(self, last: dict[int, list[float]]) -> Result:

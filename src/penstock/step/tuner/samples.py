@@ -3,23 +3,27 @@
 Training goes on after tuning, so no batch may be used up and no checkpoint written. A batch is
 looked at, of what can be gone through again: a Loader, a list, the source of a step that runs. It
 comes to each trial after as long as it took here, so that loading ahead is worth what it is. What
-would be stored is looked at too, where values are compared.
+would be stored is looked at too, where values are compared. Random numbers go on where they were.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.errors import ProgramError
 from penstock.program.nodes import Program
 from penstock.step.loads.sources import Source
 
-__all__ = ["Again", "Stored", "sampled"]
+__all__ = ["Again", "Stored", "sampled", "undisturbed"]
 
 _LOOKS = 3
 """Batches that are looked at, if there are so many; the first one may have to wait for more."""
@@ -35,6 +39,20 @@ class Again:
         while True:
             time.sleep(self._pace_s)
             yield self._batch
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the random numbers of this process where they are: functions and sources draw some."""
+    is_begun = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = [torch.cuda.current_device()] if is_begun else []
+    python, numbers = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
 
 
 def sampled(sources: Mapping[str, Any]) -> dict[str, Again]:
@@ -74,6 +92,30 @@ def _sample(name: str, of: Any) -> Again:
             "tuning takes would be lost; give tune something that can be gone through again, such "
             "as a Loader or a list of one batch"
         )
+    with _left_there(of):
+        return _first_of(name, of)
+
+
+@contextlib.contextmanager
+def _left_there(of: Any) -> Iterator[None]:
+    """Put a source back to where it was, if it can be told."""
+    draws = getattr(of, "generator", None)
+    drawn = draws.get_state() if isinstance(draws, torch.Generator) else torch.empty(0)
+    # What has stages says what it has used, and nothing is.
+    resumes = not hasattr(of, "stages") and all(
+        hasattr(of, name) for name in ("state_dict", "load_state_dict")
+    )
+    state = copy.deepcopy(of.state_dict()) if resumes else None
+    try:
+        yield
+    finally:
+        if resumes:
+            of.load_state_dict(state)
+        if isinstance(draws, torch.Generator):
+            draws.set_state(drawn)
+
+
+def _first_of(name: str, of: Any) -> Again:
     stages = of.stages() if hasattr(of, "stages") else None
     batches = iter(of) if stages is None else _in_stages(stages)
     # The last one of an epoch may be smaller: it is the first that is used.

@@ -31,7 +31,7 @@ from penstock.program.passes.algo import ALGOS, can_do
 from penstock.program.simulate import simulate
 from penstock.program.verify import left_between
 
-__all__ = ["ALLOWED", "Candidate", "Search", "search"]
+__all__ = ["ALLOWED", "Candidate", "Search", "checked", "search"]
 
 ALLOWED = ("sliced", "bf16", "f16")
 """What a user may allow: states of which each rank has a slice, if they are not returned (they are
@@ -110,7 +110,10 @@ class Search:
         less of what many do. What looks slower than the best is left out.
         """
         known = [c for c in self.candidates if c.program.digest in measured_s]
-        off = {c.program.digest: measured_s[c.program.digest] / c.predicted_s for c in known}
+        off = {
+            c.program.digest: measured_s[c.program.digest] / max(1e-12, c.predicted_s)
+            for c in known
+        }
         expected = {c.program.digest: c.predicted_s * _off(c, known, off) for c in self.candidates}
         most_s = _DOUBT * min(measured_s.values(), default=0.0)
         fastest_s = max(1e-12, min(expected.values(), default=0.0))
@@ -164,6 +167,15 @@ def _num_chunks(candidate: Candidate) -> int:
     return max((r.num_chunks for r in candidate.program.regions), default=1)
 
 
+def checked(allow: Iterable[str]) -> tuple[str, ...]:
+    """Return what a user allows, if it can be allowed; one word may come alone."""
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    for word in allowed:
+        if word not in ALLOWED:
+            raise ProgramError(f"tune cannot allow {word!r}; it can allow {', '.join(ALLOWED)}")
+    return allowed
+
+
 def search(
     program: Program,
     costs: Costs,
@@ -173,10 +185,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
 ) -> Search:
     """Return the schedules of a program that may be fast."""
-    allowed = tuple(allow)
-    for word in allowed:
-        if word not in ALLOWED:
-            raise ProgramError(f"tune cannot allow {word!r}; it can allow {', '.join(ALLOWED)}")
+    allowed = checked(allow)
     out = Search()
     seen: dict[str, Candidate] = {}
     kept = [_candidate(program, costs)]

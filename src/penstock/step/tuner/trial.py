@@ -28,10 +28,11 @@ from penstock.program.nodes import Node, Program
 from penstock.program.ops import is_move
 from penstock.program.plan import Task
 from penstock.program.simulate import simulate
+from penstock.step.dtensor import local_of
 from penstock.step.execute import Step
 from penstock.step.execute import compile as compile_step
 from penstock.step.fusing import fused_lanes
-from penstock.step.groups import Groups
+from penstock.step.groups import Groups, default_timeout
 from penstock.step.lanes import Lived
 from penstock.step.tuner.samples import Stored, sampled
 from penstock.step.tuner.values import Value, Values
@@ -101,7 +102,7 @@ class Ranks:
     def __init__(self) -> None:
         self.rank = distributed.get_rank()
         self._size = distributed.get_world_size()
-        self._group = distributed.new_group(backend="gloo")
+        self._group = distributed.new_group(backend="gloo", timeout=default_timeout())
 
     def from_first(self, mine: Any) -> Any:
         """Return what the first rank says."""
@@ -207,7 +208,8 @@ class Carried:
         stored = Stored()
         calls = stored.instead(self._options.get("calls") or {}, program)
         step = compile_step(program, self.groups, **{**self._options, "calls": calls})
-        return CarriedTrial(step, partial(self._inputs, program), self.groups, stored)
+        inputs, state = partial(self._inputs, program), partial(self._state, program)
+        return CarriedTrial(step, inputs, state, self.groups, stored)
 
     def _open(self, program: Program) -> None:
         """Open the groups that a program needs: all ranks do that, and only together."""
@@ -226,21 +228,35 @@ class Carried:
         return out
 
     def _copy(self, program: Program, node: Node, value: torch.Tensor, fresh: bool) -> torch.Tensor:
-        assert self._baseline is not None
-        mesh, rank = program.mesh, self.groups.rank
-        mine = node.type.bounds(mesh, rank)
-        given = self._baseline[node.name].type.bounds(self._baseline.mesh, rank)
-        cut = tuple(
-            slice(first - start, last - start)
-            for (first, last), (start, _) in zip(mine, given, strict=True)
-        )
-        source = value.detach()[cut] if cut else value.detach()
+        source = self._part(program, node, value)
         key = node.name, tuple(source.shape)
         if key not in self._copies:
             self._copies[key] = source.clone(memory_format=torch.contiguous_format)
         elif fresh:
             self._copies[key].copy_(source)
         return self._copies[key]
+
+    def _part(self, program: Program, node: Node, value: torch.Tensor) -> torch.Tensor:
+        """Return what this rank has of an input in a program, in the memory that was given."""
+        assert self._baseline is not None
+        mesh, rank = program.mesh, self.groups.rank
+        written = self._baseline[node.name].type
+        given = written.bounds(mesh, rank)
+        value = local_of(value, written, mesh, node.name).detach()
+        shape = tuple(last - first for first, last in given)
+        if tuple(value.shape) != shape:
+            got = tuple(value.shape)
+            raise ProgramError(f"{node.name} on rank {rank} is {got}, should be {shape}")
+        mine = node.type.bounds(mesh, rank)
+        cut = tuple(
+            slice(first - start, last - start)
+            for (first, last), (start, _) in zip(mine, given, strict=True)
+        )
+        return value[cut] if cut else value
+
+    def _state(self, program: Program, name: str) -> torch.Tensor:
+        """Return what a state was."""
+        return self._part(program, program[name], self._given[name])
 
 
 class CarriedTrial:
@@ -250,14 +266,19 @@ class CarriedTrial:
         self,
         step: Step,
         inputs: Callable[[bool], dict[str, Any]],
+        state: Callable[[str], torch.Tensor],
         groups: Groups,
         stored: Stored,
     ) -> None:
         self.step = step
-        self._inputs, self._groups, self._stored = inputs, groups, stored
+        self._inputs, self._state, self._groups, self._stored = inputs, state, groups, stored
         self._runs = 0
         self._errors: list[Exception] = []
         step.go_on_after_errors(self._errors.append)
+
+    def check(self) -> None:
+        """Refuse what a step would refuse to begin with: others would be in it by then."""
+        self.step.check(**self._inputs(True))
 
     def run(self) -> float:
         """Run it, several times where it is short."""
@@ -307,7 +328,8 @@ class CarriedTrial:
         program, rank = self.step.program, self._groups.rank
         for name in program.states:
             bounds = program[name].type.bounds(program.mesh, rank)
-            made[f"state {name}"] = Value(tensor=given[name].detach().clone(), bounds=bounds)
+            after = given[name].detach().clone()
+            made[f"state {name}"] = Value(tensor=after, bounds=bounds, before=self._state(name))
         return made
 
     def times(self, num_runs: int) -> list[Sequence[Lived]]:

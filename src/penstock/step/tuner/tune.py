@@ -23,6 +23,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,11 +38,13 @@ from penstock.program.nodes import Step as Rewrite
 from penstock.program.schedule import apply, schedule_text
 from penstock.program.simulate import simulate
 from penstock.step.groups import Groups
+from penstock.step.tuner.agree import RankError, same, together
 from penstock.step.tuner.bind import bound
-from penstock.step.tuner.cache import keep, kept, key_of
+from penstock.step.tuner.cache import keep, kept, key_of, versions
 from penstock.step.tuner.calibrate import calibrate, is_like, learned, middle, speeds
 from penstock.step.tuner.race import Heats, Race, Result
-from penstock.step.tuner.search import Search, search
+from penstock.step.tuner.samples import undisturbed
+from penstock.step.tuner.search import Search, checked, search
 from penstock.step.tuner.trial import Alone, Carried, CarriedTrial, Measure, Ranks, Team, Trial
 from penstock.step.tuner.values import Values, is_same, steady
 from penstock.units import show_seconds
@@ -49,7 +52,7 @@ from penstock.units import show_seconds
 if TYPE_CHECKING:
     from penstock.step.tuner.watch import WatchedStep
 
-__all__ = ["CACHE", "Tried", "Tuned", "tune"]
+__all__ = ["CACHE", "Tried", "Tuned", "tune", "tune_again"]
 
 CACHE = "~/.cache/penstock"
 _MEASURED = 12
@@ -126,6 +129,8 @@ class Tuned:
             )
         if not self.is_changed:
             best = f"the best one took {self.ratio:.0%} ± {self.band:.0%} of its time"
+            if self.ratio == 1.0 and not self.band:
+                best = "nothing else was run"
             return f"{head}\n  stays as it is ({show_seconds(self.baseline_s)} a step): {best}\n"
         was, now = show_seconds(self.baseline_s), show_seconds(self.seconds)
         text = schedule_text(self.schedule).replace("\n", "\n    ").rstrip()
@@ -160,64 +165,120 @@ def tune(
         costs: of the machine; measured where they are not given.
         measure: runs programs; by default they are carried out with `inputs`.
         cache: the folder where results are kept by mesh, shapes, hosts, versions and options, and
-            used while the network is about as fast as it was; None: none.
+            used while the network is about as fast as it was, unless they were looked for with a
+            smaller budget; None: none. That of the first rank counts.
         options: of `compile`: calls, sources, backend, donate, device. Of each source one batch is
             looked at and used again and again, so a generator cannot be one, but a list of one of
             its batches can; nothing is stored.
     """
-    _check(options, measure)
-    if measure is None:
-        if groups is None or inputs is None:
-            raise ProgramError("tune needs groups and inputs to run programs, or a measure")
-        measure = Carried(groups, inputs, **options)
-    alone = groups is None or groups.mesh.num_ranks == 1
-    team: Team = Alone() if alone else Ranks()
+    team = _team(groups)
     try:
-        if isinstance(program, Template):
-            program = bound(program, groups, inputs, team)
-        if isinstance(measure, Carried):
-            measure.check_given(program)
-        job = _Job(program, groups, measure, team=team, allow=tuple(allow), budget_s=budget_s)
-        return job.tuned(costs, cache)
+        with undisturbed():
+            name = program.name
+            ready = partial(_ready, groups, inputs, measure, options, allow)
+            used, allowed = together(team, name, ready)
+            names = None if inputs is None else ", ".join(sorted(inputs))
+            key, kind = getattr(used, "key", None), type(program).__name__
+            facts = {"programs": f"{kind} {name}", "inputs": names, "options": key}
+            same(team, name, facts | {"allow": ", ".join(sorted(allowed))})
+            if isinstance(program, Template):
+                program = bound(program, groups, inputs, team)
+            job = _Job(program, groups, used, team=team, allow=allowed, budget_s=budget_s)
+            return job.tuned(costs, cache)
     finally:
         team.close()
 
 
-def _check(options: Mapping[str, Any], measure: Measure | None) -> None:
+def tune_again(before: Tuned, groups: Groups | None, measure: Measure, *, budget_s: float) -> Tuned:
+    """Return the schedule that is fastest now, for inputs as they are now. All ranks come together.
+
+    What is used now is tried first: a search that has little time must not lose it. States that
+    are kept in slices stay there.
+    """
+    types = ({node.name: node.type for node in p.inputs} for p in (before.program, before.baseline))
+    is_cut = next(types) != next(types)
+    program = before.program if is_cut else before.baseline
+    allow = tuple(word for word in before.allow if word != "sliced")
+    team = _team(groups)
+    try:
+        with undisturbed():
+            job = _Job(program, groups, measure, team=team, allow=allow, budget_s=budget_s)
+            if before.is_changed and not is_cut:
+                job.first = [schedule_text(before.schedule)]
+            return job.tuned(None, None)
+    finally:
+        team.close()
+
+
+def _team(groups: Groups | None) -> Team:
+    return Alone() if groups is None or groups.mesh.num_ranks == 1 else Ranks()
+
+
+def _ready(
+    groups: Groups | None,
+    inputs: Mapping[str, Any] | None,
+    measure: Measure | None,
+    options: Mapping[str, Any],
+    allow: Iterable[str],
+) -> tuple[Measure, tuple[str, ...]]:
+    """Return what runs programs, and what is allowed, if all of that can be meant."""
     known = ", ".join(_OPTIONS)
     for name in options:
         if name not in _OPTIONS:
             raise ProgramError(f"tune has no option {name!r}; of compile it has {known}")
-    if measure is not None and options:
-        raise ProgramError(f"tune with a measure needs no {', '.join(options)}; give it those")
+    allowed = checked(allow)
+    if measure is not None:
+        if options:
+            raise ProgramError(f"tune with a measure needs no {', '.join(options)}; give it those")
+        return measure, allowed
+    if groups is None or inputs is None:
+        raise ProgramError("tune needs groups and inputs to run programs, or a measure")
+    return Carried(groups, inputs, **options), allowed
 
 
 def _here(groups: Groups | None) -> str:
     if groups is None:
         return ""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return f"{platform.node()} {device} {torch.get_num_threads()} {torch.__version__}"
+    return f"{platform.node()} {device} {torch.get_num_threads()} {versions()}"
 
 
-def _for_cache(tuned: Tuned, seen: Mapping[str, float]) -> str:
+def _for_cache(tuned: Tuned, seen: Mapping[str, float], budget_s: float) -> str:
     numbers = {"seconds": tuned.seconds, "baseline_s": tuned.baseline_s, "ratio": tuned.ratio}
-    numbers |= {"band": tuned.band}
+    numbers |= {"band": tuned.band, "budget_s": budget_s}
     said = {"schedule": schedule_text(tuned.schedule), "speeds": dict(seen), **numbers}
     return json.dumps(said)
 
 
 def _from_cache(
-    text: str, program: Program, seen: Mapping[str, float], allow: tuple[str, ...]
+    text: str,
+    program: Program,
+    seen: Mapping[str, float],
+    allow: tuple[str, ...],
+    budget_s: float,
 ) -> Tuned | None:
-    """Return what was found before, if its rewrites and the network still are what they were."""
+    """Return what was found before, if its rewrites and the network still are what they were.
+
+    A search that had less time than there is now says nothing.
+    """
     try:
         said = json.loads(text)
-        if not is_like(seen, said["speeds"]):
+        if not is_like(seen, said["speeds"]) or said["budget_s"] < budget_s:
             return None
         made = apply(program, str(said.pop("schedule")))
         names = ("seconds", "baseline_s", "ratio", "band")
         seconds, baseline_s, ratio, band = (float(said[name]) for name in names)
-    except (ProgramError, ValueError, KeyError, TypeError, AttributeError):
+    except (
+        ProgramError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):
+        return None
+    if not _is_allowed(made, program, allow) or not min(seconds, baseline_s, ratio) > 0:
         return None
     return Tuned(
         program=made,
@@ -231,12 +292,20 @@ def _from_cache(
     )
 
 
+def _is_allowed(made: Program, given: Program, allow: tuple[str, ...]) -> bool:
+    """Whether a program differs from the one that was given in what was allowed only."""
+    was, now = ({node.attr("wire") for node in p.nodes} for p in (given, made))
+    is_cut = [node.type for node in made.inputs] != [node.type for node in given.inputs]
+    return now - was <= set(allow) and (not is_cut or "sliced" in allow)
+
+
+def _check_given(measure: Measure, program: Program) -> None:
+    if isinstance(measure, Carried):
+        measure.check_given(program)
+
+
 def _nothing() -> None:
     """There is nothing to look at."""
-
-
-class _RankError(ProgramError):
-    """What failed on some rank, told to all."""
 
 
 class _Job:
@@ -254,29 +323,38 @@ class _Job:
     ) -> None:
         self._program, self._groups, self._measure, self._team = program, groups, measure, team
         self.allow, self._budget_s = allow, budget_s
+        self.first: list[str] = []
+        """Schedules in words that are tried before all others."""
         self._dropped: list[str] = []
         """Digests of programs that cannot be used here."""
         self._start_s = time.monotonic()
 
     def tuned(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
         """Return what was found before, or find it."""
+        # What the first rank was told counts, where ranks need not be told the same.
+        first = self._team.from_first((costs, cache is not None, self._budget_s))
+        costs, has_cache, self._budget_s = first
         self.agree(self._program)
+        self._together(partial(_check_given, self._measure, self._program))
         # What a measure of somebody else depends on nobody knows.
         said = getattr(self._measure, "key", None)
-        shelf = None if said is None else cache
+        is_kept = has_cache and said is not None
+        shelf = cache if is_kept else None
         here = self._team.gathered(_here(self._groups))
         program = self._program
         allowed = sorted(self.allow)
         key = key_of("schedule", program.digest, program.mesh, allowed, here, said, costs)
-        seen = {} if shelf is None or self._groups is None else speeds(self._groups)
+        seen = speeds(self._groups) if is_kept and self._groups is not None else {}
         found = self._team.from_first(kept(shelf, key) if self._team.rank == 0 else None)
-        before = None if found is None else _from_cache(found, program, seen, self.allow)
+        before = None
+        if found is not None:
+            before = _from_cache(found, program, seen, self.allow, self._budget_s)
         if all(self._team.gathered(before is not None)):
             assert before is not None
             return before
         tuned = self._measured(costs, cache)
         if self._team.rank == 0:
-            keep(shelf, key, _for_cache(tuned, seen))
+            keep(shelf, key, _for_cache(tuned, seen, self._budget_s))
         return tuned
 
     def _measured(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
@@ -287,6 +365,7 @@ class _Job:
         trials: list[Trial] = [self._together(lambda: self._measure(self._program))]
         programs = [self._program]
         try:
+            self._together(getattr(trials[0], "check", _nothing))
             wanted = self._wanted(trials[0])
             costs = self._with_learned(costs, trials[0])
             found = self._searched(costs)
@@ -319,14 +398,17 @@ class _Job:
 
     def _next(self, found: Search, programs: list[Program], heats: Heats, most: int) -> list[str]:
         """Return some schedules in words, as the first rank wants them to be run next."""
-        texts: list[str] = []
-        if self._team.rank == 0:
+        if self.first:
+            texts, self.first = self.first, []
+            return texts
+
+        def best() -> list[str]:
             known = {p.digest: heats.ratio(n) for n, p in enumerate(programs)}
             done = len(self._program.history)
-            best = found.next(min(most, _AT_ONCE), known, but=self._dropped)
-            texts = [schedule_text(c.schedule[done:]) for c in best]
-        chosen: list[str] = self._team.from_first(texts)
-        return chosen
+            chosen = found.next(min(most, _AT_ONCE), known, but=self._dropped)
+            return [schedule_text(c.schedule[done:]) for c in chosen]
+
+        return self._of_first(best)
 
     def _with_learned(self, costs: Costs, trial: Trial) -> Costs:
         """Return costs with what the program's own tasks took."""
@@ -347,15 +429,19 @@ class _Job:
         """Return how many schedules can be run often enough in the time there is."""
         run_s = max(self._team.gathered(self._together(trial.run)))
         runs = _PREPARE_SHARE * self._budget_s / max(run_s, 1e-9)
-        return max(1, min(_MEASURED, int(runs / _RUNS_EACH)))
+        return max(1, int(min(_MEASURED, runs / _RUNS_EACH)))
 
     def _searched(self, costs: Costs) -> Search:
         """Return what the first rank has found; others have the number only."""
         found = Search()
-        if self._team.rank == 0:
+
+        def look() -> int:
+            nonlocal found
             budget_s = _SEARCH_SHARE * self._budget_s
             found = search(self._program, costs, allow=self.allow, budget_s=budget_s)
-        found.num_tried = self._team.from_first(found.num_tried)
+            return found.num_tried
+
+        found.num_tried = self._of_first(look)
         return found
 
     def _made(self, text: str, wanted: Values | None) -> tuple[Program, Trial] | None:
@@ -374,29 +460,21 @@ class _Job:
             if all(self._team.gathered(is_good)):
                 self._dropped.remove(program.digest)
                 return program, trial
-        except _RankError:
+        except ProgramError:
             pass
         if trial is not None:
             trial.close()
         return None
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Return what some work makes, or raise, on all ranks, if it fails on one of them."""
-        made: T | None = None
-        error: Exception | None = None
-        try:
-            made = work()
-        except Exception as raised:
-            error = raised
-        said = "" if error is None else f"{type(error).__name__}: {error}"
-        everyones = self._team.gathered(said)
-        failed = [rank for rank, each in enumerate(everyones) if each]
-        if not failed:
-            return made  # type: ignore[return-value]
-        if (close := getattr(made, "close", None)) is not None:
-            close()
-        text = f"rank {failed[0]} cannot run {self._program.name}: {everyones[failed[0]]}"
-        raise _RankError(text) from error
+        return together(self._team, self._program.name, work)
+
+    def _of_first(self, work: Callable[[], T]) -> T:
+        """Return what some work makes on the first rank; if it fails there, all are told."""
+        is_first = self._team.rank == 0
+        made = self._together(lambda: work() if is_first else None)
+        said: T = self._team.from_first(made)
+        return said
 
     def agree(self, program: Program) -> None:
         """Refuse to go on where ranks have made different plans of one schedule."""
@@ -423,7 +501,7 @@ class _Job:
             everyones = self._team.gathered((list(mine), errors.get(0)))
             for rank, (_, error) in enumerate(everyones):
                 if error is not None:
-                    raise _RankError(f"rank {rank} cannot run {self._program.name}: {error}")
+                    raise RankError(f"rank {rank} cannot run {self._program.name}: {error}")
             return [max(several) for several in zip(*(s for s, _ in everyones), strict=True)]
 
         return Race(run=run, slowest=slowest, has_time=lambda: self._has_time(1.0))

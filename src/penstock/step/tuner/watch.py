@@ -21,7 +21,7 @@ from penstock.step.execute import Calls, Step, planned, whole_device
 from penstock.step.groups import Groups
 from penstock.step.loads.sources import Source
 from penstock.step.tuner.trial import Carried, gathered
-from penstock.step.tuner.tune import Tuned, tune
+from penstock.step.tuner.tune import Tuned, tune_again
 
 __all__ = ["DRIFT_MAX", "WatchedStep"]
 
@@ -88,17 +88,8 @@ class WatchedStep(Step):
         if not any(gathered(self._groups, self.has_drifted)):
             return False
         tuned = self.tuned
-        kept = {node.name: node.type for node in tuned.program.inputs}
-        is_same = kept == {node.name: node.type for node in tuned.baseline.inputs}
-        self.tuned = tune(
-            tuned.baseline if is_same else tuned.program,
-            self._groups,
-            inputs,
-            budget_s=budget_s,
-            allow=[word for word in tuned.allow if word != "sliced"],
-            measure=Carried(self._groups, inputs, **self._with_sources(self.sources)),
-            cache=None,
-        )
+        measure = Carried(self._groups, inputs, **self._with_sources(self.sources))
+        self.tuned = tune_again(tuned, self._groups, measure, budget_s=budget_s)
         if self.tuned.program.digest != tuned.program.digest:
             self._change()
         self._taken_s.clear()
