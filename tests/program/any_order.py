@@ -103,13 +103,20 @@ class _Run:
         return dict(self.plan.shared).get(name, name)
 
     def _room(self, name: str) -> Held:
-        place = self._place(name)
+        place, mesh = self._place(name), self.program.mesh
         if place not in self.memory:
-            made, mesh = self.program[place].type, self.program.mesh
+            made = self.program[place].type
             self.memory[place] = [
                 np.full(made.local_shape(mesh, rank), np.nan) for rank in range(mesh.num_ranks)
             ]
-        return self.memory[place]
+        # A slice lies in its part of the whole.
+        out = []
+        for rank, whole in enumerate(self.memory[place]):
+            all_of = self.program[place].type.bounds(mesh, rank)
+            mine = self.program[name].type.bounds(mesh, rank)
+            pairs = zip(mine, all_of, strict=True)
+            out.append(whole[tuple(slice(a - first, b - first) for (a, b), (first, _) in pairs)])
+        return out
 
     def _read(self, task: Task, name: str) -> Held:
         if name in self.numbers:

@@ -12,7 +12,9 @@ from tests.step.ranks import RankError, run_ranks
 
 import penstock.step as ps
 from penstock.errors import ProgramError
+from penstock.program.bytes import sent_bytes
 from penstock.program.interpret import interpret, scattered
+from penstock.program.ops import is_move
 
 
 def local_inputs(case: Case, given: dict[str, Any], rank: int) -> dict[str, torch.Tensor]:
@@ -193,3 +195,36 @@ def test_over_shared_memory_a_fused_update_is_one_task(size: int, n: int) -> Non
     for found in run_ranks(shared, size, n):
         assert set(found) == {"w", "m", "v"}
         assert max(found.values()) < 3e-6
+
+
+@ps.program
+def crosswise(g: ps.P["k", "n"], w: ps.R["k", "n"]):
+    return ps.update(w, w - ps.all_gather(ps.reduce_scatter(g, dim=1)))
+
+
+def counted(rank: int, size: int) -> dict[str, tuple[int, int]]:
+    """Return by schedule what a rank should send in a step of uneven slices, and what it sent."""
+    whole = adam.on(ps.mesh(dp=size), n=29)
+    sliced = whole.split("g").sink("g.gather").keep_sliced("m", "v")
+    made = {
+        "slices": sliced,
+        "fused": sliced.fuse("g.scatter", "w.gather"),
+        "chunks": sliced.chunk(3, "g.scatter", "w.gather").overlap(),
+        "crosswise": crosswise.on(ps.mesh(dp=size), k=3, n=7),
+    }
+    out = {}
+    for name, program in made.items():
+        given = local_inputs(Case(name=name, program=program), given_for(program), rank)
+        with ps.Groups(program.mesh) as groups, ps.compile(program, groups) as step:
+            step(**given, **({} if name == "crosswise" else {"t": 1, "lr": 0.1}))
+            moves = [node for node in program.nodes if is_move(node.op)]
+            chunks = range(3) if name == "chunks" else (None,)
+            due = sum(sent_bytes(node, program, rank, chunk) for node in moves for chunk in chunks)
+            out[name] = (due, sum(comm.sent_bytes for comm in groups._comms.values()))
+    return out
+
+
+def test_uneven_slices_send_what_the_program_says_and_no_more() -> None:
+    for found in run_ranks(counted, 3):
+        for name, (due, sent) in found.items():
+            assert sent == due, name

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+_IN_PART = ("reduce_scatter", "all_gather")
+"""Moves whose slices may lie in the rank's part of the whole: nobody else reads or writes there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """What was found out about a plan in which nothing is wrong."""
@@ -155,7 +159,7 @@ class _Book:
         taken = [w for w in writes if w.memory == mine.memory and w.access.value != value]
         nodes = [self._plan.program[name] for name in mine.task.nodes]
         for node in nodes if taken else []:
-            if value in node.inputs and not goes_along(node):
+            if value in node.inputs and not (goes_along(node) or node.op in _IN_PART):
                 raise ProgramError(
                     f"{mine.task.name} writes {taken[0].access.value} over {value}, of which "
                     f"{node.op} ({node.name}) still reads other elements; give it its own memory"

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from penstock.program.nodes import Program
+from penstock.program.nodes import Node, Program
 from penstock.program.ops import is_move
 from penstock.program.plan import Access, Task
 from penstock.step.comms.comm import Handle
@@ -85,23 +85,77 @@ def _region(program: Program, task: Task) -> str:
 
 def _runs(program: Program, nodes: tuple[str, ...]) -> list[tuple[bool, tuple[str, ...]]]:
     """Return the nodes of a task in runs that communicate and runs that compute."""
-    out: list[tuple[bool, tuple[str, ...]]] = []
-    waiting = list(nodes)
-    made: set[str] = set()
-    while waiting:
-        for is_moving in (False, True):
-            run: list[str] = []
-            for name in waiting:
-                node = program[name]
-                inside = {n for n in node.inputs if n in nodes}
-                there = made if is_moving else made | set(run)
-                if is_move(node.op) == is_moving and inside <= there:
-                    run.append(name)
-            if run:
-                out.append((is_moving, tuple(run)))
-                made.update(run)
-                waiting = [name for name in waiting if name not in made]
-    return out
+    work = [program[name] for name in nodes]
+    runs = _Runs()
+    for node in sorted(work, key=lambda node: not _is_ready(node, {*nodes})):
+        runs.add(node)
+    return runs.ended()
+
+
+def _is_ready(node: Node, inside: set[str]) -> bool:
+    """Whether a reduce-scatter needs nothing of its task: all of these go first, together."""
+    return node.op == "reduce_scatter" and not inside & {*node.inputs}
+
+
+class _Runs:
+    """Nodes of a task, put in runs one after the other.
+
+    Moves go together where none needs another. What they do not need is computed after them, beside
+    what does need them: that is one pass over memory instead of two. Otherwise computing keeps its
+    order, since somebody may read the old value of a state that another one writes.
+    """
+
+    def __init__(self) -> None:
+        self._out: list[tuple[bool, tuple[str, ...]]] = []
+        self._before: list[str] = []
+        """Computed before the moves, the first of them, or after."""
+        self._num_needed = 0
+        self._moves: list[str] = []
+        self._updates: list[Node] = []
+        """Of states with what is moved, which mostly lies there already."""
+        self._after: list[str] = []
+
+    def add(self, node: Node) -> None:
+        """Take one node more."""
+        if is_move(node.op):
+            self._add_move(node)
+        elif node.op == "update" and node.inputs[1] in self._moves:
+            self._updates.append(node)
+        elif self._after or self._needs_moves(node):
+            self._after.append(node.name)
+        else:
+            self._before.append(node.name)
+
+    def ended(self) -> list[tuple[bool, tuple[str, ...]]]:
+        """Return all runs."""
+        self._emit()
+        self._num_needed = len(self._before)
+        self._emit()
+        return self._out
+
+    def _add_move(self, node: Node) -> None:
+        # Only a reduce-scatter takes no memory that somebody else may be reading.
+        is_apart = node.op == "reduce_scatter"
+        if self._needs_moves(node) or (self._after and not is_apart):
+            self._emit()
+        self._moves.append(node.name)
+        needed = [at + 1 for at, name in enumerate(self._before) if name in node.inputs]
+        count = max(needed, default=0) if is_apart else len(self._before)
+        self._num_needed = max(self._num_needed, count)
+
+    def _needs_moves(self, node: Node) -> bool:
+        updates = {one.name for one in self._updates}
+        if node.op == "update" and node.attr("target") in {u.attr("target") for u in self._updates}:
+            return True
+        return any(n in self._moves or n in updates or n in self._after for n in node.inputs)
+
+    def _emit(self) -> None:
+        needed = self._before[: self._num_needed]
+        self._out += [(False, tuple(needed))] if needed else []
+        self._out += [(True, tuple(self._moves))] if self._moves else []
+        updates = [node.name for node in self._updates]
+        self._before = [*self._before[self._num_needed :], *updates, *self._after]
+        self._num_needed, self._moves, self._updates, self._after = 0, [], [], []
 
 
 def _part(task: Task, program: Program, nodes: tuple[str, ...]) -> Task:

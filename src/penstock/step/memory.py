@@ -7,7 +7,7 @@ views where they can be: a single run along each dimension. Runs that lie apart 
 
 from __future__ import annotations
 
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class Memory:
         self._tensors[name] = tensor
 
     def share(self, name: str, with_: str) -> None:
-        """Let a value lie where another one does."""
+        """Let a value lie where another one does; a slice of it, in its part of that."""
         self._places[name] = with_
 
     def give_away(self, name: str) -> None:
@@ -110,13 +110,17 @@ class Memory:
 
     def whole(self, name: str) -> torch.Tensor:
         """Return everything the rank has of a value."""
-        name = self._place_of(name)
-        found = self._tensors.get(name)
+        place = self._place_of(name)
+        found = self._tensors.get(place)
         if found is None:
-            made = self.program[name].type
+            made = self.program[place].type
             shape = made.local_shape(self.program.mesh, self.rank)
             found = torch.empty(shape, dtype=torch_dtype(made.dtype), device=self.device)
-            self._tensors[name] = found
+            self._tensors[place] = found
+        if place == name or (mine := self._bounds(name)) == (all_of := self._bounds(place)):
+            return found
+        for dim, ((start, stop), (first, _)) in enumerate(zip(mine, all_of, strict=True)):
+            found = found.narrow(dim, start - first, stop - start)
         return found
 
     def are_one(self, one: str, other: str) -> bool:
@@ -132,6 +136,22 @@ class Memory:
             views = [out.narrow(dim, start - first, stop - start) for start, stop in runs]
             out = views[0] if len(views) == 1 else torch.cat(views, dim)
         return out
+
+    def parts(
+        self, name: str, block: Block, dim: int, lengths: list[int]
+    ) -> list[torch.Tensor] | None:
+        """Return a piece cut along a dimension, as views; None where it does not lie so.
+
+        Either its runs are the parts, or it is in one run.
+        """
+        runs = block[dim]
+        if len(runs) == 1:
+            ends = list(accumulate(lengths, initial=runs[0][0]))
+            runs = tuple(pairwise(ends))
+        if [stop - start for start, stop in runs] != lengths or runs[-1][1] != block[dim][-1][1]:
+            return None
+        cut = [(*block[:dim], (run,), *block[dim + 1 :]) for run in runs]
+        return [self.piece(name, each) for each in cut] if self.is_view(cut[0]) else None
 
     def is_view(self, block: Block) -> bool:
         """Whether a piece is a view."""

@@ -1,7 +1,8 @@
 """Communication tasks: values packed as a `Comm` wants them, sent, and unpacked.
 
-A Comm knows flat tensors of W even parts. Slices along the first dimension of an even length are
-that already, and nothing is copied; others are packed part by part, the short ones padded.
+Some Comms take parts wherever they lie: slices along the first dimension go as they are, whole or
+in chunks, and others are copied part by part. The rest know flat tensors of W even parts. Slices of
+an even length along the first dimension are that already; others are packed, short ones padded.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from penstock.program.nodes import Node
 from penstock.program.plan import Task
-from penstock.step.comms.comm import Comm, Handle
+from penstock.step.comms.comm import Comm, Handle, InParts
 from penstock.step.computing import blocks_of
 from penstock.step.memory import Block, Memory, both, shape_of
 
@@ -114,8 +115,11 @@ class _Move:
     def reduce_scatter(self) -> Handle:
         """Begin a reduce-scatter."""
         dim = int(self._node.attr("dim"))
-        tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.name, dim)
+        parts = self._memory.parts(self._node.inputs[0], self._source, dim, lengths)
+        if self._comm.in_parts is not None and parts is not None:
+            return self._scatter_parts(self._comm.in_parts, parts)
+        tensor = self._memory.piece(self._node.inputs[0], self._source)
         flat = packed(tensor, dim, lengths)
         size = flat.numel() // self._comm.size
         out = self._place(dim, size)
@@ -131,12 +135,39 @@ class _Move:
         dim = self._dim_of_input()
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.inputs[0], dim)
+        places = self._memory.parts(self._node.name, self._target, dim, lengths)
+        if self._comm.in_parts is not None and places is not None:
+            return self._gather_parts(self._comm.in_parts, places, tensor)
         mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
         out = self._place(dim, mine.numel() * self._comm.size) if len(set(lengths)) == 1 else None
         if out is None:
             out = torch.empty(mine.numel() * self._comm.size, dtype=mine.dtype, device=mine.device)
             self._made, self._unpack = out, self._unpack_whole(dim, lengths)
         return self._comm.all_gather(out.view(-1), mine, **self._how)
+
+    def _scatter_parts(self, comm: InParts, parts: list[torch.Tensor]) -> Handle:
+        out = self._memory.piece(self._node.name, self._target)
+        if not (self._memory.is_view(self._target) and out.is_contiguous()):
+            self._made = out = torch.empty_like(out, memory_format=torch.contiguous_format)
+        rows = [each.contiguous().view(-1) for each in parts]
+        return comm.scatter_parts(out.view(-1), rows, op=str(self._node.attr("op")), **self._how)
+
+    def _gather_parts(
+        self, comm: InParts, places: list[torch.Tensor], tensor: torch.Tensor
+    ) -> Handle:
+        rows = [
+            each if each.is_contiguous() else each.new_empty(tuple(each.shape)) for each in places
+        ]
+        apart = [(to, row) for to, row in zip(places, rows, strict=True) if row is not to]
+
+        def put() -> None:
+            for to, row in apart:
+                to.copy_(row)
+
+        self._put = put
+        return comm.gather_parts(
+            [row.view(-1) for row in rows], tensor.contiguous().view(-1), **self._how
+        )
 
     def all_to_all(self) -> Handle:
         """Begin an exchange of slices along one dimension for slices along another."""

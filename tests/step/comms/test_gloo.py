@@ -429,3 +429,40 @@ def closes(rank: int, size: int) -> int:
 
 def test_closing_completes_and_leaves_no_thread() -> None:
     assert run_ranks(closes, 2) == [0, 0]
+
+
+# -- parts that lie apart ----------------------------------------------------------------------
+
+
+def apart(rank: int, size: int, algo: str) -> None:
+    """Parts of any lengths, in any order in memory, to and from it."""
+    lengths = [3 * WAVE + 5, 0, 7, 2 * WAVE, 1][:size]
+    starts = [2 + sum(lengths[i + 1 :]) for i in range(size)]  # the last rank's come first
+
+    def parts(row: torch.Tensor) -> list[torch.Tensor]:
+        return [row[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+
+    def work(comm: Comm) -> None:
+        assert comm.in_parts is not None
+        length, sent = sum(lengths) + 4, comm.sent_bytes
+        row, want = of_rank(rank, length), expected(size, length, "sum")
+        mine = parts(row)[rank] if rank % 2 else torch.empty(lengths[rank])
+        comm.in_parts.scatter_parts(mine, parts(row), algo=algo).wait()
+        assert torch.equal(mine, parts(want)[rank])
+        assert comm.sent_bytes - sent == 4 * (sum(lengths) - lengths[rank])
+        out = torch.full((length,), -7.0)
+        comm.in_parts.gather_parts(parts(out), mine, algo=algo).wait()
+        assert torch.equal(out[2:-2], want[2:-2])
+        assert out[:2].tolist() == out[-2:].tolist() == [-7.0, -7.0]
+        with pytest.raises(OptionError, match=f"1 parts for {size} ranks"):
+            comm.in_parts.gather_parts([out], mine)
+        with pytest.raises(OptionError, match="elements, its own tensor"):
+            comm.in_parts.scatter_parts(out, parts(out))
+
+    with_comm(size, work)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("algo", ["direct", "ring"])
+def test_parts_may_lie_apart_and_be_of_any_length(size: int, algo: str) -> None:
+    run_ranks(apart, size, algo)

@@ -13,7 +13,7 @@ import torch
 from penstock.errors import OptionError
 from penstock.program.layouts import part
 
-__all__ = ["WIRES", "check_op", "check_parts", "check_runs", "flat", "wire_dtype"]
+__all__ = ["WIRES", "check_apart", "check_op", "check_parts", "check_runs", "flat", "wire_dtype"]
 
 OPS = ("sum", "mean", "max", "min")
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f16": torch.float16}
@@ -59,6 +59,22 @@ def check_parts(
             f"{name}: rank {rank} of {size} has {stop - start} of {whole.numel()} elements, but "
             f"its tensor has {mine.numel()}; parts are cut as torch.chunk cuts them"
         )
+
+
+def check_apart(
+    name: str, mine: torch.Tensor, parts: Sequence[torch.Tensor], *, rank: int, size: int
+) -> list[torch.Tensor]:
+    """Return parts that lie apart as rows, or refuse what are not parts of one whole."""
+    if len(parts) != size:
+        raise OptionError(f"{name}: {len(parts)} parts for {size} ranks; give one for each")
+    for each in parts:
+        _same_type(name, mine, each)
+    if parts[rank].numel() != mine.numel():
+        raise OptionError(
+            f"{name}: the part of rank {rank} has {parts[rank].numel()} elements, its own tensor "
+            f"{mine.numel()}; they must be equal"
+        )
+    return [flat(name, each) for each in parts]
 
 
 def check_runs(

@@ -3,7 +3,8 @@
 A `Comm` belongs to one axis and one lane. Its methods return at once with a `Handle`; all ranks of
 the axis call the same ones in the same order, and orders of different lanes have nothing to do with
 each other. Tensors are contiguous and seen flat. Where W ranks have parts of one tensor, the parts
-are cut as `penstock.program.layouts.part` cuts them: the last ones may be shorter, or empty.
+are cut as `penstock.program.layouts.part` cuts them: the last ones may be shorter, or empty. A Comm
+that is `in_parts` also takes them one by one, wherever they lie and as long as all ranks say.
 
     all_reduce       everyone ends with the sum of all
     reduce_scatter   everyone ends with its part of the sum
@@ -28,7 +29,7 @@ import torch
 
 from penstock.program.layouts import part
 
-__all__ = ["Alone", "Comm", "Done", "Handle", "parts_of", "payload_bytes"]
+__all__ = ["Alone", "Comm", "Done", "Handle", "InParts", "parts_of", "payload_bytes"]
 
 
 class Handle(Protocol):
@@ -51,6 +52,11 @@ class Comm(Protocol):
     axis: str
     rank: int
     size: int
+
+    @property
+    def in_parts(self) -> InParts | None:
+        """Itself, if parts need not lie in a row."""
+        ...
 
     @property
     def sent_bytes(self) -> int:
@@ -128,6 +134,33 @@ class Comm(Protocol):
         """Wait for what is under way and end the lane's thread."""
 
 
+class InParts(Protocol):
+    """What a Comm can do with parts that lie apart, one for each rank."""
+
+    def scatter_parts(
+        self,
+        out: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        *,
+        op: str = "sum",
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put this rank's part of the sum in `out`, which may be that part."""
+        ...
+
+    def gather_parts(
+        self,
+        outs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        *,
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put each rank's part in its place; the tensor may lie in its own."""
+        ...
+
+
 def parts_of(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
     """Return the parts of a flat tensor as views, by rank."""
     flat = tensor if tensor.dim() == 1 else tensor.view(-1)
@@ -182,6 +215,7 @@ class Alone:
     """The Comm of an axis with one rank: everything is a copy, and nothing is sent."""
 
     rank, size, sent_bytes = 0, 1, 0
+    in_parts = None
 
     def __init__(self, axis: str) -> None:
         self.axis = axis

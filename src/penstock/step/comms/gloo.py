@@ -19,7 +19,14 @@ from torch import distributed
 
 from penstock.errors import OptionError
 from penstock.step.comms import gloo_waves as waves
-from penstock.step.comms.checks import check_op, check_parts, check_runs, flat, wire_dtype
+from penstock.step.comms.checks import (
+    check_apart,
+    check_op,
+    check_parts,
+    check_runs,
+    flat,
+    wire_dtype,
+)
 from penstock.step.comms.comm import Done, Handle, parts_of, payload_bytes
 from penstock.step.comms.completion import Completion, Pending
 from penstock.step.comms.gloo_waves import PIECE_BYTES, WAVES_MAX, Job, MakeWave, Wave, pieces_of
@@ -32,6 +39,8 @@ DIRECT_RANKS_MAX = 4
 DIRECT_PART_BYTES_MAX = 64 << 10
 """Parts up to this size go directly in any world: a ring would be as many latencies as ranks."""
 PIECE_BYTES_MIN = 256 << 10
+_UNEVEN = -1
+"""A length on which ranks need not agree."""
 _NATIVE_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -45,6 +54,11 @@ class GlooComm:
         self._wire = Wire(group, axis)
         self._staging = Staging()
         self._completion = Completion(f"penstock-{axis}-{lane}")
+
+    @property
+    def in_parts(self) -> GlooComm:
+        """Itself: parts need not lie in a row."""
+        return self
 
     @property
     def sent_bytes(self) -> int:
@@ -65,10 +79,10 @@ class GlooComm:
         row = flat("all_reduce", tensor)
         check_op("all_reduce", op, row)
         sent = wire_dtype("all_reduce", wire, row)
-        algo = self._algo("all_reduce", algo, row, sent)
+        algo = self._algo("all_reduce", algo, row.numel(), row.dtype, sent)
         if algo == "native":
             return self._start("all_reduce", self._native_all_reduce(row, op))
-        job = self._job("all_reduce", row, sent, op, algo)
+        job = self._job("all_reduce", row.numel(), row.dtype, sent, op=op, algo=algo)
         if algo == "direct" and self.size == 2:
             pair = waves.reduce_pair
             return self._along(job, row, lambda lease, at, piece: pair(job, lease, at, piece))
@@ -87,19 +101,46 @@ class GlooComm:
         mine, row = flat("reduce_scatter", out), flat("reduce_scatter", tensor)
         check_op("reduce_scatter", op, row)
         check_parts("reduce_scatter", mine, row, rank=self.rank, size=self.size)
-        sent = wire_dtype("reduce_scatter", wire, row)
-        algo = self._algo("reduce_scatter", algo, row, sent)
-        job = self._job("reduce_scatter", row, sent, op, algo)
+        return self._scatter(mine, parts_of(row, self.size), op=op, wire=wire, algo=algo)
+
+    def scatter_parts(
+        self,
+        out: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        *,
+        op: str = "sum",
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put this rank's part of the sum in `out`; parts may lie apart."""
+        mine = flat("reduce_scatter", out)
+        check_op("reduce_scatter", op, mine)
+        rows = check_apart("reduce_scatter", mine, parts, rank=self.rank, size=self.size)
+        return self._scatter(mine, rows, op=op, wire=wire, algo=algo)
+
+    def _scatter(
+        self,
+        mine: torch.Tensor,
+        parts: list[torch.Tensor],
+        *,
+        op: str,
+        wire: str | None,
+        algo: str | None,
+    ) -> Handle:
+        sent, longest = wire_dtype("reduce_scatter", wire, mine), max(p.numel() for p in parts)
+        count = sum(each.numel() for each in parts)
+        algo = self._algo("reduce_scatter", algo, count, mine.dtype, sent)
+        job = self._job("reduce_scatter", count, mine.dtype, sent, op=op, algo=algo)
         scatter = waves.scatter_direct if algo == "direct" else waves.scatter_ring
-        parts, length = parts_of(row, self.size), PIECE_BYTES // sent.itemsize
+        length = PIECE_BYTES // sent.itemsize
 
         def wave(lease: Lease, number: int) -> Wave:
             pieces, (piece,) = pieces_of(parts, number, length), pieces_of([mine], number, length)
             return scatter(job, lease, number * self.size, pieces, piece)
 
-        num_buffers = self._scatter_buffers(job, row)
+        num_buffers = self._scatter_buffers(job, mine.dtype)
         is_ring = algo == "ring"
-        return self._run(job, wave, parts[0].numel(), in_turns=is_ring, num_buffers=num_buffers)
+        return self._run(job, wave, longest, in_turns=is_ring, num_buffers=num_buffers)
 
     def all_gather(
         self,
@@ -112,19 +153,38 @@ class GlooComm:
         """Put all ranks' parts in `out`."""
         row, mine = flat("all_gather", out), flat("all_gather", tensor)
         check_parts("all_gather", mine, row, rank=self.rank, size=self.size)
-        sent = wire_dtype("all_gather", wire, row)
-        algo = self._algo("all_gather", algo, row, sent)
-        job = self._job("all_gather", row, sent, "", algo)
+        return self._gather(parts_of(row, self.size), mine, wire=wire, algo=algo)
+
+    def gather_parts(
+        self,
+        outs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        *,
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put each rank's part in its place; places may lie apart."""
+        mine = flat("all_gather", tensor)
+        rows = check_apart("all_gather", mine, outs, rank=self.rank, size=self.size)
+        return self._gather(rows, mine, wire=wire, algo=algo)
+
+    def _gather(
+        self, parts: list[torch.Tensor], mine: torch.Tensor, *, wire: str | None, algo: str | None
+    ) -> Handle:
+        sent, longest = wire_dtype("all_gather", wire, mine), max(p.numel() for p in parts)
+        count = sum(each.numel() for each in parts)
+        algo = self._algo("all_gather", algo, count, mine.dtype, sent)
+        job = self._job("all_gather", count, mine.dtype, sent, algo=algo)
         gather = waves.gather_direct if algo == "direct" else waves.gather_ring
-        parts, length = parts_of(row, self.size), PIECE_BYTES // sent.itemsize
+        length = PIECE_BYTES // sent.itemsize
 
         def wave(lease: Lease, number: int) -> Wave:
             outs, (piece,) = pieces_of(parts, number, length), pieces_of([mine], number, length)
             return gather(job, lease, number * self.size, piece, outs)
 
-        num_buffers = self._gather_buffers(job, row)
+        num_buffers = self._gather_buffers(job, mine.dtype)
         is_ring = algo == "ring"
-        return self._run(job, wave, parts[0].numel(), in_turns=is_ring, num_buffers=num_buffers)
+        return self._run(job, wave, longest, in_turns=is_ring, num_buffers=num_buffers)
 
     def all_to_all(
         self,
@@ -139,7 +199,7 @@ class GlooComm:
         outs = check_runs("all_to_all", into, out_counts, size=self.size)
         runs = check_runs("all_to_all", row, counts, size=self.size)
         self._check_pair("all_to_all", into, row, outs[self.rank], runs[self.rank])
-        job = self._job("all_to_all", row, row.dtype, "", "direct", is_even=False)
+        job = self._job("all_to_all", _UNEVEN, row.dtype, row.dtype, algo="direct")
         outs[self.rank].copy_(runs[self.rank])
         return self._exchange(
             job,
@@ -168,7 +228,7 @@ class GlooComm:
         if wrap and by % self.size == 0:
             outs[self.rank].copy_(pieces[self.rank])
             return Done()
-        job = self._job("shift", one, one.dtype, f"{by} {wrap}", "direct", is_even=False)
+        job = self._job("shift", _UNEVEN, one.dtype, one.dtype, op=f"{by} {wrap}", algo="direct")
         return self._exchange(job, outs, pieces)
 
     def reduce(
@@ -181,7 +241,7 @@ class GlooComm:
         if algo is None:
             is_small = row.numel() * row.itemsize <= DIRECT_PART_BYTES_MAX
             algo = "direct" if self.size <= 2 or is_small else "ring"
-        job = self._job("reduce", row, row.dtype, f"{op} {root}", algo)
+        job = self._job("reduce", row.numel(), row.dtype, row.dtype, op=f"{op} {root}", algo=algo)
         job = Job(wire=job.wire, topic=job.topic, sent=job.sent, op=op)
         way = waves.reduce_direct if algo == "direct" else waves.reduce_chain
         return self._along(job, row, lambda lease, at, piece: way(job, lease, at, piece, root))
@@ -190,7 +250,7 @@ class GlooComm:
         """Put the root's tensor in all."""
         row = flat("broadcast", tensor)
         self._check_root("broadcast", root)
-        job = self._job("broadcast", row, row.dtype, str(root), "ring")
+        job = self._job("broadcast", row.numel(), row.dtype, row.dtype, op=str(root), algo="ring")
         chain = waves.broadcast_chain
         return self._along(job, row, lambda lease, at, piece: chain(job, lease, at, piece, root))
 
@@ -206,11 +266,13 @@ class GlooComm:
 
     # -- what they have in common ------------------------------------------------------------
 
-    def _algo(self, name: str, algo: str | None, row: torch.Tensor, sent: torch.dtype) -> str:
-        is_rounded = sent != row.dtype or row.dtype in (torch.bfloat16, torch.float16)
-        is_native = sent == row.dtype and row.dtype in _NATIVE_DTYPES
+    def _algo(
+        self, name: str, algo: str | None, length: int, dtype: torch.dtype, sent: torch.dtype
+    ) -> str:
+        is_rounded = sent != dtype or dtype in (torch.bfloat16, torch.float16)
+        is_native = sent == dtype and dtype in _NATIVE_DTYPES
         if algo is None:
-            part_bytes = row.numel() * sent.itemsize / self.size
+            part_bytes = length * sent.itemsize / self.size
             is_small = self.size <= DIRECT_RANKS_MAX or part_bytes <= DIRECT_PART_BYTES_MAX
             return "direct" if is_small or is_rounded else "ring"
         if algo not in ("direct", "ring", "native"):
@@ -220,24 +282,23 @@ class GlooComm:
                 f"{name}: gloo's own moves more bytes or needs even parts; use direct"
             )
         if algo == "native" and not is_native:
-            raise OptionError(f"{name}: gloo's own has no sums for {row.dtype} as {sent}")
-        if algo == "ring" and sent != row.dtype and name != "all_gather":
+            raise OptionError(f"{name}: gloo's own has no sums for {dtype} as {sent}")
+        if algo == "ring" and sent != dtype and name != "all_gather":
             raise OptionError(f"{name}: a ring would round sums to {sent} on each rank; use direct")
         return algo
 
     def _job(
         self,
         name: str,
-        row: torch.Tensor,
+        length: int,
+        dtype: torch.dtype,
         sent: torch.dtype,
-        op: str,
-        algo: str,
         *,
-        is_even: bool = True,
+        algo: str,
+        op: str = "",
     ) -> Job:
         """Name an operation by what all ranks must agree on."""
-        length = row.numel() if is_even else -1
-        topic = self._wire.topic(name, length, row.dtype, sent, op, algo)
+        topic = self._wire.topic(name, length, dtype, sent, op, algo)
         return Job(wire=self._wire, topic=topic, sent=sent, op=op)
 
     def _run(
@@ -280,18 +341,18 @@ class GlooComm:
             yield from scatter(job, lease, at, pieces, mine)
             yield from gather(job, lease, at + self.size, mine, pieces)
 
-        num_buffers = self._scatter_buffers(job, row) + self._gather_buffers(job, row)
+        num_buffers = self._scatter_buffers(job, row.dtype) + self._gather_buffers(job, row.dtype)
         return self._run(
             job, wave, parts[0].numel(), length=length, in_turns=True, num_buffers=num_buffers
         )
 
-    def _scatter_buffers(self, job: Job, row: torch.Tensor) -> int:
+    def _scatter_buffers(self, job: Job, dtype: torch.dtype) -> int:
         """Pieces that a wave stages: what arrives, a sum, what is sent in another type."""
-        return self.size if job.sent == row.dtype else 2 * self.size
+        return self.size if job.sent == dtype else 2 * self.size
 
-    def _gather_buffers(self, job: Job, row: torch.Tensor) -> int:
+    def _gather_buffers(self, job: Job, dtype: torch.dtype) -> int:
         """Without another type everything arrives in its place."""
-        return 0 if job.sent == row.dtype else self.size
+        return 0 if job.sent == dtype else self.size
 
     def _along(
         self, job: Job, row: torch.Tensor, way: Callable[[Lease, int, torch.Tensor], Wave]

@@ -90,6 +90,10 @@ class NcclComm:
 
         return self._issue("all_reduce", call, [row], row.numel() * sent.itemsize)
 
+    @property
+    def in_parts(self) -> None:
+        """The library takes parts in a row."""
+
     def reduce_scatter(
         self,
         out: torch.Tensor,

@@ -149,6 +149,10 @@ class ShmComm:
 
         return self.start(work, tensor)
 
+    @property
+    def in_parts(self) -> None:
+        """Others read parts where they lie in a row."""
+
     def reduce_scatter(
         self,
         out: Tensor,

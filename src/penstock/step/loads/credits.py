@@ -37,7 +37,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 
 from penstock.errors import OptionError
-from penstock.step.comms.comm import Comm, Handle
+from penstock.step.comms.comm import Comm, Handle, InParts
 
 __all__ = ["Ahead", "Watched", "Wire"]
 
@@ -268,6 +268,38 @@ class Watched:
         """Put all ranks' parts in `out`; the tensor may be this rank's part of it."""
         return self._seen(self._comm.all_gather(out, tensor, wire=wire, algo=algo), out)
 
+    @property
+    def in_parts(self) -> InParts | None:
+        """Itself, if parts need not lie in a row."""
+        return None if self._comm.in_parts is None else self
+
+    def scatter_parts(
+        self,
+        out: torch.Tensor,
+        parts: Sequence[torch.Tensor],
+        *,
+        op: str = "sum",
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put this rank's part of the sum in `out`, which may be that part."""
+        assert self._comm.in_parts is not None
+        handle = self._comm.in_parts.scatter_parts(out, parts, op=op, wire=wire, algo=algo)
+        return self._seen(handle, *parts)
+
+    def gather_parts(
+        self,
+        outs: Sequence[torch.Tensor],
+        tensor: torch.Tensor,
+        *,
+        wire: str | None = None,
+        algo: str | None = None,
+    ) -> Handle:
+        """Put each rank's part in its place; the tensor may lie in its own."""
+        assert self._comm.in_parts is not None
+        handle = self._comm.in_parts.gather_parts(outs, tensor, wire=wire, algo=algo)
+        return self._seen(handle, *outs)
+
     def all_to_all(
         self,
         out: torch.Tensor,
@@ -307,5 +339,5 @@ class Watched:
         """Wait for what is under way and end the lane's thread."""
         self._comm.close()
 
-    def _seen(self, handle: Handle, tensor: torch.Tensor | None) -> Handle:
-        return self._over.begun(handle, 0 if tensor is None else tensor.nbytes)
+    def _seen(self, handle: Handle, *tensors: torch.Tensor | None) -> Handle:
+        return self._over.begun(handle, sum(each.nbytes for each in tensors if each is not None))
