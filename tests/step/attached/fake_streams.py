@@ -3,11 +3,14 @@
 Every operation on memory that is watched has a stream. Two operations on the same bytes, one of
 which writes, must be in order by events; if they are not, a device could do them in any order, and
 `Watch.races` says so. It finds what a run on a GPU would show once in a while.
+
+Memory that comes and goes is that of the stream on which it was taken, as torch's allocator has it:
+to take it and to give it back are writes of that stream, which may use it for something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -79,17 +82,43 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.races: list[str] = []
         self.num_seen = 0
-        self._spans: list[tuple[int, int, str]] = []
+        self._watched: dict[str, torch.Tensor] = {}
+        self._owners: dict[int, Stream] = {}
+        """Of storages that were resized: the streams on which they have their memory."""
         self._before: dict[str, list[tuple[int, int, int, int, bool, str]]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        start, stop = _span(tensor)
-        self._spans.append((start, stop, name))
+        self._watched[name] = tensor
         self._before[name] = []
+
+    @contextmanager
+    def on_memory(self) -> Iterator[None]:
+        """See memory come and go."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+            if size_bytes:
+                made = resize(storage, size_bytes)
+                self._owners[storage._cdata] = current_stream()
+                self._note_memory("taken", storage)
+                return made
+            self._note_memory("given back", storage)
+            return resize(storage, size_bytes)
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+            yield
+
+    def _note_memory(self, what: str, storage: torch.UntypedStorage) -> None:
+        for name, tensor in self._watched.items():
+            if tensor.untyped_storage()._cdata == storage._cdata:
+                if what == "taken":  # another memory than before, or in order with that
+                    self._before[name] = []
+                with on(self._owners.setdefault(storage._cdata, current_stream())):
+                    self.note(what, [], [tensor])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if not func.is_view and self._spans:
+        if not func.is_view and self._watched:
             reads, writes = [], []
             for index, argument in enumerate(func._schema.arguments):
                 value = args[index] if index < len(args) else named.get(argument.name)
@@ -110,13 +139,15 @@ class Watch(TorchDispatchMode):
 
     def _touch(self, what: str, tensor: torch.Tensor, stream: Stream, is_write: bool) -> None:
         low, high = _span(tensor)
-        for start, stop, name in self._spans:
+        for name, watched in self._watched.items():
+            start, stop = _span(watched)
             if low >= stop or high <= start:
                 continue
             self.num_seen += 1
             kept = []
             for before in self._before[name]:
                 a, b, number, count, wrote, other = before
+                a, b = a + start, b + start
                 is_apart = b <= low or a >= high or not (wrote or is_write)
                 if not is_apart and stream.clock.get(number, 0) < count:
                     self.races.append(f"{name}: {what} is not after {other}")
@@ -124,7 +155,9 @@ class Watch(TorchDispatchMode):
                 is_stale = is_write or (number == stream.number and not wrote)
                 if not (is_stale and low <= a and b <= high):
                     kept.append(before)
-            mark = (low, high, stream.number, stream.clock[stream.number], is_write, what)
+            # Places are counted from the start: the memory may be elsewhere the next time.
+            place, count = (low - start, high - start), stream.clock[stream.number]
+            mark = (*place, stream.number, count, is_write, what)
             self._before[name] = [*kept, mark]
 
 
@@ -137,6 +170,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    if not tensor.untyped_storage().nbytes():
+        return 0, 0
     reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (reach + 1) * tensor.itemsize if tensor.numel() else start
@@ -148,6 +183,9 @@ class Handle:
 
     def wait(self) -> None:
         current_stream().wait_event(self._event)
+
+    def then(self, work: Callable[[], None]) -> None:
+        work()
 
 
 class StreamComm:

@@ -27,6 +27,7 @@ from tests.step.ranks import run_ranks
 from penstock.step.attached.attach import Attached
 from penstock.step.attached.flow import Lanes
 from penstock.step.attached.norms import StreamUpdates
+from penstock.step.attached.stream_rounds import StreamRounds
 from penstock.step.attached.streams import StreamFlow
 
 
@@ -34,13 +35,18 @@ from penstock.step.attached.streams import StreamFlow
 def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
     """Attach as on a GPU; with `side`, gradients of every other parameter are on other streams."""
 
-    def flow_of(shares: Any, order: Any, lanes: Lanes, *, num_params: int, wire: Any, clip: Any):
+    def flow_of(
+        shares: Any, order: Any, lanes: Lanes, *, num_params: int, clip: Any, **options: Any
+    ):
         made = Lanes(
             scatter=StreamComm(lanes.scatter, watch),
             gather=StreamComm(lanes.gather, watch),
             word=lanes.word,
         )
-        flow = StreamFlow(list(shares), order, made, num_params=num_params, wire=wire)
+        kind: Any = StreamFlow
+        if "pace" in options:
+            kind, options["pace"] = StreamRounds, options["pace"]()
+        flow = kind(list(shares), order, made, num_params=num_params, **options)
         for number, share in enumerate(dict.fromkeys(shares.values())):
             kept = {"weights": share.arena.data, "grads": share.arena.grads, "sums": share.reduced}
             kept |= share.states | ({} if share.masters is None else {"masters": share.masters})
@@ -66,6 +72,8 @@ def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
     with (
         faked(),
         mock.patch("penstock.step.attached.attach.flow_of", flow_of),
+        mock.patch("penstock.step.attached.attach.rounds_of", flow_of),
+        watch.on_memory(),
         mock.patch.object(Attached, "_after_grad", after_grad),
         mock.patch.object(Attached, "_step", stepped),
         watch,

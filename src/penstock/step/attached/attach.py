@@ -44,7 +44,15 @@ from penstock.errors import OptionError, StateError
 from penstock.program.mesh import Mesh
 from penstock.step.attached.blocks import KeptShare, cut_in_blocks
 from penstock.step.attached.compiled import is_compiled
-from penstock.step.attached.device import device_of, flow_of, groups_on, hosts_of, lanes_on
+from penstock.step.attached.device import (
+    device_of,
+    flow_of,
+    groups_on,
+    hosts_of,
+    keep_memory,
+    lanes_on,
+    rounds_of,
+)
 from penstock.step.attached.flow import Flow, Parcel
 from penstock.step.attached.grads import Grads
 from penstock.step.attached.hooks import Hooks
@@ -139,7 +147,7 @@ class Attached:
         self._numbers = {param: number for number, param in enumerate(self._params)}
         self._reshard = reshard
         if reshard:
-            _check_reshard(model, self._device)
+            _check_reshard(model)
         self._owns_groups = not isinstance(mesh, Groups)
         self._groups = (
             mesh if isinstance(mesh, Groups) else groups_on(self._device, mesh or _everyone())
@@ -290,6 +298,7 @@ class Attached:
         self._hooks.remove()
         if isinstance(self._flow, Rounds):
             self._flow.stay_whole()
+            keep_memory(self._lanes, True)
         self._optimizer.load_state_dict(saved)
         if self._room is not None:
             self._room.close()
@@ -380,7 +389,8 @@ class Attached:
             layouts = cut_in_blocks(layouts, self._model, unit_bytes=agreement.unit_bytes)
         arenas = [2 * layout.length * params[0].itemsize for _, params, layout in layouts]
         # Who brings groups has chosen what carries; otherwise one host shares its memory.
-        may_share = self._owns_groups and not self._reshard
+        may_share = self._owns_groups or self._device.type == "cuda"
+        may_share &= not self._reshard
         self._room = Room(self._lanes, arenas, may_share=may_share, device=self._device)
         self._lanes = self._room.lanes
         shares = make_shares(
@@ -412,16 +422,18 @@ class Attached:
         }
         places = [views[number] for number in range(len(self._params))]
         found, order = make_parcels(self._shares, agreement, self._lanes)
-        parcels = [parcel for parcel, _ in found]
         options: Any = {"num_params": len(self._params), "wire": self._wire}
         if self._reshard:
-            flow = self._flow = Rounds(parcels, order, self._lanes, **options)
+            options["pace"] = partial(self._hosts.comm, self._axis, "pace")
+            flow, self._updates = rounds_of(
+                dict(found), order, self._lanes, clip=self._clip, **options
+            )
+            self._flow = flow
             begin_rounds(flow, found, self._params, agreement, self._record)
             needs = blocks_of_modules(flow, self._model, self._numbers, self._record)
             self._hooks.on_modules(needs, flow.enter, flow.leave)
             self._saving = Saving(flow)
             self._grads = SentGrads(self._params, places, flow)
-            self._updates = Updates(flow, dict(found), self._lanes.word, clip=self._clip)
         else:
             self._flow, self._updates = flow_of(
                 dict(found), order, self._lanes, clip=self._clip, **options
@@ -505,9 +517,7 @@ def _check_options(clip: float | None, wire: str | None, dtype: torch.dtype | No
         raise OptionError(f"dtype {dtype}: compute in bfloat16 or float16, or leave it out")
 
 
-def _check_reshard(model: nn.Module, device: torch.device) -> None:
-    if device.type != "cpu":
-        raise OptionError(f"reshard of a model on {device}: it is there for the CPU; leave it out")
+def _check_reshard(model: nn.Module) -> None:
     if any(is_compiled(module) for module in model.modules()):
         raise OptionError(
             "reshard of a compiled model: its code would read weights that are away; attach with "

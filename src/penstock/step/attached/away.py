@@ -89,7 +89,7 @@ class Gone(torch.Tensor):
 
 def gone(param: torch.Tensor) -> Gone:
     """Return what stands for the gradient of a parameter."""
-    zero = torch.zeros((), dtype=param.dtype)
+    zero = torch.zeros((), dtype=param.dtype, device=param.device)
     return zero.expand(param.shape).as_subclass(Gone)
 
 

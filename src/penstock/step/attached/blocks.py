@@ -18,7 +18,7 @@ from penstock.step.attached.arenas import Layout, laid_out
 from penstock.step.attached.away import come_back, go_away
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.share import Share
-from penstock.step.comms.comm import Comm
+from penstock.step.comms.comm import Comm, Handle
 
 __all__ = ["Block", "KeptShare", "Seen", "cut_in_blocks"]
 
@@ -89,15 +89,25 @@ class Block:
         if self.is_here:
             for parcel in self.parcels:  # someone may use them, or change them
                 mine = masters[parcel.share].to(parcel.mine.dtype, copy=True)
-                comm.all_gather(torch.empty_like(parcel.whole), mine, wire=wire)
+                whole = torch.empty_like(parcel.whole)
+                self._gathered_aside(comm.all_gather(whole, mine, wire=wire), whole, mine)
             return
-        if self.data.nbytes() != self._data_bytes:
-            self.data.resize_(self._data_bytes)
+        self._take_memory()
         with torch.no_grad():
             for parcel in self.parcels:
                 parcel.mine.copy_(masters[parcel.share])
                 parcel.gathered = comm.all_gather(parcel.whole, parcel.mine, wire=wire)
         self.is_here = True
+
+    def _take_memory(self) -> None:
+        if self.data.nbytes() != self._data_bytes:
+            self.data.resize_(self._data_bytes)
+
+    def _give_memory_back(self) -> None:
+        self.data.resize_(0)
+
+    def _gathered_aside(self, handle: Handle, *tensors: torch.Tensor) -> None:
+        """Take note of a gather for others; who carries it has the tensors as long as it takes."""
 
     def arrive(self) -> None:
         """Return when the weights are there."""
@@ -105,6 +115,9 @@ class Block:
             if parcel.gathered is not None:
                 parcel.gathered.wait()
                 parcel.gathered = None
+        self._come_back()
+
+    def _come_back(self) -> None:
         for param in self._params:
             come_back(param)
 
@@ -122,7 +135,7 @@ class Block:
                 parcel.gathered = None
         for param in self._params:
             go_away(param, self._fetch)
-        self.data.resize_(0)
+        self._give_memory_back()
         self.is_here = self.is_again = self.is_unwanted = False
 
     def look(self) -> Seen:
@@ -138,7 +151,8 @@ class Block:
         written = {number for number, param, before in numbers if before != param._version}
         for parcel, before in zip(self.parcels, seen.slices, strict=True):
             exact, mine = self.share.masters[parcel.share], parcel.mine
-            if not torch.equal(mine, before):  # by .data, which nobody counts
+            # By .data, which nobody counts; a GPU is not asked.
+            if mine.device.type != "cpu" or not torch.equal(mine, before):
                 exact.copy_(torch.where(mine != before, mine.to(exact.dtype), exact))
             for number, start, stop in parcel.segments:
                 if number in written:
@@ -148,15 +162,18 @@ class Block:
 
     def make_room(self) -> None:
         """Have memory for gradients; where some were sent already, others add nothing."""
-        if self.grads.nbytes() == self._grads_bytes:
+        if self.has_room:
             return
-        self.grads.resize_(self._grads_bytes)
+        self._take_room()
         flat = self.share.arena.grads
         if any(parcel.is_issued for parcel in self.parcels):
             flat.zero_()
             return
         for start, stop in self._paddings:
             flat[start:stop].zero_()
+
+    def _take_room(self) -> None:
+        self.grads.resize_(self._grads_bytes)
 
     @property
     def has_room(self) -> bool:

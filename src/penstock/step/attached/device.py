@@ -7,7 +7,7 @@ cases: asking a device for it would have the host wait for all that the device h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,13 +15,26 @@ from penstock.errors import OptionError
 from penstock.program.mesh import Mesh
 from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.norms import StreamUpdates
+from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.share import Share
+from penstock.step.attached.stream_rounds import StreamRounds
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
+from penstock.step.comms.comm import Comm
 from penstock.step.comms.gloo import GlooComm
+from penstock.step.comms.nccl import NcclComm
+from penstock.step.comms.peer import PeerComm
 from penstock.step.groups import Groups
 
-__all__ = ["device_of", "flow_of", "groups_on", "hosts_of", "lanes_on"]
+__all__ = [
+    "device_of",
+    "flow_of",
+    "groups_on",
+    "hosts_of",
+    "keep_memory",
+    "lanes_on",
+    "rounds_of",
+]
 
 
 def device_of(params: Sequence[torch.Tensor]) -> torch.device:
@@ -84,3 +97,33 @@ def flow_of(
     # In the order of the scatter lane norms come after all that they are norms of.
     updates = StreamUpdates(streams, shares, lanes.scatter, clip=clip, num_params=num_params)
     return streams, updates
+
+
+def rounds_of(
+    shares: dict[Parcel, Share],
+    scatter_order: Sequence[int],
+    lanes: Lanes,
+    *,
+    num_params: int,
+    wire: str | None,
+    clip: float | None,
+    pace: Callable[[], Comm],
+) -> tuple[Rounds, Updates]:
+    """Return the same for weights in slices; `pace` opens one more lane between hosts."""
+    parcels = list(shares)
+    if parcels[0].whole.device.type != "cuda":
+        flow = Rounds(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
+        return flow, Updates(flow, shares, lanes.word, clip=clip)
+    keep_memory(lanes, False)
+    streams = StreamRounds(
+        parcels, scatter_order, lanes, num_params=num_params, wire=wire, pace=pace()
+    )
+    updates = StreamUpdates(streams, shares, lanes.scatter, clip=clip, num_params=num_params)
+    return streams, updates
+
+
+def keep_memory(lanes: Lanes, is_kept: bool) -> None:
+    """Say whether lanes keep memory of a GPU until they are done with it."""
+    for lane in (lanes.scatter, lanes.gather):
+        if isinstance(lane, NcclComm | PeerComm):
+            lane.keeps_memory = is_kept

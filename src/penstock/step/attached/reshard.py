@@ -30,6 +30,7 @@ from penstock.errors import PeerError, StateError
 from penstock.step.attached.blocks import Block
 from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.record import is_in_backward
+from penstock.step.attached.share import Share
 
 __all__ = ["AHEAD", "Rounds", "ordinary"]
 
@@ -51,6 +52,9 @@ class _Saved(NamedTuple):
 
 class Rounds(Flow):
     """A flow whose weights are gathered when they are used, and released after that."""
+
+    num_rooms_kept = 0
+    """Blocks whose gradients keep their memory a while after they were sent."""
 
     def __init__(
         self,
@@ -86,6 +90,10 @@ class Rounds(Flow):
         self.void: set[tuple[Parcel, int]] = set()
         """What of parameters, by number, was sent and then thrown away, on all ranks."""
 
+    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> Block:
+        """Return a block of a share's parcels and parameters."""
+        return Block(share, parcels, params, self.fetch)
+
     def begin(self, blocks: Sequence[Block], back: Sequence[Block]) -> None:
         """Take these blocks, in the orders of forward and backward; release all."""
         self.blocks = list(blocks)
@@ -102,6 +110,7 @@ class Rounds(Flow):
         for block in blocks:
             block.is_here = True
             block.release()
+            block.give_room_back()
         self._begin_round()
 
     # -- rounds ------------------------------------------------------------------------------
@@ -281,6 +290,11 @@ class Rounds(Flow):
             parcel.scattered.wait()
             parcel.grads.zero_()
         self._cleared.update(each for each in block.parcels if each.is_issued)
+
+    def is_scattered(self, block: Block, *, is_over: bool) -> bool:
+        """Whether nothing reads a block's gradients any more, of this step or of one before."""
+        handles = [parcel.scattered for parcel in block.parcels]
+        return all(handle is None or handle.is_done() for handle in handles)
 
     def is_cleared(self, block: Block) -> bool:
         """Whether gradients have come after some were sent."""

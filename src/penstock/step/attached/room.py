@@ -50,7 +50,7 @@ class Room:
         self.take: Take = partial(torch.zeros, device=device)
         self.is_shared = False
         self._stack = ExitStack()
-        if device.type == "cuda":
+        if may_share and device.type == "cuda":
             if isinstance(lanes.gather, PeerComm):
                 self._share_gpu(sizes_bytes, device)
         elif may_share and lanes.word.size > 1 and _is_one_host(lanes.word):

@@ -41,7 +41,7 @@ class SentGrads(Grads):
         """Thrown away after they were sent."""
         self._later: set[int] = set()
         """Come again after they were sent."""
-        self._with_room: dict[Block, None] = dict.fromkeys(flow.blocks)
+        self._with_room: dict[Block, None] = {}
         self._over: set[Block] = set()
         """With room for gradients of a step that is over."""
         self._gone = [gone(param) for param in params]
@@ -160,6 +160,8 @@ class SentGrads(Grads):
         super().clear()
         self._void.clear()
         self._later.clear()
+        # Also those with room for what other ranks have sent again.
+        self._with_room = {block: None for block in self._rounds.blocks if block.has_room}
         self._over.update(self._with_room)
         self._reap()
 
@@ -176,16 +178,20 @@ class SentGrads(Grads):
 
     def _reap(self) -> None:
         """Give memory back of what has been scattered."""
-        for block in list(self._with_room):
-            is_over = block in self._over
-            is_sent = all(parcel.is_issued for parcel in block.parcels)
-            if not is_over and (not is_sent or self._rounds.is_cleared(block)):
-                continue
-            handles = [parcel.scattered for parcel in block.parcels]
-            if not all(handle is None or handle.is_done() for handle in handles):
-                continue
-            if not any(self._is_changed(number) for number in block.numbers):
-                self._give_back(block)
+        over = [block for block in self._with_room if block in self._over]
+        sent = [block for block in self._with_room if block not in self._over]
+        sent = [block for block in sent if self._is_sent(block)]
+        spare = sent[: max(0, len(sent) - self._rounds.num_rooms_kept)]
+        for blocks, is_over in ((over, True), (spare, False)):
+            for block in blocks:
+                if self._rounds.is_scattered(block, is_over=is_over) and not any(
+                    self._is_changed(number) for number in block.numbers
+                ):
+                    self._give_back(block)
+
+    def _is_sent(self, block: Block) -> bool:
+        is_sent = all(parcel.is_issued for parcel in block.parcels)
+        return is_sent and not self._rounds.is_cleared(block)
 
     def _give_back(self, block: Block) -> None:
         for number in block.numbers:

@@ -45,7 +45,7 @@ class StreamFlow(Flow):
         self._device = self.parcels[0].whole.device
         self._updating = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._order = [self.parcels[number] for number in scatter_order]
-        self._num_sent = 0
+        self._num_sent = self._num_gathered = 0
         self._writers: dict[Parcel, set[torch.cuda.Stream]] = {p: set() for p in parcels}
         """Streams that have put gradients into a parcel that is not sent yet."""
         self._updated: dict[Parcel, torch.cuda.Event] = {}
@@ -129,22 +129,29 @@ class StreamFlow(Flow):
         """
         self.dirty.clear()
         self._has_waited.clear()
-        self._num_sent = num_gathered = 0
+        self._skipped = skipped
+        self._num_sent = self._num_gathered = 0
         for parcel in self._order:
             assert parcel.scattered is not None
             parcel.scattered.wait()
             update(parcel)
             self._updated[parcel] = self._updating.record_event()
             parcel.is_updated = True
-            while num_gathered < len(self.parcels) and self.parcels[num_gathered].is_updated:
-                self._gather(self.parcels[num_gathered], skipped)
-                num_gathered += 1
+            self._go_on_from(parcel)
         for parcel in self.parcels:
             parcel.settle()
 
-    def _gather(self, parcel: Parcel, skipped: set[int]) -> None:
+    def _go_on_from(self, parcel: Parcel) -> None:
+        """Gather what has its turn."""
+        while (
+            self._num_gathered < len(self.parcels) and self.parcels[self._num_gathered].is_updated
+        ):
+            self._gather(self.parcels[self._num_gathered])
+            self._num_gathered += 1
+
+    def _gather(self, parcel: Parcel) -> None:
         parcel.gathered = None
-        if not skipped.issuperset(parcel.params):
+        if not self._skipped.issuperset(parcel.params):
             lane = self._lanes.gather
             parcel.gathered = lane.all_gather(parcel.whole, parcel.mine, wire=self._wire)
 

@@ -33,7 +33,7 @@ def begin_rounds(
     for parcel, share in found:
         parcels.setdefault(share, []).append(parcel)
     blocks = [
-        Block(share, each, [params[number] for number in share.params], flow.fetch)
+        flow.block(share, each, [params[number] for number in share.params])
         for share, each in parcels.items()
     ]
     for block in blocks:

@@ -63,6 +63,8 @@ class NcclComm:
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
         self.sent_bytes = 0
+        self.keeps_memory = True
+        """Until the lane is done with it; not where the caller sees to it by events."""
         self._group = group
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -237,7 +239,7 @@ class NcclComm:
         with torch.cuda.stream(self._stream):
             if self.size > 1 or kind in ("", "reduce_scatter", "all_gather"):
                 call()
-        for tensor in tensors:
+        for tensor in tensors if self.keeps_memory else ():
             tensor.record_stream(self._stream)  # its memory is in use there until the end
         if kind:
             far = (self.rank - root) % self.size

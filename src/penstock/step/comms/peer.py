@@ -168,6 +168,8 @@ class PeerComm(ShmComm):
         waits: bool = False,
     ) -> None:
         self._peers, self._waits = arena, waits
+        self.keeps_memory = True
+        """Until the lane is done with it; not where the caller sees to it by events."""
         self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
         super().__init__(arena, axis=axis, stage_bytes=stage_bytes, patience_s=patience_s)
 
@@ -178,7 +180,7 @@ class PeerComm(ShmComm):
     def start(self, work: Callable[[], None], *tensors: Tensor | None) -> Task:
         """Run something in the lane and on its stream, after all that was called before."""
         assert not self._is_closed, f"the communicator of axis {self.axis!r} is closed"
-        for tensor in tensors:
+        for tensor in tensors if self.keeps_memory else ():
             if tensor is not None:
                 tensor.record_stream(self._stream)
         task = PeerTask(self._lane, work, self._stream)
