@@ -8,14 +8,19 @@ gradients and states are float32.
     one     one process: plain torch with its fused AdamW, and attached
     two     two processes on the GPU, which takes turns with them: each for itself, and attached
             over peer pointers (NCCL refuses two ranks on one GPU)
+    memory  the most that a step has allocated, each way in turn, with the host far ahead
+
+"sliced" is `attach(reshard=True)`: weights are whole while their modules run.
 
 A step is timed on the device, from event to event, over several steps; medians of rounds in which
 all ways take their turn. Two that are attached must have the same weights in the end, and those of
 one process that is attached must be those of plain torch.
 """
 
+import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -37,8 +42,9 @@ def made(name: str, size: int) -> tuple[nn.Module, Callable[[], None], Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     attached = None
     if name != "plain":
-        groups = ps.Groups(ps.mesh(dp=size), backend=name, shared="64MB")
-        attached = ps.attach(model, optimizer, groups)
+        over, *way = name.split()
+        groups = ps.Groups(ps.mesh(dp=size), backend=over, shared="64MB")
+        attached = ps.attach(model, optimizer, groups, reshard=way == ["sliced"])
     torch.manual_seed(1 + distributed.get_rank())
     x = torch.randn(BATCH, WIDTH, device="cuda")
 
@@ -69,38 +75,82 @@ def times(rank: int, size: int, names: list[str], rounds: int) -> dict[str, Any]
                     found[name].append(1e3 * (time.perf_counter() - begin) / STEPS)
     flat = {}
     for name, (model, _, attached) in ways.items():
-        if attached is not None:
-            attached.synchronize()
-        flat[name] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        with nullcontext() if attached is None else attached.whole():
+            flat[name] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     apart = {n: (flat[n] - flat[names[0]]).abs().max().item() for n in names}
     # Ranks of one model agree to the bit.
     sums = {n: flat[n].view(torch.int32).sum(dtype=torch.int64).item() for n in names}
     return {"ms": found, "apart": apart, "sums": sums}
 
 
+def peaks(rank: int, size: int, names: list[str]) -> dict[str, float]:
+    """Return the most memory that steps of each way have had allocated, in models of float32."""
+    found = {}
+    with torch.enable_grad():
+        for name in names:
+            before = torch.cuda.memory_allocated()
+            _, step, attached = made(name, size)
+            step()  # the first one is made with whole weights
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            for _ in range(STEPS):
+                step()
+            peak_bytes = torch.cuda.max_memory_allocated() - before
+            found[name] = peak_bytes / (4 * LAYERS * WIDTH * (WIDTH + 1))
+            if attached is not None:
+                attached.close()
+            torch.cuda.synchronize()
+            del step, attached
+            gc.collect()
+    return found
+
+
+WAYS = {
+    1: ["plain", "nccl", "nccl sliced", "peer", "peer sliced"],
+    2: ["plain", "peer", "peer sliced"],
+}
+"""By number of processes."""
+
+
+def _beside_plain(ms: dict[str, float]) -> str:
+    others = [
+        f"{n} {each:.2f} ms ({each / ms['plain']:.3f})" for n, each in ms.items() if n != "plain"
+    ]
+    return f"plain {ms['plain']:.2f} ms, attached over {', '.join(others)}"
+
+
 def one(report: Report) -> None:
-    (found,) = run_ranks("benchmarks.attach_gpu:times", 1, ["plain", "nccl", "peer"], report.rounds)
+    (found,) = run_ranks("benchmarks.attach_gpu:times", 1, WAYS[1], report.rounds)
     ms = {name: median(each) for name, each in found["ms"].items()}
     assert max(found["apart"].values()) < 1e-3, found["apart"]
     report.say(
-        f"one process, {LAYERS} layers of {WIDTH}²: plain {ms['plain']:.2f} ms, attached over NCCL "
-        f"{ms['nccl']:.2f} ms ({ms['nccl'] / ms['plain']:.3f}), over peer pointers "
-        f"{ms['peer']:.2f} ms ({ms['peer'] / ms['plain']:.3f}); weights within "
+        f"one process, {LAYERS} layers of {WIDTH}²: {_beside_plain(ms)}; weights within "
         f"{max(found['apart'].values()):.1e}",
         one=ms,
     )
 
 
 def two(report: Report) -> None:
-    found = run_ranks("benchmarks.attach_gpu:times", 2, ["plain", "peer"], report.rounds)
-    ms = {n: max(median(each["ms"][n]) for each in found) for n in ("plain", "peer")}
-    assert found[0]["sums"]["peer"] == found[1]["sums"]["peer"], "ranks have different weights"
+    found = run_ranks("benchmarks.attach_gpu:times", 2, WAYS[2], report.rounds)
+    ms = {n: max(median(each["ms"][n]) for each in found) for n in WAYS[2]}
+    for name in WAYS[2][1:]:
+        assert found[0]["sums"][name] == found[1]["sums"][name], "ranks have different weights"
     report.say(
-        f"two processes on one GPU: each for itself {ms['plain']:.2f} ms, attached "
-        f"{ms['peer']:.2f} ms ({ms['peer'] / ms['plain']:.3f}); same weights to the bit",
+        f"two processes on one GPU, each for itself: {_beside_plain(ms)}; same weights to the bit",
         two=ms,
     )
 
 
+def memory(report: Report) -> None:
+    for size, names in WAYS.items():
+        by_rank = run_ranks("benchmarks.attach_gpu:peaks", size, names)
+        found = {n: max(each[n] for each in by_rank) for n in names}
+        text = ", ".join(f"{name} {each:.2f}" for name, each in found.items())
+        report.say(
+            f"memory of a step, {size} processes, in models: {text}", **{f"memory{size}": found}
+        )
+
+
 if __name__ == "__main__":
-    ask(__doc__.splitlines()[0], {"one": one, "two": two}, rounds=10)
+    questions = {"one": one, "two": two, "memory": memory}
+    ask(__doc__.splitlines()[0], questions, rounds=10)

@@ -83,12 +83,13 @@ class Watch(TorchDispatchMode):
         self.races: list[str] = []
         self.num_seen = 0
         self._watched: dict[str, torch.Tensor] = {}
+        self._spans: dict[str, tuple[int, int]] = {}
         self._owners: dict[int, Stream] = {}
         """Of storages that were resized: the streams on which they have their memory."""
         self._before: dict[str, list[tuple[int, int, int, int, bool, str]]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        self._watched[name] = tensor
+        self._watched[name], self._spans[name] = tensor, _span(tensor)
         self._before[name] = []
 
     @contextmanager
@@ -112,13 +113,15 @@ class Watch(TorchDispatchMode):
         for name, tensor in self._watched.items():
             if tensor.untyped_storage()._cdata == storage._cdata:
                 if what == "taken":  # another memory than before, or in order with that
-                    self._before[name] = []
+                    self._before[name], self._spans[name] = [], _span(tensor)
                 with on(self._owners.setdefault(storage._cdata, current_stream())):
                     self.note(what, [], [tensor])
+                if what == "given back":
+                    self._spans[name] = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if not func.is_view and self._watched:
+        if not func.is_view and "empty" not in func.__name__ and self._watched:
             reads, writes = [], []
             for index, argument in enumerate(func._schema.arguments):
                 value = args[index] if index < len(args) else named.get(argument.name)
@@ -139,8 +142,7 @@ class Watch(TorchDispatchMode):
 
     def _touch(self, what: str, tensor: torch.Tensor, stream: Stream, is_write: bool) -> None:
         low, high = _span(tensor)
-        for name, watched in self._watched.items():
-            start, stop = _span(watched)
+        for name, (start, stop) in self._spans.items():
             if low >= stop or high <= start:
                 continue
             self.num_seen += 1
@@ -178,14 +180,18 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class Handle:
-    def __init__(self, stream: Stream) -> None:
-        self._event = stream.record_event()
+    """What a host begins at once, and what is there when someone waits."""
+
+    def __init__(self, stream: Stream, inner: Any) -> None:
+        self._event, self._inner = stream.record_event(), inner
 
     def wait(self) -> None:
         current_stream().wait_event(self._event)
+        with _disable_current_modes():
+            self._inner.wait()
 
     def then(self, work: Callable[[], None]) -> None:
-        work()
+        self._inner.then(work)
 
 
 class StreamComm:
@@ -220,5 +226,5 @@ class StreamComm:
         with on(self._stream):
             self._watch.note(name, reads, writes)
         with _disable_current_modes():
-            getattr(self._inner, name)(*tensors, **options).wait()
-        return Handle(self._stream)
+            inner = getattr(self._inner, name)(*tensors, **options)
+        return Handle(self._stream, inner)

@@ -10,6 +10,7 @@ All of it can be done on the host as well, over gloo, which shows that the check
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,10 +21,12 @@ from tests.step.attached.cases import BATCH, OPTIMIZERS, batches, mlp, weights
 from tests.step.ranks import RankError, run_ranks
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 
-from penstock.errors import OptionError
+from penstock.errors import OptionError, StateError
 from penstock.program.mesh import mesh
 from penstock.step.attached.attach import Attached, attach
+from penstock.step.attached.reshard import AHEAD
 from penstock.step.groups import Groups
 
 STEPS = 20
@@ -34,10 +37,10 @@ Data = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Place:
-    """A device, and what carries between ranks on it."""
+    """A device, what carries between ranks on it, and whether weights are kept in slices."""
 
-    def __init__(self, rank: int, size: int, over: str) -> None:
-        self.rank, self.size, self.over = rank, size, over
+    def __init__(self, rank: int, size: int, over: str, *, reshard: bool = False) -> None:
+        self.rank, self.size, self.over, self.reshard = rank, size, over, reshard
         self.device = torch.device("cpu")
         if over != "gloo":
             torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -88,6 +91,7 @@ def attached_to(
     place: Place, model: nn.Module, optimizer: Optimizer, **options: Any
 ) -> Iterator[Attached]:
     """Attach, by default over NCCL as users do; the attached one is closed at the end."""
+    options = {"reshard": place.reshard} | options
     if place.over == "nccl":
         with attach(model, optimizer, **options) as attached:
             yield attached
@@ -233,8 +237,8 @@ def odd(place: Place) -> list[str]:
         with attached_to(place, models[0], made[0], buckets=512) as attached:
             train(models[0], made[0], place.data(8))
             train(models[1], made[1], place.data(8, whole=True))
-            attached.synchronize()
-            of = [weights(model.to("cpu")) for model in copy.deepcopy(models)]
+            with attached.whole():
+                of = [weights(model.to("cpu")) for model in copy.deepcopy(models)]
             steps = [
                 [float(state["step"]) for _, state in sorted(each.state_dict()["state"].items())]
                 for each in made
@@ -330,6 +334,107 @@ def _busy(place: Place) -> Iterator[Callable[[], bool]]:
         torch.cuda.synchronize()
 
 
+# -- slices ------------------------------------------------------------------------------------
+
+
+def to_the_bit(place: Place) -> list[str]:
+    """Compare with attach without slices."""
+    wrong = []
+    for kind, options in (("nesterov", {}), ("adamw", {}), ("adam", {"dtype": torch.bfloat16})):
+        made = []
+        for reshard in (False, True):
+            model = place.model(torch.float32)
+            optimizer = OPTIMIZERS[kind](model.parameters())
+            ways = options | {"reshard": reshard, "buckets": 512}
+            with attached_to(place, model, optimizer, **ways):
+                train(model, optimizer, place.data(STEPS, dtype=torch.float32))
+                with torch.no_grad():
+                    model(next(place.data(1, dtype=torch.float32))[0])
+                made.append(weights(model))
+        if not torch.equal(*made):
+            wrong.append(f"{kind} {options}: other values than without slices")
+    return wrong
+
+
+class Again(nn.Module):
+    """A layer that is used twice, and some that a checkpoint computes once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.again = nn.Linear(7, 9), nn.Linear(9, 9)
+        self.inner = nn.Sequential(nn.Linear(9, 9), nn.ReLU(inplace=True), nn.Linear(9, 9))
+        self.more = nn.Sequential(*(nn.Linear(9, 9) for _ in range(4)))
+        self.out = nn.Linear(9, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.again(torch.tanh(self.into(x))))
+        x = checkpoint(self.inner, self.again(x), use_reentrant=False)
+        return self.out(checkpoint(self.more, x, use_reentrant=True))
+
+
+def uneven(place: Place) -> list[str]:
+    """Let ranks evaluate as often as they like, and change weights by hand."""
+    models = [Again().double().to(place.device) for _ in range(2)]
+    made = [OPTIMIZERS["adam"](model.parameters()) for model in models]
+    wrong = []
+    with attached_to(place, models[0], made[0], buckets=256) as attached:
+        for is_plain, (model, optimizer) in enumerate(zip(models, made, strict=True)):
+            data = list(place.data(6, whole=bool(is_plain)))
+            for number, (x, y) in enumerate(data):
+                optimizer.zero_grad()
+                for _ in range(1 + number % 2):  # the second comes after the first was sent
+                    (model(x) - y).square().mean().backward()
+                optimizer.step()
+                with torch.no_grad():
+                    for _ in range(place.rank + 1):
+                        model(x)
+                    with nullcontext() if is_plain or number != 3 else attached.whole():
+                        if number == 3:
+                            model.again.weight.mul_(0.5)
+        wrong += differs("uneven", weights(models[0]), weights(models[1]), 1e-10)
+        try:
+            models[0].out.weight.sum()
+        except StateError as error:
+            wrong += [] if "attached.whole()" in str(error) else [str(error)]
+        else:
+            wrong += ["weights that are away were read"] if place.reshard else []
+    return wrong
+
+
+def lean(place: Place) -> list[str]:
+    """Look at the peak of memory while the device is far behind its host."""
+    if place.device.type != "cuda":
+        return []
+    num_layers, width = 16, 1024
+    size_bytes, peaks = 4 * width * width, []
+    for reshard in (False, True):
+        torch.manual_seed(0)
+        layers = [nn.Linear(width, width, bias=False) for _ in range(num_layers)]
+        model = nn.Sequential(*layers).to(place.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.ones(2, width, device=place.device)
+        with attached_to(place, model, optimizer, buckets=size_bytes, reshard=reshard):
+            # What is there but for the model: lanes, and what they pass through.
+            before = torch.cuda.memory_allocated() - num_layers * size_bytes
+            for number in range(5):
+                if number == 2:
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                    torch.cuda._sleep(20 * NAP_CYCLES)
+                model(x).square().mean().backward()
+                optimizer.step()
+            peaks.append((torch.cuda.max_memory_allocated() - before) / size_bytes)
+        torch.cuda.synchronize()
+        del model, optimizer, layers
+        gc.collect()
+    # Slices and their sums; weights and gradients of a few layers; what backward makes.
+    most = 2 * num_layers / place.size + 2 * (AHEAD + 2) + 4
+    most = most if place.size == 1 else peaks[0]
+    is_lean = peaks[1] <= most
+    return [] if is_lean else [f"{peaks[1]:.1f} layers, {peaks[0]:.1f} without, at most {most}"]
+
+
 # -- refusals ----------------------------------------------------------------------------------
 
 
@@ -350,6 +455,9 @@ WORKS = {
     "values": (optimizers, norms, halves),
     "ways": (accumulated, saved, odd, refused),
     "order": (in_disorder, no_host_waits),
+    "sliced values": (optimizers, norms, halves, to_the_bit),
+    "sliced ways": (accumulated, saved, odd, uneven),
+    "sliced order": (in_disorder, no_host_waits, lean),
 }
 """By start of ranks."""
 PLACES = ((1, "nccl"), (1, "peer"), (2, "peer"), (3, "peer"))
@@ -357,7 +465,7 @@ PLACES = ((1, "nccl"), (1, "peer"), (2, "peer"), (3, "peer"))
 
 def work(rank: int, size: int, over: str, name: str) -> list[str]:
     """Do what belongs together, on one start of ranks."""
-    place = Place(rank, size, over)
+    place = Place(rank, size, over, reshard=name.startswith("sliced"))
     return [f"{each.__name__}: {wrong}" for each in WORKS[name] for wrong in each(place)]
 
 

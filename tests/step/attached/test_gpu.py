@@ -16,5 +16,6 @@ def test_an_attached_model_on_a_gpu_trains_as_a_plain_one(size: int, over: str, 
     assert run_ranks(work, size, over, name) == [[]] * size
 
 
-def test_the_checks_for_gpus_hold_on_the_host() -> None:
-    assert run_ranks(work, 2, "gloo", "ways") == [[]] * 2
+@pytest.mark.parametrize("name", ["ways", "sliced ways"])
+def test_the_checks_for_gpus_hold_on_the_host(name: str) -> None:
+    assert run_ranks(work, 2, "gloo", name) == [[]] * 2
