@@ -92,10 +92,11 @@ def measured(rank: int, size: int) -> dict[str, Any]:
     def look(*_: Any) -> None:
         seen.append(sizes_of(model))
 
-    def step() -> int:
+    def step(is_cast: bool = False) -> int:
         before = attached.sent_bytes
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            model(x).square().mean().backward()
         optimizer.step()
         attached.synchronize()
         return attached.sent_bytes - before
@@ -115,10 +116,15 @@ def measured(rank: int, size: int) -> dict[str, Any]:
     idle = sizes_of(model)
     flow: Any = attached._flow
     idle += [block.grads.nbytes() for block in flow.blocks]
+    model = deep()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    attached = attach(model, optimizer, buckets=4 * WIDTH * WIDTH, reshard=True)
+    cast = [step(is_cast=True) for _ in range(4)][-1]
     whole = 4 * sum(param.numel() for param in model.parameters())
     share = sum(each.masters.nbytes for each in attached._shares)
     return {
         "sent": sent[-2:],
+        "cast": cast,
         "peak": peak,
         "runs": runs,
         "idle": idle,
@@ -135,6 +141,8 @@ def test_a_step_sends_the_model_one_and_a_half_times_and_keeps_a_few_layers() ->
         for sent in found["sent"]:
             assert sent <= 1.5 * whole * 1.01
             assert sent == pytest.approx((1 + again) * whole, rel=0.05)
+        # Backward reads what was cast, and no weight: one gather of each.
+        assert found["cast"] == pytest.approx(whole, rel=0.05)
         assert found["peak"] <= AHEAD + 2 < LAYERS
         assert all(found["runs"]), "a layer ran without memory"
         assert found["idle"] == [0] * 2 * LAYERS, "weights or gradients have memory"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.step.attached.cases import OPTIMIZERS, assert_same, attach, batches, weights
 from tests.step.attached.fake_streams import Stream, Watch, current_stream, on
-from tests.step.attached.test_reshard import LAYERS, WIDTH, Again, deep, sizes_of
+from tests.step.attached.test_reshard import LAYERS, WIDTH, deep, sizes_of
 from tests.step.attached.test_streams import expected, on_streams, trained
 from tests.step.ranks import run_ranks
 from torch import nn
@@ -46,16 +46,28 @@ def all_trained(rank: int, size: int) -> dict[str, tuple[torch.Tensor, list[str]
     return made
 
 
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.again, self.out = nn.Linear(7, 9), nn.Linear(9, 9), nn.Linear(9, 5)
+        self.more = nn.Sequential(*(nn.Linear(9, 9) for _ in range(5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.again(torch.tanh(self.into(x))))
+        return self.out(self.again(self.more(x)))
+
+
 def uneven(rank: int, size: int, is_attached: bool = True) -> torch.Tensor:
-    """Have checkpoints, a gradient that comes after one was sent, and a rank that looks more."""
-    model = Again().double()
+    """Use a layer twice, have gradients come after some were sent, and a rank look more often."""
+    model = Twice().double()
     optimizer = OPTIMIZERS["adam"](model.parameters())
     if is_attached:
         attach(model, optimizer, buckets=256, reshard=True)
     for number, (x, y) in enumerate(batches(3, rank, size)):
         optimizer.zero_grad()
         for _ in range(1 + number % 2):
-            ((model(x) - y).square().mean() + model.aside).backward()
+            (model(x) - y).square().mean().backward()
         optimizer.step()
         with torch.no_grad():
             for _ in range(rank):

@@ -80,6 +80,8 @@ class Rounds(Flow):
         self._at_first = self._at_again = 0
         self._want_first = self._want_again = 0
         self._wish = _DONE
+        self._was_back = False
+        """Whether this rank has run any backward with weights in slices."""
         self._word = torch.zeros(1)
         self._asked: Any = None
         self._running: list[nn.Module] = []
@@ -203,13 +205,13 @@ class Rounds(Flow):
     def _ask(self, wish: int, meeting: str | None = None) -> None:
         """Say what this rank wants of the round; what all want is known some time later."""
         self._wish = wish
-        self._word = torch.zeros(1 + len(MEETINGS) + len(self.blocks))
+        self._word = torch.zeros(1 + len(MEETINGS) + len(self.blocks) + 1)
         self._word[0] = wish
         if meeting is not None:
             self._word[1 + MEETINGS.index(meeting)] = 1
         if meeting == "step":
             needed = [float(each.was_needed_back) for each in self.blocks]
-            self._word[1 + len(MEETINGS) :] = torch.tensor(needed)
+            self._word[1 + len(MEETINGS) :] = torch.tensor([*needed, float(self._was_back)])
         self._asked = self._lanes.word.all_reduce(self._word, op="max")
 
     def _end_round(self) -> None:
@@ -239,8 +241,8 @@ class Rounds(Flow):
         if meeting == "step":
             self._running.clear()  # of a forward that an interrupt has left
             self._unwatch_saved()
-            needed = said[len(MEETINGS) :]
-            if any(needed):
+            *needed, was_back = said[len(MEETINGS) :]
+            if was_back:  # and read none of them, it may be, as under autocast
                 self._again = [each for each in self._back if needed[each.number]]
             for block in self.blocks:
                 if block.is_here:
@@ -376,6 +378,7 @@ class Rounds(Flow):
 
     def graded(self, number: int) -> None:
         """Take note of a gradient: where all of a block have come its weights are read no more."""
+        self._was_back = True
         block = self.block_of[number]
         block.ungraded.discard(number)
         if not block.ungraded:
