@@ -54,6 +54,8 @@ _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.M)
 _MEASURED = re.compile(r"\d[\d.,]* (ns|us|ms|s|[kMGT]?B/s)(?![\w/])")
+_PROGRESS = re.compile(r"^[a-z]+: [\d,]+ of [\d,]+ .*\n", re.M)
+"""What a command says every ten seconds, if it takes that long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,8 @@ def check_transcript(block: Block, page: Path, folder: Path) -> None:
             text=True,
             check=False,
         )
-        printed = (answer.stdout + answer.stderr).replace(str(folder), HOME)
+        said = _PROGRESS.sub("", answer.stderr)
+        printed = (answer.stdout + said).replace(str(folder), HOME)
         if _steady(printed) != _steady(expected):
             difference = difflib.unified_diff(
                 expected.splitlines(), printed.splitlines(), "page", "printed", lineterm=""
