@@ -198,6 +198,24 @@ def test_a_length_that_nobody_said_is_refused() -> None:
         adam.on(mesh(dp=2))
 
 
+def test_lengths_are_of_dimensions_that_there_are() -> None:
+    with pytest.raises(ProgramError, match=r"adam has no dimension 'k'; it has n$"):
+        adam.on(mesh(dp=2), n=4, k=3)
+    for length in (-1, 2.5, "4"):
+        with pytest.raises(ProgramError, match=r"adam.on\(n=.*: a length is a whole number"):
+            adam.on(mesh(dp=2), n=length)
+    assert adam.on(mesh(dp=2), n=np.int64(4)).digest == adam.on(mesh(dp=2), n=4).digest
+    with pytest.raises(ProgramError, match="adam is put on a mesh, not on 2"):
+        adam.on(2, n=4)
+
+    @program
+    def loads():
+        return load("images", S(0)["batch", 3])
+
+    with pytest.raises(ProgramError, match="loads has no dimension 'n'; it has batch"):
+        loads.on(mesh(dp=2), batch=4, n=3)
+
+
 def test_a_slice_along_no_dimension_is_refused() -> None:
     @program
     def wrong(x: S(1)["n"]):

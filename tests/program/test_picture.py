@@ -54,6 +54,23 @@ def test_names_are_text_and_not_markup() -> None:
     assert "<b>" not in svg
 
 
+def test_numbers_stand_beside_a_name_of_any_length() -> None:
+    timeline = _pair()[0][0].timeline
+    names = ("short", "in chunks, overlapped", "word " * 20)
+    svg = picture_svg([Picture(name=name, timeline=timeline) for name in names], "lanes")
+    texts = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    heads = [text for text in texts if text.find("*[@class='name']") is not None]
+    shown = [[span.text for span in head if "class" in span.attrib] for head in heads]
+    assert [name for name, _ in shown][:2] == list(names[:2])
+    assert all("a step" in numbers for _, numbers in shown)
+    # In their column where the name leaves room, and after it where it does not.
+    spots = [head[-1].attrib for head in heads]
+    assert ["x" in spot for spot in spots] == [True, False, False]
+    assert ["dx" in spot for spot in spots] == [False, True, True]
+    assert len(shown[2][0]) < 45
+    assert heads[2][0].text == names[2]
+
+
 def test_documents_need_nothing_from_elsewhere_and_know_the_dark() -> None:
     pictures, said = _pair()
     page = picture_html(pictures, "lanes", said)

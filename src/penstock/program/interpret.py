@@ -20,7 +20,7 @@ from penstock.program.contract import contracted
 from penstock.program.mesh import Mesh
 from penstock.program.moves import moved
 from penstock.program.nodes import Node, Program, Region
-from penstock.program.ops import OPS, Array, Place
+from penstock.program.ops import OPS, Array, Place, computed, is_pointwise
 from penstock.program.rings import run_ring
 from penstock.program.types import Type
 
@@ -331,8 +331,11 @@ def _evaluated(node: Node, args: list[Array], place: Place) -> Array:
         ones = tuple(1 if d in dims else n for d, n in enumerate(shape))
         return np.broadcast_to(args[0].reshape(ones), shape)
     assert op.compute is not None, node.op
-    with np.errstate(all="ignore"):
-        out = np.asarray(op.compute(args, attrs, place))
+    if is_pointwise(node.op) and not node.type.shape:
+        out = np.asarray(computed(node.op, args, attrs, node.type.dtype))
+    else:
+        with np.errstate(all="ignore"):
+            out = np.asarray(op.compute(args, attrs, place))
     if node.op == "cast" and not node.type.is_float:
         out = out.astype(_dtype(node.type))
     assert out.shape == shape, f"{node}: {out.shape} {shape}"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Template:
 
     def on(self, mesh: Mesh, **sizes: int) -> Program:
         """Return the program for a mesh, with the lengths of its dimensions."""
+        sizes = _checked_sizes(self.name, mesh, sizes)
         axis = self.axis or (mesh.names[0] if len(mesh.axes) == 1 else None)
         tracer = Tracer(mesh, axis)
         params = inspect.signature(self.function, eval_str=True).parameters.values()
@@ -67,6 +69,11 @@ class Template:
             returned = self.function(*values)
         finally:
             _WRITTEN.reset(token)
+        if unknown := [dim for dim in sizes if dim not in tracer.dims]:
+            raise ProgramError(
+                f"{self.name} has no dimension {unknown[0]!r}; it has "
+                f"{', '.join(sorted(tracer.dims)) or 'none by name'}"
+            )
         return Program(
             name=self.name,
             mesh=mesh,
@@ -84,6 +91,23 @@ def _writing(what: str) -> tuple[Tracer, dict[str, int]]:
         return _WRITTEN.get()
     except LookupError:
         raise ProgramError(f"{what} outside of a program; it belongs into a @program") from None
+
+
+def _checked_sizes(name: str, mesh: Mesh, sizes: dict[str, Any]) -> dict[str, int]:
+    """Return lengths of dimensions as whole numbers, or say which one is none."""
+    if not isinstance(mesh, Mesh):
+        raise ProgramError(
+            f"{name} is put on a mesh, not on {mesh!r}; write {name}.on(mesh(dp=2), ...)"
+        )
+    out = {}
+    for dim, length in sizes.items():
+        try:
+            out[dim] = operator.index(length)
+        except TypeError:
+            out[dim] = -1
+        if out[dim] < 0:
+            raise ProgramError(f"{name}.on({dim}={length!r}): a length is a whole number from 0 on")
+    return out
 
 
 def _parameter(
@@ -110,6 +134,8 @@ def _type_of(tracer: Tracer, what: str, said: Annotation, sizes: dict[str, int])
                 f"{what} has a dimension {dim!r} and nobody said how long it is; "
                 f"write .on(mesh, {dim}=...)"
             )
+        if isinstance(dim, str):
+            tracer.dims.add(dim)
         shape.append(sizes[dim] if isinstance(dim, str) else dim)
     layouts = []
     for layout in said.layouts:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from penstock.program.random import draws, threshold
 
-__all__ = ["MOVES", "OPS", "Array", "Op", "Place", "is_move", "is_pointwise"]
+__all__ = ["MOVES", "OPS", "Array", "Op", "Place", "computed", "is_move", "is_pointwise"]
 
 Array = npt.NDArray[Any]
 Attrs = dict[str, Any]
@@ -207,6 +207,18 @@ def _others() -> list[Op]:
 OPS: dict[str, Op] = {op.name: op for op in [*_pointwise(), *_others()]}
 
 MOVES = tuple(op.name for op in OPS.values() if op.kind == "move")
+
+
+def computed(op: str, args: Sequence[Any], attrs: Attrs, dtype: str) -> Array:
+    """Return what an operation makes of numbers; in floats, where its result is one.
+
+    Whole numbers may be given where the program has floats, and would run over: `2**t`.
+    """
+    compute = OPS[op].compute
+    assert compute is not None
+    kind = np.float64 if dtype == "f64" and op != "dropout" else None
+    with np.errstate(all="ignore"):
+        return compute([np.asarray(arg, kind) for arg in args], attrs, Place((), ()))
 
 
 def is_pointwise(op: str) -> bool:

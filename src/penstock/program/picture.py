@@ -24,6 +24,10 @@ __all__ = ["Picture", "perfetto_json", "picture_html", "picture_svg"]
 
 _WIDTH, _LEFT, _RIGHT = 920, 128, 24
 _ROW, _GAP = 26, 7
+_NAME_CHARS, _LANE_CHARS = 40, 17
+"""What is longer is cut here, and whole where the mouse is."""
+_BOLD, _PLAIN = 7.4, 6.3
+"""How wide a letter is, at most and about."""
 _NARROW = 0.35
 """Spans of one kind that stand together and are narrower than this many pixels become one."""
 _KINDS = {
@@ -79,8 +83,8 @@ def picture_svg(pictures: Sequence[Picture], title: str) -> str:
         y += _panel_height(picture)
     out += _axis(y, longest_s, scale)
     kinds = dict.fromkeys(_kind(s) for p in pictures for s in p.timeline.shown)
-    out += _legend(y + 34, list(kinds), any(map(_has_ahead, pictures)))
-    return _document(out, y + 60, title)
+    legend, bottom = _legend(y + 34, list(kinds), any(map(_has_ahead, pictures)))
+    return _document(out + legend, bottom + 26, title)
 
 
 def _panel_height(picture: Picture) -> float:
@@ -90,14 +94,11 @@ def _panel_height(picture: Picture) -> float:
 def _panel(picture: Picture, top: float, scale: float) -> list[str]:
     timeline = picture.timeline
     start_s, end_s = timeline.window
-    out = [
-        _text(20, top + 16, picture.name, "name"),
-        _text(_LEFT, top + 16, _says(timeline), "dim"),
-    ]
+    out = [_heading(picture, top + 16)]
     y = top + 28
     right = _LEFT + (end_s - start_s) * scale
     for lane in _sorted_lanes(timeline.plan.lanes):
-        out.append(_text(_LEFT - 10, y + 17, lane, "dim", "end"))
+        out.append(_text(_LEFT - 10, y + 17, lane, "dim", "end", most=_LANE_CHARS))
         out.append(
             f'<rect class="row" x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" '
             f'height="{_ROW}" rx="3"/>'
@@ -109,6 +110,30 @@ def _panel(picture: Picture, top: float, scale: float) -> list[str]:
         f'<line class="end" x1="{right:.1f}" x2="{right:.1f}" y1="{top + 24}" y2="{y - _GAP + 3}"/>'
     )
     return out
+
+
+def _heading(picture: Picture, y: float) -> str:
+    """Return a name and its numbers, above the lanes or where a long name ends."""
+    name = _cut(picture.name, _NAME_CHARS)
+    place = f'x="{_LEFT}"' if 20 + _BOLD * len(name) < _LEFT else 'dx="14"'
+    return (
+        f'<text x="20" y="{y:.1f}">{_hint(picture.name, name)}<tspan class="name">{escape(name)}'
+        f'</tspan><tspan class="dim" {place}>{escape(_says(picture.timeline))}</tspan></text>'
+    )
+
+
+def _cut(words: str, most: int) -> str:
+    """Return words of so many letters at most; what is left out is in the middle.
+
+    >>> _cut("net:data_parallel:gather", 11)
+    'net:d…ather'
+    """
+    half = (most - 1) // 2
+    return words if len(words) <= most else f"{words[:half]}…{words[-half:]}"
+
+
+def _hint(words: str, shown: str) -> str:
+    return "" if words == shown else f"<title>{escape(words)}</title>"
 
 
 def _sorted_lanes(lanes: Sequence[str]) -> list[str]:
@@ -173,7 +198,7 @@ def _rect(run: list[Span], y: float, start_s: float, end_s: float, scale: float)
         f"<title>{escape(_hover(run))}</title></rect>"
     )
     label = span.task.name if len(run) == 1 else ""
-    if len(label) * 6.3 + 8 > wide:
+    if len(label) * _PLAIN + 8 > wide:
         return rect
     return rect + _text(left + 5, y + 17, label, "in")
 
@@ -213,23 +238,30 @@ def _nice(value: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if m * power >= value * (1 - 1e-9))
 
 
-def _legend(y: float, kinds: Sequence[str], has_ahead: bool) -> list[str]:
+def _legend(y: float, kinds: Sequence[str], has_ahead: bool) -> tuple[list[str], float]:
+    """Return what colours mean, in as many lines as it needs, and where the last one is."""
     out, x = [], float(_LEFT)
     shown = [(f"k-{kind}", _KINDS[kind][0]) for kind in _KINDS if kind in kinds]
     if has_ahead:
         shown.append(("k-move ahead", "for the next step"))
     for css, words in shown:
+        wide = 20 + _PLAIN * len(words)
+        if x + wide > _WIDTH - _RIGHT and x > _LEFT:
+            x, y = float(_LEFT), y + 18
         out.append(f'<rect class="{css}" x="{x}" y="{y - 10}" width="14" height="12" rx="2"/>')
         out.append(_text(x + 20, y, words, "dim"))
-        x += 44 + 6.3 * len(words)
-    return out
+        x += 24 + wide
+    return out, y
 
 
-def _text(x: float, y: float, words: str, css: str = "", anchor: str = "start") -> str:
+def _text(
+    x: float, y: float, words: str, css: str = "", anchor: str = "start", *, most: int = 10_000
+) -> str:
     where = f'x="{x:.1f}" y="{y:.1f}"'
     kind = f' class="{css}"' if css else ""
     turned = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f"<text {where}{kind}{turned}>{escape(words)}</text>"
+    shown = _cut(words, most)
+    return f"<text {where}{kind}{turned}>{_hint(words, shown)}{escape(shown)}</text>"
 
 
 def _document(parts: Sequence[str], height: float, title: str) -> str:

@@ -39,6 +39,8 @@ class Tracer:
         self.nodes: dict[str, Node] = {}
         self.functions: dict[str, Any] = {}
         """What is known of the functions that it calls (`calls`), by name."""
+        self.dims: set[str] = set()
+        """Names of dimensions that it has."""
         self._numbers: dict[str, int] = {}
 
     def add(self, op: str, inputs: list[Value], attrs: dict[str, Attr], name: str = "") -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.errors import ProgramError
 from penstock.program.infer import infer
 from penstock.program.nodes import Node, Program, Region
+from penstock.program.ways import misfit
 
 __all__ = ["verified"]
 
@@ -12,8 +13,9 @@ __all__ = ["verified"]
 def verified(program: Program, before: Program | None = None) -> Program:
     """Return a program, if it is sound; and if it still computes what one before it did.
 
-    Every value is made once and before it is read, has the type that its operation gives it, and
-    regions can be carried out in one go. What the user gets out has its shape and its layouts.
+    Every value is made once and before it is read, has the type that its operation gives it, moves
+    can go as is said of them, and regions can be carried out in one go. What the user gets out has
+    its shape and its layouts.
     """
     made: set[str] = set()
     for node in program.nodes:
@@ -39,6 +41,8 @@ def _check_node(program: Program, node: Node, made: set[str]) -> None:
     found = infer(node.op, types, dict(node.attrs), program.mesh)
     if found != node.type:
         raise ProgramError(f"{node.name} is said to be {node.type} and is {found}")
+    if wrong := misfit(node):
+        raise ProgramError(wrong)
 
 
 def _check_region(program: Program, region: Region) -> None:
@@ -52,6 +56,26 @@ def _check_region(program: Program, region: Region) -> None:
             f"region {region.name} needs {between[0]}, which needs the region itself; "
             "take it in, or leave out what it depends on"
         )
+    _check_way(program, region)
+
+
+def _check_way(program: Program, region: Region) -> None:
+    """Refuse what is said of some moves of a region, where all of them go in one way."""
+    nodes = [program[name] for name in region.nodes]
+    for key in ("wire", "algo") if region.kind == "bucket" else ():
+        said = {node.attr(key): node.name for node in nodes}
+        if len(said) > 1:
+            (one, first), (other, second) = list(said.items())[:2]
+            raise ProgramError(
+                f"bucket {region.name} has {first} with {key} {one!r} and {second} with {other!r}; "
+                "what goes as one goes in one way"
+            )
+    for node in nodes if region.kind == "ring" else ():
+        if node.attr("wire") is not None:
+            raise ProgramError(
+                f"ring {region.name} passes {node.name} on as it is, not as {node.attr('wire')}; "
+                f"wire({node.name!r}, dtype=None) first, or leave the ring out"
+            )
 
 
 def left_between(program: Program, nodes: tuple[str, ...]) -> list[str]:

@@ -26,7 +26,7 @@ from penstock.program.check import check_plan
 from penstock.program.loads import LOAD_LANES, STAGES, staged, stages_of
 from penstock.program.lower import host_nodes, lower
 from penstock.program.nodes import Node, Program
-from penstock.program.ops import OPS, Place
+from penstock.program.ops import computed
 from penstock.program.plan import Plan, Task
 from penstock.program.timeline import Span, Timeline
 from penstock.step.bucketing import bucket_of
@@ -36,7 +36,9 @@ from penstock.step.computing import prepared
 from penstock.step.dtensor import local_of
 from penstock.step.dtypes import torch_dtype
 from penstock.step.early import Early, early_tasks, with_early
+from penstock.step.given import article, no_program, no_tensor, number_of
 from penstock.step.groups import Groups
+from penstock.step.kernels.regions import check_backend
 from penstock.step.lanes import Begun, Carrier, Iteration, Lived
 from penstock.step.loads.sources import Landing, Source, check_apart, field_of, stages_offered
 from penstock.step.memory import Memory
@@ -64,7 +66,7 @@ def compile(
     Args:
         program: on the mesh of the groups.
         groups: the communication of this rank.
-        backend: what fused regions become: auto, compile, tiled, eager, triton.
+        backend: what fused regions become: auto, native, compile, tiled, eager, triton.
         calls: the user's functions by name.
         sources: what is loaded, by name: anything that yields batches, such as a Loader.
         donate: inputs whose memory may be written over, such as gradients.
@@ -83,6 +85,8 @@ def planned(
     device: torch.device,
 ) -> Plan:
     """Return the plan of a program whose loads have the stages of their sources."""
+    if not isinstance(program, Program):
+        raise ProgramError(no_program(program))
     check_apart(sources)
     stages = {name: stages_offered(of, device) for name, of in sources.items()}
     return lower(staged(program, stages), donate=donate)
@@ -101,6 +105,12 @@ class Step:
         sources: Mapping[str, Iterable[Any]],
         device: torch.device,
     ) -> None:
+        if not isinstance(groups, Groups):
+            raise ProgramError(
+                f"a program is compiled for Groups, not for {article(groups)}; write `with "
+                "Groups(program.mesh) as groups:` and give those"
+            )
+        check_backend(backend)
         check_plan(plan)
         self.plan = plan
         self.program = plan.program
@@ -109,7 +119,7 @@ class Step:
                 f"program {self.program.name} is on the mesh {self.program.mesh}, the groups are "
                 f"on {groups.mesh}"
             )
-        self._groups = groups
+        self._groups, self._groups_closed = groups, groups.num_closed
         self._agree()
         self._rank = groups.rank
         self._device = device
@@ -121,6 +131,9 @@ class Step:
             for name, of in sources.items()
         }
         self._scalars: dict[str, float | int] = {}
+        self._inputs, self._defaults = self.program.inputs, dict(self.program.defaults)
+        self._held: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        """What this rank has of a value: shape and element type, once somebody asked."""
         self._io = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-io")
         # Apart from the tasks of the lane, which wait for what was stored before.
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-store")
@@ -201,6 +214,11 @@ class Step:
         if self._is_closed:
             raise ProgramError(
                 f"the step of {self.program.name} is closed; compile the program again"
+            )
+        if self._groups.num_closed != self._groups_closed:
+            raise ProgramError(
+                f"the Groups of the step of {self.program.name} are closed; call it inside their "
+                "`with`, or open others and compile the program again, on all ranks"
             )
         if self._is_broken:
             raise ProgramError(
@@ -299,13 +317,12 @@ class Step:
 
     def _take(self, given: dict[str, Any]) -> None:
         scalars: dict[str, float | int] = {}
-        defaults = dict(self.program.defaults)
-        for node in self.program.inputs:
-            value = given.pop(node.name, defaults.get(node.name))
+        for node in self._inputs:
+            value = given.pop(node.name, self._defaults.get(node.name))
             if value is None:
                 raise ProgramError(f"program {self.program.name} needs {node.name} ({node.type})")
             if node.op == "scalar":
-                scalars[node.name] = value.item() if isinstance(value, torch.Tensor) else value
+                scalars[node.name] = number_of(node, value)
             else:
                 self._memory.give(node.name, self._checked(node, value))
         if given:
@@ -317,11 +334,17 @@ class Step:
 
     def _checked(self, node: Node, value: Any) -> torch.Tensor:
         value = local_of(value, node.type, self.program.mesh, node.name)
-        shape = node.type.local_shape(self.program.mesh, self._rank)
-        dtype = torch_dtype(node.type.dtype)
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
-            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ProgramError(f"{node.name} on rank {self._rank} is {got}, should be {shape}")
+        held = self._held.get(node.name)
+        if held is None:
+            shape = node.type.local_shape(self.program.mesh, self._rank)
+            held = self._held[node.name] = shape, torch_dtype(node.type.dtype)
+        shape, dtype = held
+        if not isinstance(value, torch.Tensor):
+            raise ProgramError(no_tensor(f"{node.name} on rank {self._rank}", value, shape))
+        if tuple(value.shape) != shape:
+            raise ProgramError(
+                f"{node.name} on rank {self._rank} is {tuple(value.shape)}, should be {shape}"
+            )
         if value.dtype != dtype:
             raise ProgramError(f"{node.name} is {value.dtype}, program has {dtype}")
         if value.device != self._device:
@@ -332,14 +355,12 @@ class Step:
         return value.detach()
 
     def _number(self, node: Node, known: Mapping[str, float | int]) -> float | int:
-        compute = OPS[node.op].compute
-        assert compute is not None
         args = [
             self.program[name].attr("value") if name not in known else known[name]
             for name in node.inputs
         ]
-        out = compute([_array(arg) for arg in args], dict(node.attrs), Place((), ()))
-        number: float | int = out.item()
+        made = computed(node.op, args, dict(node.attrs), node.type.dtype)
+        number: float | int = made.item()
         return number
 
     def _output(self, name: str) -> torch.Tensor:
@@ -517,9 +538,3 @@ def whole_device(device: torch.device | str) -> torch.device:
 
 def _begin(move: Move) -> Callable[[], Begun]:
     return lambda: Begun(handle=move.issue(), finish=move.finish)
-
-
-def _array(number: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(number)

@@ -76,15 +76,14 @@ class Groups:
         self._arenas: dict[str, Arena | PeerArena] = {}
         self._comms: dict[tuple[str, str], Comm] = {}
         self._groups: list[distributed.ProcessGroup] = []
+        self.num_closed = 0
+        """How often they were closed: what was made before that is gone."""
 
     def __enter__(self) -> Self:
         has_group = distributed.is_available() and distributed.is_initialized()
         num_ranks = distributed.get_world_size() if has_group else 1
         if num_ranks != self.mesh.num_ranks:
-            raise OptionError(
-                f"the mesh {self.mesh} has {self.mesh.num_ranks} ranks, torch's default group has "
-                f"{num_ranks}; start as many processes, or call init_process_group first"
-            )
+            raise OptionError(self._other_ranks(num_ranks if has_group else None))
         return self
 
     def __exit__(
@@ -94,6 +93,18 @@ class Groups:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _other_ranks(self, num_ranks: int | None) -> str:
+        said = f"the mesh {self.mesh} has {self.mesh.num_ranks} ranks"
+        if num_ranks is None:
+            return (
+                f"{said}, and there is no group of processes; start as many, with torchrun say, "
+                "and call torch.distributed.init_process_group first"
+            )
+        return (
+            f"{said}, torch's default group has {num_ranks}; make a mesh of {num_ranks} ranks, or "
+            f"start {self.mesh.num_ranks} processes"
+        )
 
     @property
     def rank(self) -> int:
@@ -134,6 +145,7 @@ class Groups:
 
     def close(self) -> None:
         """Complete what is under way and let the groups go."""
+        self.num_closed += 1
         comms, self._comms = list(self._comms.values()), {}
         for comm in comms:
             comm.close()

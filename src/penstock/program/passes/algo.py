@@ -10,14 +10,11 @@ way than its own, there is nothing to choose.
 from __future__ import annotations
 
 from penstock.errors import ProgramError
-from penstock.program.layouts import DTYPES
-from penstock.program.nodes import Node, Program
+from penstock.program.nodes import Program
+from penstock.program.passes.regions import with_buckets
+from penstock.program.ways import ALGOS, COLLECTIVES, can_do, why_not
 
 __all__ = ["ALGOS", "algo", "can_do"]
-
-ALGOS = ("direct", "ring", "native")
-_OPS = ("all_reduce", "reduce_scatter", "all_gather")
-_NATIVE = ("f32", "f64", "i32", "i64")
 
 
 def algo(program: Program, *names: str, way: str | None) -> Program:
@@ -29,7 +26,7 @@ def algo(program: Program, *names: str, way: str | None) -> Program:
         chosen = {name for name in chosen if way is None or can_do(program[name], way)}
     for name in sorted(chosen):
         if way is not None and not can_do(program[name], way):
-            raise ProgramError(f"algo {way!r} of {name} ({program[name].op}): {_why_not(way)}")
+            raise ProgramError(f"algo {way!r} of {name} ({program[name].op}): {why_not(way)}")
     if not chosen:
         raise ProgramError(f"algo {way!r}: program {program.name} has no collective that goes so")
     return program.with_nodes(
@@ -37,34 +34,16 @@ def algo(program: Program, *names: str, way: str | None) -> Program:
     )
 
 
-def can_do(node: Node, way: str) -> bool:
-    """Whether a collective can go a way without other values than it has."""
-    sent = node.attr("wire") or node.type.dtype
-    is_sum = node.op != "all_gather"
-    if way == "native":
-        return node.op == "all_reduce" and sent in _NATIVE and sent == node.type.dtype
-    is_rounded = DTYPES[sent].is_float and DTYPES[sent].size_bytes < 4
-    return way == "direct" or not (is_sum and is_rounded)
-
-
-def _why_not(way: str) -> str:
-    if way == "native":
-        return f"the library has its own for all_reduce of {', '.join(_NATIVE)} only; use direct"
-    return "a ring would round sums on each rank; use direct"
-
-
 def _meant(program: Program, names: tuple[str, ...]) -> set[str]:
     """Return the collectives that are meant, with those that go with them in a bucket."""
-    all_of_them = [node for node in program.nodes if node.op in _OPS]
-    chosen = {program.find(name, *_OPS).name for name in names}
+    chosen = with_buckets(program, {program.find(name, *COLLECTIVES).name for name in names})
     for region in program.regions:
         inside = chosen & set(region.nodes)
-        if region.kind == "bucket" and inside:
-            chosen |= set(region.nodes)
         if region.kind == "ring" and inside:
             raise ProgramError(
                 f"algo of {min(inside)}, which goes round with its product in region "
                 f"{region.name} already; leave it out"
             )
     apart = {n for r in program.regions if r.kind == "ring" for n in r.nodes}
-    return chosen if names else {node.name for node in all_of_them} - apart
+    all_of_them = {node.name for node in program.nodes if node.op in COLLECTIVES}
+    return chosen if names else all_of_them - apart

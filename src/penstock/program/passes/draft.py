@@ -17,11 +17,12 @@ from penstock.errors import ProgramError
 from penstock.program.infer import infer
 from penstock.program.nodes import Attr, Node, Program
 from penstock.program.types import Type
+from penstock.program.ways import fitting
 
 __all__ = ["Draft", "above", "below_all", "carried", "renamed", "stem"]
 
 _HOW = ("wire", "algo", "priority")
-"""Attributes that say how a move is carried out; the moves that it becomes have them too."""
+"""Attributes that say how a move is carried out; the moves that it becomes have those that fit."""
 
 
 class Draft:
@@ -59,7 +60,7 @@ class Draft:
         """Write a new node, named anew where the name is taken, and return its name."""
         made = infer(op, [self.type(i) for i in inputs], attrs, self.mesh)
         free = self.fresh(name)
-        self.nodes[free] = Node(
+        node = Node(
             name=free,
             op=op,
             inputs=tuple(inputs),
@@ -68,6 +69,7 @@ class Draft:
             label=stem(of),
             where=of.where,
         )
+        self.nodes[free] = fitting(node)
         return free
 
     def fresh(self, name: str) -> str:
@@ -105,7 +107,7 @@ def stem(node: Node) -> str:
 
 
 def carried(node: Node) -> dict[str, Attr]:
-    """Return the attributes that go over to the moves that a move becomes."""
+    """Return the attributes that go over to the moves that a move becomes, where they fit."""
     return {key: value for key, value in node.attrs if key in _HOW}
 
 

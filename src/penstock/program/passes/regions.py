@@ -17,7 +17,16 @@ from penstock.program.ops import OPS
 from penstock.program.passes.draft import above, below_all
 from penstock.program.verify import left_between
 
-__all__ = ["between", "found", "in_order", "lane_of", "meant", "named", "with_region"]
+__all__ = [
+    "between",
+    "found",
+    "in_order",
+    "lane_of",
+    "meant",
+    "named",
+    "with_buckets",
+    "with_region",
+]
 
 _WORK = tuple(op.name for op in OPS.values() if op.kind != "leaf")
 _APART = ("ring", "bucket")
@@ -56,6 +65,12 @@ def meant(program: Program, names: Sequence[str], rewrite: str) -> tuple[str, ..
 def in_order(program: Program, names: set[str]) -> tuple[str, ...]:
     """Return some nodes in the order of the program."""
     return tuple(node.name for node in program.nodes if node.name in names)
+
+
+def with_buckets(program: Program, names: set[str]) -> set[str]:
+    """Return some nodes with those that go with them in a bucket."""
+    buckets = [set(region.nodes) for region in program.regions if region.kind == "bucket"]
+    return names.union(*(nodes for nodes in buckets if nodes & names))
 
 
 def between(program: Program, first: str, last: str) -> tuple[str, ...]:

@@ -7,40 +7,47 @@ they are approximate. Sums are still made in float32; only what is on the wire i
 from __future__ import annotations
 
 from penstock.errors import ProgramError
-from penstock.program.layouts import DTYPES
 from penstock.program.nodes import Node, Program
-from penstock.program.ops import is_move
+from penstock.program.ops import MOVES
+from penstock.program.passes.regions import with_buckets
+from penstock.program.ways import COLLECTIVES, WIRES, can_do, can_shrink, why_not
 
 __all__ = ["wire"]
 
-_WIRES = ("bf16", "f16")
-
 
 def wire(program: Program, *names: str, dtype: str | None = "bf16") -> Program:
-    """Return the program with moves that send another element type: some, or all of floats.
+    """Return the program with collectives that send another element type: some, or all that can.
 
-    None sends values as they are again.
+    None sends values as they are again. What goes with others in a bucket is sent as they are.
     """
-    if dtype is not None and dtype not in _WIRES:
-        raise ProgramError(f"wire in {dtype!r}; values are sent as {' or '.join(_WIRES)}, or None")
-    moves = [node for node in program.nodes if is_move(node.op)]
-    wide = [node for node in moves if _can_shrink(node, dtype)]
-    chosen = {program.find(name, *{n.op for n in moves}).name for name in names}
-    for name in sorted(chosen - {node.name for node in wide}):
-        raise ProgramError(
-            f"wire of {name} in {dtype}: it sends {program[name].type.dtype}, which has no more "
-            "bits to lose"
-        )
-    chosen = chosen or {node.name for node in wide}
-    if not chosen:
-        raise ProgramError(f"wire in {dtype}: program {program.name} sends nothing wider")
+    if dtype is not None and dtype not in WIRES:
+        raise ProgramError(f"wire in {dtype!r}; values are sent as {' or '.join(WIRES)}, or None")
+    chosen = with_buckets(program, {program.find(name, *MOVES).name for name in names})
+    for name in sorted(chosen):
+        if why := _why_not(program, program[name], dtype):
+            raise ProgramError(f"wire of {name} in {dtype}: {why}")
+    if not names:
+        whys = {n.name: _why_not(program, n, dtype) for n in program.nodes if n.op in COLLECTIVES}
+        chosen = {name for name, why in whys.items() if not why}
+        if not chosen:
+            said = "".join(f"; {name}: {why}" for name, why in list(whys.items())[:1])
+            raise ProgramError(f"wire in {dtype}: program {program.name} sends nothing wider{said}")
     return program.with_nodes(
         node.with_attrs(wire=dtype) if node.name in chosen else node for node in program.nodes
     )
 
 
-def _can_shrink(node: Node, dtype: str | None) -> bool:
+def _why_not(program: Program, node: Node, dtype: str | None) -> str:
+    """Return why a move cannot send an element type; nothing where it can."""
     if dtype is None:
-        return True
-    sent = DTYPES[node.type.dtype]
-    return sent.is_float and sent.size_bytes > DTYPES[dtype].size_bytes
+        return ""
+    if node.op not in COLLECTIVES:
+        return f"{node.op} sends values as they are; {', '.join(COLLECTIVES)} can send fewer bits"
+    if not can_shrink(node, dtype):
+        return f"it sends {node.type.dtype}, which has no more bits to lose"
+    if rings := program.regions_of(node.name, "ring"):
+        return f"it goes round with its product in region {rings[0].name}, as it is; leave it out"
+    way = node.attr("algo")
+    if way is not None and not can_do(node.with_attrs(wire=dtype), way):
+        return f"it goes by algo {way!r}, and {why_not(way)}: algo({node.name!r}, way='direct')"
+    return ""

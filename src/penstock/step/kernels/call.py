@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.errors import ProgramError
-from penstock.program.ops import OPS
-from penstock.program.ops import Place as NumpyPlace
+from penstock.program.ops import computed
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import Body
 from penstock.step.kernels.draws import Place, halves
@@ -21,8 +19,6 @@ __all__ = ["Call", "Given", "Out", "call_of", "numbers_of"]
 Given = Tensor | Sequence[Tensor]
 """A tensor, or one for each rank."""
 Out = Tensor | Sequence[Tensor] | None
-
-_NOWHERE = NumpyPlace(shape=(), coordinates=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +59,8 @@ def numbers_of(body: Body, scalars: Mapping[str, float]) -> dict[str, float]:
         if node.op == "const":
             known[node.name] = node.attr("value")
             continue
-        args = [np.asarray(known[name]) for name in node.inputs]
-        compute = OPS[node.op].compute
-        assert compute is not None
-        with np.errstate(all="ignore"):
-            known[node.name] = compute(args, dict(node.attrs), _NOWHERE).item()
+        args = [known[name] for name in node.inputs]
+        known[node.name] = computed(node.op, args, dict(node.attrs), node.type.dtype).item()
     for name in body.numbers:
         stem, _, half = name.rpartition(" ")
         if half in ("low", "high") and stem in known:

@@ -40,7 +40,7 @@ from penstock.step.kernels.native import Native, c_compiler
 from penstock.step.kernels.native_text import can_write
 from penstock.step.kernels.tiled import Tiled
 
-__all__ = ["BACKENDS", "Kernel", "kernel_of"]
+__all__ = ["BACKENDS", "Kernel", "check_backend", "kernel_of"]
 
 BACKENDS = ("auto", "eager", "tiled", "native", "compile", "triton")
 
@@ -63,9 +63,14 @@ def kernel_of(
         outputs: the values that leave; those that something outside needs, where none are said.
         backend: one of `BACKENDS`.
     """
+    check_backend(backend)
+    return Kernel(body_of(program, nodes, outputs), backend)
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that is not there."""
     if backend not in BACKENDS:
         raise OptionError(f"no backend {backend!r} for kernels; there are {', '.join(BACKENDS)}")
-    return Kernel(body_of(program, nodes, outputs), backend)
 
 
 class Kernel:
