@@ -11,9 +11,10 @@
 Optimizer state is kept in slices, 1/W a rank. Gathers go in the order in which the next forward
 needs the weights. Gradients are means over ranks. What is different from the plain loop:
 
-* After `backward`, `param.grad` is this rank's own gradient, on its way; after `step` it is None.
-* Weights are complete where a module runs or `state_dict` is called; elsewhere after
-  `attached.synchronize()`.
+* After `backward`, `param.grad` is this rank's own gradient, on its way; after `step` it is None,
+  so `zero_grad(set_to_none=False)` leaves no zeros for the next one.
+* Weights are complete where a module runs, is copied or saved, and for who asks the model for its
+  `parameters()`; for who has kept them in a list, after `attached.synchronize()`.
 * `optimizer.state_dict()` is whole and like torch's, and all ranks must call it together.
 * Clipping needs the norm of all gradients before the first update: `attach(clip=…)`. No update
   starts before the last gradient has been reduced, so less of the gathers is hidden.
@@ -37,11 +38,12 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError, StateError
 from penstock.program.mesh import Mesh
+from penstock.step.attached import fit
 from penstock.step.attached.blocks import KeptShare, cut_in_blocks
 from penstock.step.attached.compiled import is_compiled
 from penstock.step.attached.device import (
@@ -60,10 +62,12 @@ from penstock.step.attached.optimizers import rule_of
 from penstock.step.attached.plan import (
     Agreement,
     agree,
+    buffers_of,
     check_same,
     make_layouts,
     make_parcels,
     make_shares,
+    share_buffers,
     share_weights,
 )
 from penstock.step.attached.record import Record
@@ -81,6 +85,8 @@ from penstock.units import bytes_of
 
 __all__ = ["Attached", "attach"]
 
+_OPEN: weakref.WeakSet[Attached] = weakref.WeakSet()
+
 
 def attach(
     model: nn.Module,
@@ -95,8 +101,9 @@ def attach(
 ) -> Attached:
     """Make a model's steps data-parallel, with the network hidden where it can be.
 
-    All ranks call it with the same model; they begin with the weights of rank 0. Buffers are left
-    alone. The first step is slow: it records in which order gradients appear and weights are used.
+    All ranks call it with the same model; they begin with the weights and buffers of rank 0. After
+    that each rank has buffers of its own. The first step is slow: it records in which order
+    gradients appear and weights are used.
 
     Args:
         model: parameters that the optimizer has and that need gradients are attached.
@@ -142,15 +149,17 @@ class Attached:
         _check_options(clip, wire, dtype)
         self._model, self._optimizer = model, optimizer
         self._rule = rule_of(optimizer)
-        self._params = _attachable(optimizer)
+        self._params = fit.attachable(optimizer)
+        fit.check_fit(model, optimizer, self._params, _taken())
         self._device = device_of(self._params)
         self._numbers = {param: number for number, param in enumerate(self._params)}
+        self._first_groups = fit.group_numbers(optimizer.param_groups, self._numbers)
         self._reshard = reshard
         if reshard:
             _check_reshard(model)
         self._owns_groups = not isinstance(mesh, Groups)
         self._groups = (
-            mesh if isinstance(mesh, Groups) else groups_on(self._device, mesh or _everyone())
+            mesh if isinstance(mesh, Groups) else groups_on(self._device, mesh or fit.everyone())
         )
         self._hosts = hosts_of(self._groups, self._device)
         self._axis = _axis_of(self._groups.mesh, clip)
@@ -176,6 +185,7 @@ class Attached:
         check_same(self._described(), self._lanes.word)
         every = list(dict.fromkeys([*self._model.parameters(), *self._params]))
         self._rate = share_weights(every, self._lanes.gather, self._lanes.word)
+        share_buffers(buffers_of(self._model), self._lanes.word)
         if self._dtype is not None:
             for param in every:
                 if param.dtype == torch.float32:
@@ -188,11 +198,13 @@ class Attached:
         self._hooks.on_state_dicts(
             self._model, self._before_state, self._after_save, self._after_load
         )
+        self._hooks.on_reads(self._model, self._before_read)
         methods = {"step": self._step, "state_dict": self.state_dict}
         self._hooks.on_optimizer(
             self._optimizer, methods | {"load_state_dict": self.load_state_dict}
         )
         self._is_open = True
+        _OPEN.add(self)
         atexit.register(_finish, weakref.ref(self))
 
     def __enter__(self) -> Self:
@@ -272,12 +284,14 @@ class Attached:
             self._flow.meet("state")
         with ordinary():
             made = collected(self._shares, self._steps, self._lanes.gather)
+        there = fit.group_numbers(self._optimizer.param_groups, self._numbers)
         for number, state in made.items():
-            self._optimizer.state[self._params[number]] = state
+            if number in there:
+                self._optimizer.state[self._params[number]] = state
         try:
             return plain()
         finally:
-            self._optimizer.state.clear()
+            self._give_up_states()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
@@ -293,6 +307,7 @@ class Attached:
         if not self._is_open:
             return
         self._is_open = False
+        _OPEN.discard(self)
         saved = self.state_dict()
         self._record.end()
         self._hooks.remove()
@@ -315,7 +330,7 @@ class Attached:
 
     def _after_grad(self, number: int, param: torch.Tensor) -> None:
         if self._grads is None:
-            self._record.ready.setdefault(number)
+            self._record.graded(number, param, is_accumulating=self._is_accumulating)
         else:
             self._grads.after(number, is_accumulating=self._is_accumulating)
 
@@ -324,7 +339,7 @@ class Attached:
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's slices and begin the gathers."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        _refuse_scaling(self._optimizer)
+        fit.refuse_scaling(self._optimizer)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -334,7 +349,7 @@ class Attached:
         return loss
 
     def _advance(self) -> None:
-        self._check_groups()
+        fit.check_groups(self._optimizer.param_groups, self._numbers, self._first_groups)
         if self._flow is None:
             self._plan()
         assert self._flow is not None
@@ -361,19 +376,11 @@ class Attached:
         self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
         self._grads.clear()
 
-    def _check_groups(self) -> None:
-        for group in self._optimizer.param_groups:
-            for param in group["params"]:
-                if param not in self._numbers and param.grad is not None and param.numel():
-                    raise StateError(
-                        f"a parameter of shape {tuple(param.shape)} has a gradient and was not "
-                        "attached: it was added, or frozen, when attach was called; close the "
-                        "attached one and attach again"
-                    )
-
     # -- the first step ----------------------------------------------------------------------
 
     def _plan(self) -> None:
+        fit.warn_of_strangers(self._model, _taken())
+        self._record.check(self._params)
         self._record.end()
         sizes = [param.numel() * param.element_size() for param in self._params]
         agreement = agree(
@@ -446,7 +453,11 @@ class Attached:
         state = self._optimizer.state
         saved = {self._numbers[param]: state[param] for param in state if param in self._numbers}
         self._steps = spread(self._shares, saved, self._params)
-        state.clear()
+        self._give_up_states()
+
+    def _give_up_states(self) -> None:
+        for param in self._params:  # those of frozen ones stay
+            self._optimizer.state.pop(param, None)
 
     def _needs(self) -> dict[nn.Module, list[Parcel]]:
         """Return what each module waits for: its own parameters, and those it was seen to use.
@@ -468,6 +479,10 @@ class Attached:
         return needs
 
     # -- around ------------------------------------------------------------------------------
+
+    def _before_read(self) -> None:
+        if not isinstance(self._flow, Rounds):  # there they are read in `whole` alone
+            self._settle()
 
     def _before_state(self, module: nn.Module, *_: Any) -> None:
         self._settle()
@@ -501,6 +516,10 @@ class Attached:
             f"parameter {number}: {tuple(param.shape)} {param.dtype} in group {number_of[param]}"
             for number, param in enumerate(self._params)
         ]
+        lines += [
+            f"buffer {name!r}: {tuple(buffer.shape)} {buffer.dtype}"
+            for name, buffer in buffers_of(self._model).items()
+        ]
         options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=} {self._reshard=}"
         return [f"{self._rule.name} {options}", *lines]
 
@@ -525,40 +544,9 @@ def _check_reshard(model: nn.Module) -> None:
         )
 
 
-def _attachable(optimizer: Optimizer) -> list[torch.Tensor]:
-    params = []
-    for group in optimizer.param_groups:
-        mine = [param for param in group["params"] if param.requires_grad]
-        kinds = {param.dtype for param in mine if param.numel()}
-        # Of nothing there are no slices.
-        params += [param for param in mine if param.dtype in kinds]
-    if not params:
-        raise OptionError("no parameter of the optimizer needs gradients; nothing to attach")
-    for param in params:
-        if not param.is_floating_point():
-            raise OptionError(
-                f"a parameter of shape {tuple(param.shape)} is {param.dtype}; attach knows real "
-                "numbers"
-            )
-    return params
-
-
-def _refuse_scaling(optimizer: Optimizer) -> None:
-    """Refuse steps of a GradScaler, which would decide on each rank alone whether to make one."""
-    said = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-    if said:
-        for name in said:
-            delattr(optimizer, name)
-        raise OptionError(
-            "a GradScaler cannot make steps of an attached optimizer: gradients are on their way "
-            "before it has scaled them back; compute in bfloat16, which needs none (dtype=), or "
-            "make the scaler with enabled=False"
-        )
-
-
-def _everyone() -> Mesh:
-    has_group = distributed.is_available() and distributed.is_initialized()
-    return Mesh(axes=(("dp", distributed.get_world_size() if has_group else 1),))
+def _taken() -> set[torch.Tensor]:
+    """Return the parameters that are attached now."""
+    return {param for attached in _OPEN for param in attached._params}
 
 
 def _axis_of(mesh: Mesh, clip: float | None) -> str:

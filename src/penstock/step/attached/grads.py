@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.errors import OptionError, StateError
+from penstock.errors import OptionError
+from penstock.step.attached.fit import changed
 from penstock.step.attached.flow import Flow
 from penstock.step.comms.comm import Comm
 
@@ -90,11 +91,7 @@ class Grads:
         param = self.params[number]
         assert param.grad is not None
         if param.grad._version != self._versions[number]:
-            raise StateError(
-                f"the gradient of parameter {number} of shape {tuple(param.shape)} was changed "
-                "after backward, when it was on its way to other ranks; to clip gradients, "
-                "attach with clip=, to change them, run backward in attached.accumulate()"
-            )
+            raise changed(number, param)
 
     def agree(self, word: Comm) -> set[int]:
         """Return the parameters with a gradient on any rank; send again what has changed."""

@@ -5,15 +5,17 @@ Copies of a model, by `copy.deepcopy` or pickle, have none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.errors import StateError
 from penstock.step.attached.compiled import Around, compiled_in, is_compiled, stops
 from penstock.step.attached.flow import Flow, Parcel
 
@@ -61,7 +63,7 @@ class Hooks:
             handle.remove()
         self._handles = []
         if self._optimizer is not None:
-            for name in _REPLACED:
+            for name in (*_REPLACED, "__getstate__"):
                 vars(self._optimizer).pop(name, None)
             named: Any = self._optimizer
             named._step_supports_amp_scaling = self._has_scaling
@@ -92,6 +94,10 @@ class Hooks:
                 module.register_state_dict_post_hook(Unsaved(saved)),
                 module.register_load_state_dict_post_hook(Unsaved(loaded)),
             ]
+
+    def on_reads(self, model: nn.Module, settle: Callable[[], None]) -> None:
+        """Call `settle` before parameters are asked for, or a module is copied or pickled."""
+        self._handles += [_Reads(module, settle) for module in model.modules()]
 
     def on_forward(
         self, model: nn.Module, flow: Flow, needs: Mapping[nn.Module, Sequence[Parcel]]
@@ -136,6 +142,7 @@ class Hooks:
         named: Any = optimizer
         self._has_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
         named._step_supports_amp_scaling = True
+        vars(optimizer)["__getstate__"] = _refuse_copies
         assert set(methods) == set(_REPLACED)
         for name, method in methods.items():
 
@@ -150,6 +157,76 @@ class Hooks:
                 # A scheduler made before would warn of a step it has not wrapped itself.
                 function._wrapped_by_lr_sched = True
             setattr(optimizer, name, MethodType(function, optimizer))
+
+
+class _Reads:
+    """Methods of one module, replaced so that weights are there for who reads them.
+
+    Who has `model.parameters()` reads them as a rule, and so does who copies or pickles a module;
+    both begin with a method that is looked up in the module itself. Copies have the plain ones.
+    """
+
+    def __init__(self, module: nn.Module, settle: Callable[[], None]) -> None:
+        self._module, self._settle = module, settle
+        self._ours = {
+            "named_parameters": self._named_parameters,
+            "zero_grad": self._zero_grad,
+            "__getstate__": self._state,
+        }
+        self._before = {name: vars(module)[name] for name in self._ours if name in vars(module)}
+        vars(module).update(self._ours)
+        self._is_waiting = True
+
+    def remove(self) -> None:
+        """Put back what was there; under others who came later, do nothing from now on."""
+        self._settle = nothing
+        there = vars(self._module)
+        if all(there.get(name) == ours for name, ours in self._ours.items()):
+            for name in self._ours:
+                del there[name]
+            there.update(self._before)
+
+    def _plain(self, name: str) -> Any:
+        return self._before.get(name) or getattr(type(self._module), name).__get__(self._module)
+
+    def _named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_waiting and not torch.compiler.is_compiling() and not _is_in_forward():
+            self._settle()
+        return self._plain("named_parameters")(*args, **kwargs)
+
+    def _zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Forget gradients without waiting for weights: the next forward waits when it has to."""
+        self._is_waiting = False
+        try:
+            self._plain("zero_grad")(*args, **kwargs)
+        finally:
+            self._is_waiting = True
+
+    def _state(self) -> Any:
+        self._settle()
+        state = self._plain("__getstate__")()
+        if isinstance(state, dict):
+            state = {name: value for name, value in state.items() if name not in self._ours}
+            if "__getstate__" not in self._before:  # or those are of one that was attached before
+                state |= self._before
+        return state
+
+
+def _is_in_forward() -> bool:
+    """Whether a module runs that asks for parameters, as for their type: it has what it uses."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _refuse_copies() -> None:
+    raise StateError(
+        "a copy or a pickle of an attached optimizer would have no state, which is in slices on "
+        "all ranks; take optimizer.state_dict(), on all of them"
+    )
 
 
 @stops

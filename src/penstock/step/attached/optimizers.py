@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.sgd import sgd
 
 from penstock.errors import OptionError
 from penstock.program.language import (
@@ -150,19 +151,28 @@ def _lamb_program(group: Group) -> Template:
 
 
 def _sgd(run: Run, group: Group) -> None:
-    buffers = [run.states["momentum_buffer"]] if group["momentum"] else []
-    torch._fused_sgd_(
-        [run.weights],
-        [run.grads],
-        buffers,
-        weight_decay=float(group["weight_decay"]),
-        momentum=float(group["momentum"]),
-        lr=float(group["lr"]),
-        dampening=float(group["dampening"]),
-        nesterov=bool(group["nesterov"]),
-        maximize=bool(group["maximize"]),
-        is_first_step=run.step == 1,
-    )
+    options: Any = {
+        "weight_decay": float(group["weight_decay"]),
+        "momentum": float(group["momentum"]),
+        "lr": float(group["lr"]),
+        "dampening": float(group["dampening"]),
+        "nesterov": bool(group["nesterov"]),
+        "maximize": bool(group["maximize"]),
+    }
+    buffer = run.states["momentum_buffer"] if group["momentum"] else None
+    if run.weights.device.type == "cpu" and run.weights.itemsize < _FUSED_BYTES_MIN:
+        kept = [None if run.step == 1 else buffer]
+        sgd([run.weights], [run.grads], kept, foreach=False, fused=False, **options)
+        if buffer is not None and kept[0] is not buffer and kept[0] is not None:
+            buffer.copy_(kept[0])
+        return
+    buffers = [] if buffer is None else [buffer]
+    is_first = run.step == 1
+    torch._fused_sgd_([run.weights], [run.grads], buffers, is_first_step=is_first, **options)
+
+
+_FUSED_BYTES_MIN = 4
+"""On the CPU torch 2.13 has wrong sums in its fused SGD for elements of fewer bytes."""
 
 
 def _adam(run: Run, group: Group, *, decoupled: bool = False) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError
@@ -25,10 +26,12 @@ from penstock.step.comms.comm import Comm
 __all__ = [
     "Agreement",
     "agree",
+    "buffers_of",
     "check_same",
     "make_layouts",
     "make_parcels",
     "make_shares",
+    "share_buffers",
     "share_weights",
 ]
 
@@ -97,6 +100,27 @@ def share_weights(params: Sequence[torch.Tensor], comm: Comm, hosts: Comm) -> fl
             param.copy_(copy)
             size_bytes += copy.numel() * copy.element_size()
     return size_bytes / taken_s
+
+
+def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of a model that have values."""
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.numel() and buffer.layout == torch.strided and buffer.device.type != "meta"
+    }
+
+
+def share_buffers(buffers: Mapping[str, torch.Tensor], hosts: Comm) -> None:
+    """Give all ranks the buffers of rank 0, of whatever type."""
+    for buffer in buffers.values():
+        row = buffer.detach().cpu().clone(memory_format=torch.contiguous_format)
+        hosts.broadcast(row.view(-1).view(torch.uint8), root=0).wait()
+        copy = row.to(buffer.device)
+        # Not where it changes nothing: elements may share memory, as those of an expanded one.
+        if not torch.equal(copy, buffer):
+            with torch.no_grad():
+                buffer.copy_(copy)
 
 
 def agree(

@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from penstock.step.attached.compiled import Around, compiled_in, forget, is_compiled, stops
+from penstock.step.attached.fit import changed
 from penstock.step.attached.hooks import Unsaved
 
 __all__ = ["Record", "is_in_backward", "tensors_in"]
@@ -38,6 +39,8 @@ class Record:
         self.calls: dict[nn.Module, Counter[nn.Module]] = {}
         """How often one forward calls a module, the most seen, by the module that was called."""
         self._called: Counter[nn.Module] = Counter()
+        self._versions: dict[int, tuple[int, int]] = {}
+        """Of gradients, by number: where they lie, and how often they were changed."""
         self._numbers = {id(param): number for number, param in enumerate(params)}
         self._running: list[nn.Module] = []
         self._mode: Any = None
@@ -74,6 +77,20 @@ class Record:
     def by_readiness(self, count: int) -> list[int]:
         """Return all parameters, the first one with a gradient first."""
         return list(dict.fromkeys([*self.ready, *reversed(self.by_use(count))]))
+
+    def graded(self, number: int, param: torch.Tensor, *, is_accumulating: bool) -> None:
+        """Take note of a gradient."""
+        self.ready.setdefault(number)
+        self._versions.pop(number, None)
+        if not is_accumulating and param.grad is not None and not param.grad.is_sparse:
+            self._versions[number] = param.grad.data_ptr(), param.grad._version
+
+    def check(self, params: Sequence[torch.Tensor]) -> None:
+        """Raise if a gradient has changed after backward, as later steps do."""
+        for number, (place, version) in self._versions.items():
+            grad = params[number].grad
+            if grad is not None and grad.data_ptr() == place and grad._version != version:
+                raise changed(number, params[number])
 
     def _enter(self, module: nn.Module, *_: Any) -> None:
         if not self._running and torch.is_grad_enabled():
