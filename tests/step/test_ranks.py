@@ -22,7 +22,9 @@ def fails_on_one(rank: int, size: int) -> None:
 
 def dies_on_one(rank: int, size: int) -> int:
     if rank == 1:
+        distributed.recv(torch.ones(1), 0)  # so the other one has all its connections
         os._exit(3)
+    distributed.send(torch.ones(1), 1)
     return rank
 
 

@@ -108,8 +108,9 @@ class _Runs:
     def __init__(self) -> None:
         self._out: list[tuple[bool, tuple[str, ...]]] = []
         self._before: list[str] = []
-        """Computed before the moves, the first of them, or after."""
+        """What does not need the moves."""
         self._num_needed = 0
+        """How much of that they need; the rest is computed after them."""
         self._moves: list[str] = []
         self._updates: list[Node] = []
         """Of states with what is moved, which mostly lies there already."""

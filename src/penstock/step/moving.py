@@ -116,9 +116,10 @@ class _Move:
         """Begin a reduce-scatter."""
         dim = int(self._node.attr("dim"))
         lengths = self._lengths(self._node.name, dim)
-        parts = self._memory.parts(self._node.inputs[0], self._source, dim, lengths)
-        if self._comm.in_parts is not None and parts is not None:
-            return self._scatter_parts(self._comm.in_parts, parts)
+        if (comm := self._comm.in_parts) is not None:
+            parts = self._memory.parts(self._node.inputs[0], self._source, dim, lengths)
+            if parts is not None:
+                return self._scatter_parts(comm, parts)
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         flat = packed(tensor, dim, lengths)
         size = flat.numel() // self._comm.size
@@ -135,9 +136,10 @@ class _Move:
         dim = self._dim_of_input()
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.inputs[0], dim)
-        places = self._memory.parts(self._node.name, self._target, dim, lengths)
-        if self._comm.in_parts is not None and places is not None:
-            return self._gather_parts(self._comm.in_parts, places, tensor)
+        if (comm := self._comm.in_parts) is not None:
+            places = self._memory.parts(self._node.name, self._target, dim, lengths)
+            if places is not None:
+                return self._gather_parts(comm, places, tensor)
         mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
         out = self._place(dim, mine.numel() * self._comm.size) if len(set(lengths)) == 1 else None
         if out is None:

@@ -343,7 +343,7 @@ def test_an_axis_of_one_rank_needs_no_process_group() -> None:
 
 
 def test_a_mesh_of_another_size_than_the_world_is_refused() -> None:
-    with pytest.raises(OptionError, match="has 4 ranks, torch's default group has 1"):
+    with pytest.raises(OptionError, match="has 4 ranks, and there is no group of processes"):
         Groups(mesh(dp=4)).__enter__()
 
 
