@@ -20,7 +20,7 @@ from penstock.step.kernels.body import Body
 from penstock.step.kernels.draws import dropped
 from penstock.step.kernels.names import Names, code_of
 
-__all__ = ["expression_function", "function_of", "root", "text_of", "together"]
+__all__ = ["expression_function", "function_of", "operand_text", "root", "text_of", "together"]
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
 _INFIX |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -110,7 +110,7 @@ def expression_function(node: Node, body: Body) -> Callable[..., Tensor]:
 
 
 def _expression(node: Node, body: Body, names: Names) -> str:
-    args = [_operand(name, body, names) for name in node.inputs]
+    args = [operand_text(name, body, names) for name in node.inputs]
     is_host = [name in body.host_names for name in node.inputs]
     op = node.op
     if op in _INFIX:
@@ -169,7 +169,8 @@ def _special(node: Node, args: list[str], body: Body, names: Names) -> str:
     raise ProgramError(f"{op} ({node.name}) cannot be part of a kernel; leave it out")
 
 
-def _operand(name: str, body: Body, names: Names) -> str:
+def operand_text(name: str, body: Body, names: Names) -> str:
+    """Return a value by its name, but a number that never changes by itself."""
     for node in body.host:
         if node.name == name and node.op == "const":
             value = repr(node.attr("value"))
@@ -180,7 +181,9 @@ def _operand(name: str, body: Body, names: Names) -> str:
 def _leaving(name: str, value: str, body: Body, names: Names) -> str:
     made = body.types[name]
     if body.reach.get(value) == "host" or value in body.host_names:
-        return f"torch.as_tensor({_operand(value, body, names)}, dtype={torch_dtype(made.dtype)})"
+        return (
+            f"torch.as_tensor({operand_text(value, body, names)}, dtype={torch_dtype(made.dtype)})"
+        )
     # What goes in may lie where something else goes out, as when two states change places.
     copied = ", copy=True" if value in body.inputs else ""
     return f"{names(value)}.to({torch_dtype(made.dtype)}{copied})"

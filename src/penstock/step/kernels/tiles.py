@@ -14,6 +14,7 @@ from penstock.program.nodes import Node
 from penstock.program.ops import OPS
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import Body
+from penstock.step.kernels.eager import operand_text
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
 
@@ -229,11 +230,7 @@ class _Writer:
         return self._names(f"tensor {name}")
 
     def _number(self, name: str) -> str:
-        for node in self._body.host:
-            if node.name == name and node.op == "const":
-                value = repr(node.attr("value"))
-                return value if value not in ("inf", "-inf", "nan") else f"float({value!r})"
-        return self._names(name)
+        return operand_text(name, self._body, self._names)
 
     def _statement(self, node: Node, args: list[str], out: str) -> str:
         op = node.op
