@@ -18,11 +18,11 @@ Words that the host reads and writes, such as flags, are in a small arena of sha
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from penstock.errors import OptionError, PeerError, RendezvousError
@@ -40,6 +40,28 @@ CLOSE_S = 5.0
 """How long an owner waits with its end for those who have its memory mapped."""
 ALIGN_BYTES = 512
 """Of places: as torch's own allocator has it, more than any load of a kernel needs."""
+
+
+class _Handle(msgspec.Struct, array_like=True, frozen=True):
+    """What `UntypedStorage._share_cuda_` returns, in its order."""
+
+    device: int
+    memory: bytes
+    size_bytes: int
+    offset_bytes: int
+    counter: bytes
+    counter_offset: int
+    event: bytes
+    needs_event: bool
+
+
+class _Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says about its segment."""
+
+    size_bytes: int
+    trouble: str = ""
+    handles: tuple[_Handle | None, ...] = ()
+    """One for each peer, because torch counts those who let go; None for the rank itself."""
 
 
 class PeerArena(Segments):
@@ -88,18 +110,17 @@ class PeerArena(Segments):
             OptionError: there is not so much memory, or no GPU.
             RendezvousError: the ranks are not on one host, or want different sizes.
         """
-        said: dict[str, Any] = {"bytes": self.size_bytes, "bad": "", "handles": []}
+        offer = _Offer(size_bytes=self.size_bytes)
         mine: Tensor | None = None
         try:
             mine = self._segment()
-            # Each peer lets go of a handle of its own: torch counts them.
-            said["handles"] = [
-                None if other == self.rank else _handle(mine) for other in range(self.size)
-            ]
+            others = (None if other == self.rank else _handle(mine) for other in range(self.size))
+            offer = msgspec.structs.replace(offer, handles=tuple(others))
         except (RuntimeError, OptionError) as error:
-            said["bad"] = f"rank {self.rank} has no memory for its peers: {error}"
-        heard = [pickle.loads(text) for text in self.meet(pickle.dumps(said))]
-        self._end_if([word["bad"] for word in heard], OptionError)
+            trouble = f"rank {self.rank} has no memory for its peers: {error}"
+            offer = msgspec.structs.replace(offer, trouble=trouble)
+        heard = self._offers(self.meet(msgspec.msgpack.encode(offer)))
+        self._end_if([each.trouble for each in heard], OptionError)
         assert mine is not None
         trouble = self._map_all(mine, heard)
         self._end_if([text.decode() for text in self.meet(trouble.encode())], RendezvousError)
@@ -107,6 +128,27 @@ class PeerArena(Segments):
         offset = self._host.offset_of(self._host.take(LINE_WORDS, torch.int64))
         assert offset is not None
         self._flags = Flags(self._host, offset, range(self.size), patience_s=CLOSE_S)
+
+    def _offers(self, texts: Sequence[bytes]) -> list[_Offer]:
+        """Return what all ranks said, as plain values of known types: nothing is unpickled."""
+        try:
+            heard = [msgspec.msgpack.decode(text, type=_Offer) for text in texts]
+        except msgspec.MsgspecError as error:
+            raise RendezvousError(
+                f"what a rank says about its GPU memory cannot be read ({error}); run the same "
+                "version of Penstock on all ranks"
+            ) from error
+        for other, offer in enumerate(heard):
+            if offer.trouble:
+                continue
+            mine = offer.handles[self.rank : self.rank + 1]
+            if len(offer.handles) != self.size or (mine[0] is None) != (other == self.rank):
+                raise RendezvousError(
+                    f"rank {other} offers its GPU memory to {len(offer.handles)} ranks, itself "
+                    f"excepted, where {self.size} meet; give every rank its own rank= and the same "
+                    "size="
+                )
+        return heard
 
     def _segment(self) -> Tensor:
         if not torch.cuda.is_available():
@@ -118,17 +160,18 @@ class PeerArena(Segments):
         torch.cuda.synchronize(self._device)
         return made
 
-    def _map_all(self, mine: Tensor, heard: Sequence[dict[str, Any]]) -> str:
+    def _map_all(self, mine: Tensor, heard: Sequence[_Offer]) -> str:
         """Map the segments of all ranks; return what is wrong with one, in words."""
-        for other, word in enumerate(heard):
+        for other, offer in enumerate(heard):
             who = f"rank {self.rank} cannot map memory of rank {other}'s GPU"
-            if word["bytes"] != self.size_bytes:
+            if offer.size_bytes != self.size_bytes:
                 return (
-                    f"{who}: they take {self.size_bytes} and {word['bytes']} bytes; take the same"
+                    f"{who}: they take {self.size_bytes} and {offer.size_bytes} bytes; take the "
+                    "same"
                 )
             try:
-                own = other == self.rank
-                self._bytes.append(mine if own else self._mapped(word["handles"][self.rank]))
+                handle = offer.handles[self.rank]
+                self._bytes.append(mine if handle is None else self._mapped(handle))
             except RuntimeError as error:
                 return (
                     f"{who}: {error}; ranks of other hosts, of other containers or on GPUs that "
@@ -136,9 +179,10 @@ class PeerArena(Segments):
                 )
         return ""
 
-    def _mapped(self, handle: tuple[Any, ...]) -> Tensor:
-        index = self.device.index
-        storage = torch.UntypedStorage._new_shared_cuda(index, *handle[1:])
+    def _mapped(self, handle: _Handle) -> Tensor:
+        # On our own device, not on the handle's: the driver lets kernels here reach the memory.
+        _, *where = msgspec.structs.astuple(handle)
+        storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *where)
         room = torch.empty(0, dtype=torch.uint8, device=self.device)
         return room.set_(storage, 0, (self.size_bytes,), (1,))
 
@@ -163,8 +207,7 @@ class PeerArena(Segments):
         self._host.close()
 
 
-def _handle(segment: Tensor) -> tuple[Any, ...]:
+def _handle(segment: Tensor) -> _Handle:
     """Return what a peer needs to map a segment; each peer needs one of its own."""
     storage: Any = segment.untyped_storage()
-    handle: tuple[Any, ...] = storage._share_cuda_()
-    return handle
+    return _Handle(*storage._share_cuda_())
