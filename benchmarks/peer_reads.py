@@ -80,7 +80,7 @@ def serve(bind: str, tls_folder: str) -> None:
                     name="bench",
                     shelves=shelves,
                     secrets={RUN: SECRET}.get,
-                    bind=Address(host=bind, port=0),
+                    bind=[Address(host=bind, port=0)],
                     gossip=NoGossip(),
                     tls=context,
                 )

@@ -47,7 +47,7 @@ def members(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Ru
                 name=name,
                 shelves=Shelves(),
                 secrets={RUN: SECRET}.get,
-                bind=Address(host="127.0.0.1", port=0),
+                bind=[Address(host="127.0.0.1", port=0)],
                 status=lambda *_, status=status: status,
             )
             server.start()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import OptionError
 from penstock.node.options import config_here, options_of
-from penstock.peers.base import Address
+from penstock.peers.addresses import addresses_here
 from penstock.storage.tier_sizes import Disk, Memory
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
@@ -22,7 +22,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     options = options_of({"memory": "2GB", "disk": [], "socket": "/s", "listen": None}, config)
     assert options.wishes == (Memory("2GB"), Disk("/a", "1TB"), Disk("/b", "2TB"))
     assert options.limits.owner_bytes == 5 * 10**9
-    assert options.listen == Address(host="0.0.0.0", port=7410)
+    assert options.listen == addresses_here(7410)
 
 
 def test_memory_may_lie_in_another_folder() -> None:

@@ -348,7 +348,7 @@ def test_a_peer_that_came_back_is_found_again(tmp_path: Path) -> None:
             address = a.address
             assert Waiting(c, address, [5]).is_right()
         assert Waiting(c, address, [5]).error().kind == "lost"
-        with node(tmp_path, bind=address):
+        with node(tmp_path, bind=[address]):
             assert Waiting(c, address, [5]).is_right()
 
 

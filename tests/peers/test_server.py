@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 import socket
 import struct
@@ -75,16 +76,38 @@ def test_what_is_there_is_answered_with_its_bytes_and_sums(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("host", ["::1", "::", "127.0.0.1", ""])
 def test_it_listens_where_it_is_told_in_both_families(tmp_path: Path, host: str) -> None:
-    with node(tmp_path, bind=Address(host=host, port=0)) as a:
+    with node(tmp_path, bind=[Address(host=host, port=0)]) as a:
         hosts = {"::1": ["::1"], "127.0.0.1": ["127.0.0.1"]}.get(host, ["127.0.0.1", "::1"])
         for each in hosts:
             with client() as c:
                 assert Waiting(c, Address(host=each, port=a.address.port), [5]).is_right()
 
 
+def test_several_addresses_share_one_port_and_no_other_address_answers(tmp_path: Path) -> None:
+    told = [Address(host=host, port=0) for host in ("127.0.0.2", "127.0.0.3", "::1")]
+    with node(tmp_path, bind=told) as a:
+        addresses = a.server.addresses
+        assert [each.host for each in addresses] == ["127.0.0.2", "127.0.0.3", "::1"]
+        assert len({each.port for each in addresses}) == 1
+        for each in addresses:
+            with client() as c:
+                assert Waiting(c, each, [5]).is_right()
+        for host in ("127.0.0.1", "127.0.0.4"):
+            with pytest.raises(ConnectionRefusedError), socket.socket() as stranger:
+                stranger.connect((host, addresses[0].port))
+
+
+def test_an_address_that_this_host_does_not_have_is_left_out(tmp_path: Path) -> None:
+    missing, loopback = (Address(host=host, port=0) for host in ("192.0.2.1", "127.0.0.1"))
+    with node(tmp_path, bind=[missing, loopback]) as a:
+        assert [each.host for each in a.server.addresses] == ["127.0.0.1"]
+    with pytest.raises(PeerError, match=re.escape("192.0.2.1")):
+        Node(tmp_path, bind=[missing])
+
+
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     with node(tmp_path) as a, pytest.raises(PeerError, match=str(a.address.port)):
-        Node(tmp_path, bind=a.address)
+        Node(tmp_path, bind=[a.address])
 
 
 def test_parts_of_units_and_neighbours_come_in_order(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Node:
             "name": "node-a",
             "shelves": self.shelves,
             "secrets": {RUN: SECRET}.get,
-            "bind": Address(host="127.0.0.1", port=0),
+            "bind": [Address(host="127.0.0.1", port=0)],
             "status": lambda run_id: {"fill": 0.5, "words": ["a", "b"]},
         }
         self.server = Server(**{**settings, **options})  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.dataset.part import Ints
 from penstock.loader.holding import Holding
 from penstock.loader.neighbours import Neighbours
-from penstock.peers.addresses import addresses_here, bind_host
+from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
 from penstock.peers.join import Joined
 from penstock.peers.local import LocalNode, Opened, RunMember
@@ -127,12 +127,12 @@ class ServedHere:
             name=name,
             shelves=self._shelves,
             secrets=self._secrets.get,
-            bind=Address(host=bind_host(), port=0),
+            bind=addresses_here(port=0),
             gossip=self.gossip,
             status=self._status,
         )
         self._server.start()
-        self.addresses = addresses_here(self._server.address.port)
+        self.addresses = self._server.addresses
 
     def begin(self, joined: Joined, shelf: bytes) -> None:
         """Serve the tiers to the members of a run."""

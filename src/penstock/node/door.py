@@ -1,7 +1,9 @@
 """The unix socket where jobs of this host come in.
 
 One thread a connection: words are few, and an answer may have to wait for a lock or for files to be
-removed. Everybody may knock; the kernel says who it is, and who answers decides.
+removed. Every user of the host may connect; the kernel says who it is, and who answers decides. So
+each user has a bound on connections, on the time that an ask may take to arrive, and on the memory
+of asks that have not arrived yet.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import os
 import socket
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,8 @@ from penstock.peers.local_words import (
 )
 
 CONNECTIONS_MAX = 1024
-CONNECTIONS_OF_USER_MAX = 512
+CONNECTIONS_OF_USER_MAX = 128
+"""Every rank has one; eight users would have to conspire to keep out a ninth."""
 _SEND_S_MAX = 10.0
 
 _log = logging.getLogger("penstock.node")
@@ -64,6 +67,8 @@ class Door:
         self._mutex = threading.Lock()
         self._inside: dict[int, tuple[Client, socket.socket]] = {}
         self._listener: socket.socket | None = None
+        self._large: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        """By user: held while a large ask of that user is read, so that there is one at a time."""
         self._lock = -1
 
     @property
@@ -126,7 +131,8 @@ class Door:
 
     def _serve(self, client: Client, connection: socket.socket) -> None:
         try:
-            while (word := receive_asked(connection)) is not None:
+            large = self._large[client.user]
+            while (word := receive_asked(connection, large)) is not None:
                 self._send(connection, self._answered(client, word))
         except (OSError, PenstockError, msgspec.MsgspecError, ValueError) as error:
             _log.info("process %d of user %d is gone: %s", client.pid, client.user, error)

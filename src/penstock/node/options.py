@@ -3,7 +3,7 @@
     [node]
     memory = "64GB"                # or "/run/penstock/memory:64GB": another tmpfs than /dev/shm
     disk = ["/nvme:2TB"]
-    listen = "0.0.0.0:7410"
+    listen = ":7410"               # the interfaces of [peers]; "0.0.0.0:7410" is every one
     share = "user"
     limit-dataset = "500GB"
 
@@ -26,12 +26,13 @@ from typing import Any
 from penstock.errors import OptionError
 from penstock.node.folders import Owner, owner_named
 from penstock.node.grants import Limits
+from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address
 from penstock.peers.local import SYSTEM_SOCKET
 from penstock.storage.tier_sizes import Disk, Memory, Wish
 from penstock.units import bytes_of
 
-LISTEN = "0.0.0.0:7410"
+LISTEN = ":7410"
 HTTP = "127.0.0.1:7411"
 SHARES = ("user", "group", "all")
 NAMES = (
@@ -47,7 +48,8 @@ class NodeOptions:
 
     wishes: tuple[Wish, ...]
     """First the fastest."""
-    listen: Address
+    listen: tuple[Address, ...]
+    """Where peers are served."""
     socket: str
     http: Address | None
     share: str = "user"
@@ -80,7 +82,7 @@ def options_of(given: Mapping[str, Any], config: Mapping[str, Any]) -> NodeOptio
     http = str(said.get("http", HTTP))
     return NodeOptions(
         wishes=tuple(wishes),
-        listen=address_of(str(said.get("listen", LISTEN)), "listen"),
+        listen=_listen(str(said.get("listen", LISTEN))),
         socket=_socket(str(said.get("socket", ""))),
         http=None if http == "none" else address_of(http, "http"),
         share=_share(str(said.get("share", "user"))),
@@ -132,6 +134,13 @@ def address_of(text: str, what: str) -> Address:
         raise OptionError(
             f"--{what} {text!r} is not an address; write for example 0.0.0.0:7410 or [::]:7410"
         ) from None
+
+
+def _listen(text: str) -> tuple[Address, ...]:
+    """Return where to serve peers; a port alone means the addresses that members are told."""
+    address = address_of(text, "listen")
+    has_host = bool(text.rpartition(":")[0])
+    return (address,) if has_host else addresses_here(address.port)
 
 
 def _memory(text: str) -> Memory:

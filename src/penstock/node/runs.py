@@ -28,6 +28,9 @@ from penstock.peers.status import SENTENCES_MAX, LinkStatus, Reads, RunStatus
 LINGER_S = 60.0
 """A run whose last process has gone is still served so long."""
 RUNS_MAX = 1024
+RUNS_OF_USER_MAX = 128
+MEMBERS_OF_USER_MAX = 4 * MEMBERS_MAX
+"""Of all runs of a user together: they are kept in memory."""
 _SHELVES_MAX = 65536
 
 
@@ -105,6 +108,7 @@ class Runs:
         """Serve a data set to a run; return whether it was not served to it before."""
         with self._mutex:
             run = self._run(user, word)
+            self._check_room(run, len(word.members))
             served_to, _ = self._keys.get(word.shelf, (run.run_id, key))
             if served_to != run.run_id:
                 raise PeerError("another run is served under this name", kind="refused")
@@ -124,6 +128,17 @@ class Runs:
                 self._shelves.add(shelf)
                 self.num_registered += 1
             return is_new
+
+    def _check_room(self, run: _Run, num_members: int) -> None:
+        """Refuse what one user would keep too much of."""
+        others = [r for r in self._runs.values() if r.user == run.user and r is not run]
+        members = sum(len(other.members) for other in others) + num_members
+        if len(others) >= RUNS_OF_USER_MAX or members > MEMBERS_OF_USER_MAX:
+            raise PeerError(
+                f"user {run.user} has {len(others)} runs with {members} members here, at most "
+                f"{RUNS_OF_USER_MAX} and {MEMBERS_OF_USER_MAX} are kept; end some",
+                kind="refused",
+            )
 
     def _run(self, user: int, word: Register) -> _Run:
         run = self._runs.get(word.run_id)

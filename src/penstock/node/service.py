@@ -171,7 +171,7 @@ class Service:
         """Where other nodes reach the server."""
         bound = self.server.address
         if bound.host not in ("", "::", "0.0.0.0"):
-            return (bound,)
+            return self.server.addresses
         found = addresses_here(bound.port)
         return tuple(each for each in found if bound.host != "0.0.0.0" or ":" not in each.host)
 

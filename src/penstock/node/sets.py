@@ -38,6 +38,8 @@ from penstock.units import show_bytes
 _SMALLEST_BYTES = 2**16
 """Of a grant; less is not worth its files."""
 _SLACK_BYTES_MAX = 64 * 2**20
+DATASETS_OF_OWNER_MAX = 4096
+"""That the service remembers, open or not; each costs a few kilobytes."""
 _BYTES_A_UNIT = 9
 """A sum and a state."""
 
@@ -107,6 +109,8 @@ class Sets:
         key = Key(owner.name, word.dataset)
         with self._mutex:
             entry = self._entries.get(key)
+            if entry is None:
+                self._check_room(owner)
             if entry is None or not entry.is_open:
                 entry = self._opened(key, owner, word, entry)
                 self._entries[key] = entry
@@ -118,6 +122,15 @@ class Sets:
             entry.clients.add(client)
             entry.used_at_s = time.time()
             return self._granted(key, owner, entry)
+
+    def _check_room(self, owner: Owner) -> None:
+        known = sum(key.owner == owner.name for key in self._entries)
+        if known >= DATASETS_OF_OWNER_MAX:
+            raise PeerError(
+                f"{owner.name} has opened {known} data sets here, and no more are remembered; "
+                "start the node service anew",
+                kind="refused",
+            )
 
     def _opened(self, key: Key, owner: Owner, word: Open, old: _Entry | None) -> _Entry:
         for _, tier in old.kept.values() if old is not None else ():

@@ -50,13 +50,6 @@ def addresses_here(port: int, interface: str | None = None) -> tuple[Address, ..
     return tuple(Address(host=each.host, port=port) for each in chosen_addresses(interface))
 
 
-def bind_host(interface: str | None = None) -> str:
-    """Return what a server should listen on: one address where one was chosen, else all."""
-    wish = peer_settings().interface if interface is None else interface
-    chosen = chosen_addresses(wish) if wish else []
-    return chosen[0].host if len(chosen) == 1 else "::"
-
-
 def chosen_addresses(interface: str | None = None) -> list[InterfaceAddress]:
     """Return the addresses to give to others; None: as this host's settings say."""
     wish = peer_settings().interface if interface is None else interface

@@ -11,6 +11,7 @@ and are read, not mapped: a page that was given back meanwhile must not end it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -174,6 +175,44 @@ def socket_address(address: Address) -> tuple[socket.AddressFamily, Place]:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     family, _, _, _, place = found[0]
     return family, cast(Place, place)
+
+
+PORT_TRIES_MAX = 16
+"""A port that is free at one address may be taken at the next; then another port is tried."""
+
+
+def listening_at(addresses: Sequence[Address], backlog: int) -> list[socket.socket]:
+    """Return a listening socket for each address; where port 0 is asked for, all share one port."""
+    for _ in range(PORT_TRIES_MAX - 1):
+        try:
+            return _listening_on_one_port(addresses, backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or addresses[0].port:
+                raise
+    return _listening_on_one_port(addresses, backlog)
+
+
+def _listening_on_one_port(addresses: Sequence[Address], backlog: int) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for address in addresses:
+            port = address.port or (sockets[0].getsockname()[1] if sockets else 0)
+            try:
+                sockets.append(listening(Address(host=address.host, port=port), backlog))
+            except OSError as error:
+                # An IPv6 address cannot be bound in the first second after it was configured. The
+                # others can, and members are told only what was bound.
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                missing = error
+        if missing is not None and not sockets:
+            raise missing
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
 
 
 def listening(address: Address, backlog: int) -> socket.socket:

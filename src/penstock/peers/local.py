@@ -59,7 +59,7 @@ from penstock.peers.run_files import (
     sweep_run_files,
     write_run_file,
 )
-from penstock.peers.status import RunStatus
+from penstock.peers.status import TEXT_CHARACTERS_MAX, RunStatus
 
 __all__ = [
     "LocalNode",
@@ -181,7 +181,8 @@ class LocalNode:
             num_units=num_units,
             size_bytes=size_bytes,
             wishes=tuple(wishes),
-            about=dict(about or {}),
+            # Only for people; the URIs of a large mixture may be longer than the service takes.
+            about={name: text[:TEXT_CHARACTERS_MAX] for name, text in (about or {}).items()},
         )
         answer = self._answer(word, Opened)
         with self._mutex:

@@ -11,20 +11,33 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any, Literal
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from penstock.errors import PeerError
 from penstock.peers.base import SHELF_BYTES, Address
+from penstock.peers.facts import ADDRESSES_MAX
 from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
-from penstock.peers.status import NodeStatus, RunStatus
+from penstock.peers.status import TEXT_CHARACTERS_MAX, NodeStatus, RunStatus
 from penstock.storage.tier_sizes import Disk, Memory, Wish
 
 FORMAT = 1
 FRAME_BYTES_MAX = 4 * 2**20
+FRAME_S_MAX = 10.0
+"""From the first byte of an ask to its last: its sender is on the same host."""
+SMALL_FRAME_BYTES = 2**16
+"""Asks up to this size are read at once; a larger one waits for the place that its user has."""
 MEMBERS_MAX = 8192
 GOSSIP_BYTES_MAX = 4096
+
+# The service keeps what it is told, so every text and list has a bound.
+_Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
+_Addresses = Annotated[tuple[tuple[_Text, int], ...], Meta(max_length=ADDRESSES_MAX)]
+_About = Annotated[dict[_Text, _Text], Meta(max_length=16)]
 
 _LENGTH = struct.Struct("<I")
 
@@ -44,14 +57,14 @@ class Open(Word, tag="open", frozen=True, kw_only=True):
     """I want tiers for a data set."""
 
     format: int = FORMAT
-    dataset: str
+    dataset: _Text
     """The name of the tiers' shape: the same for all who want the same units."""
     num_units: int
     size_bytes: int
     """Where the layout ends."""
-    wishes: tuple[WishedTier, ...] = ()
+    wishes: Annotated[tuple[WishedTier, ...], Meta(max_length=64)] = ()
     """None at all: as much of everything as may be."""
-    about: dict[str, str] = {}
+    about: _About = {}
     """For people: the URI."""
     is_again: bool = False
     """The tiers are open; only the service was started anew."""
@@ -60,16 +73,16 @@ class Open(Word, tag="open", frozen=True, kw_only=True):
 class Keep(Word, tag="keep", frozen=True, kw_only=True):
     """My tiers are open: keep them when I am gone."""
 
-    dataset: str
+    dataset: _Text
 
 
 class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     """One node of a run, for those who look at it from outside."""
 
-    name: str
-    host: str = ""
+    name: _Text
+    host: _Text = ""
     node: int = 0
-    addresses: tuple[tuple[str, int], ...] = ()
+    addresses: _Addresses = ()
 
 
 class Register(Word, tag="register", frozen=True, kw_only=True):
@@ -78,15 +91,13 @@ class Register(Word, tag="register", frozen=True, kw_only=True):
     run_id: bytes
     secret: bytes
     shelf: bytes
-    dataset: str
-    members: tuple[RunMember, ...] = ()
+    dataset: _Text
+    members: Annotated[tuple[RunMember, ...], Meta(max_length=MEMBERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         sizes = (len(self.run_id), len(self.secret), len(self.shelf))
         if sizes != (RUN_BYTES, SECRET_BYTES, SHELF_BYTES):
             raise ValueError(f"run id, secret and shelf of {sizes} bytes, not 16, 32 and 16")
-        if len(self.members) > MEMBERS_MAX:
-            raise ValueError(f"{len(self.members)} members, at most {MEMBERS_MAX} can be had")
 
     def __repr__(self) -> str:
         return shown(self)
@@ -197,22 +208,36 @@ def packed(word: Word) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def receive_asked(connection: socket.socket) -> Asked | None:
-    """Return what a process asks; None where it has gone."""
-    data = _receive(connection)
-    return None if data is None else _asked.decode(data)
+def receive_asked(connection: socket.socket, large: AbstractContextManager[Any]) -> Asked | None:
+    """Return what a process asks; None where it has gone.
+
+    A process may be silent as long as it likes, but an ask that has begun must arrive within
+    `FRAME_S_MAX`. While one of more than `SMALL_FRAME_BYTES` is read, `large` is held: so a user's
+    unfinished asks take no more memory than one of them may, and no user keeps out another.
+    """
+    connection.settimeout(None)
+    first = connection.recv(1)
+    if not first:
+        return None
+    connection.settimeout(FRAME_S_MAX)
+    until_s = time.monotonic() + FRAME_S_MAX
+    head = _receive_all(connection, _LENGTH.size - 1, until_s)
+    if head is None:
+        return None
+    length = _length_in(first + head)
+    with large if length > SMALL_FRAME_BYTES else nullcontext():
+        data = _receive_all(connection, length, until_s)
+        return None if data is None else _asked.decode(data)
 
 
 def receive_answered(connection: socket.socket) -> Answered | None:
     """Return what the service answers; None where it has gone."""
-    data = _receive(connection)
+    head = _receive_all(connection, _LENGTH.size)
+    data = None if head is None else _receive_all(connection, _length_in(head))
     return None if data is None else _answered.decode(data)
 
 
-def _receive(connection: socket.socket) -> bytearray | None:
-    head = _receive_all(connection, _LENGTH.size)
-    if head is None:
-        return None
+def _length_in(head: bytes | bytearray) -> int:
     (length,) = _LENGTH.unpack(head)
     if length > FRAME_BYTES_MAX:
         raise PeerError(
@@ -220,13 +245,22 @@ def _receive(connection: socket.socket) -> bytearray | None:
             "is something else speaking there?",
             kind="broken",
         )
-    return _receive_all(connection, length)
+    return int(length)
 
 
-def _receive_all(connection: socket.socket, length: int) -> bytearray | None:
+def _receive_all(
+    connection: socket.socket, length: int, until_s: float | None = None
+) -> bytearray | None:
+    """Return so many bytes, None where the other end has gone before; `until_s` is monotonic."""
     data = bytearray(length)
     rest = memoryview(data)
     while rest.nbytes:
+        if until_s is not None:
+            # Each byte must not win a time-out of its own: the sum of them has no bound.
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"{rest.nbytes} of {length} bytes did not come in time")
+            connection.settimeout(left_s)
         count = connection.recv_into(rest)
         if count == 0:
             return None

@@ -18,13 +18,13 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from penstock.errors import PeerError
 from penstock.peers.base import Address, Gossip, NoGossip, Shelves
-from penstock.peers.channel import listening
+from penstock.peers.channel import listening_at
 from penstock.peers.desk import Counts, Serving, Settler
 from penstock.peers.forks import close_in_children
 from penstock.peers.hello import check_name
@@ -47,7 +47,7 @@ class Server:
         name: str,
         shelves: Shelves,
         secrets: Callable[[bytes], bytes | None],
-        bind: Address,
+        bind: Sequence[Address],
         gossip: Gossip | Callable[[bytes], Gossip] | None = None,
         tls: ssl.SSLContext | None = None,
         status: Callable[[bytes], dict[str, Any]] | None = None,
@@ -59,7 +59,7 @@ class Server:
         """
         check_name(name)
         self.name = name
-        self._bind = bind
+        self._bind = tuple(bind)
         self._tls = tls
         self._serving = Serving(
             name=name,
@@ -71,7 +71,8 @@ class Server:
             settler=Settler(),
         )
         self._loops: list[Loop] = []
-        self._address: Address | None = None
+        self.addresses: tuple[Address, ...] = ()
+        """Where the server listens, once it is started."""
         self._pid = 0
 
     def start(self) -> None:
@@ -79,15 +80,16 @@ class Server:
         assert not self._loops, "the server has been started"
         self._pid = os.getpid()
         try:
-            listener = listening(self._bind, BACKLOG)
+            listeners = listening_at(self._bind, BACKLOG)
         except OSError as error:
+            where = ", ".join(map(str, self._bind))
             raise PeerError(
-                f"no peer server at {self._bind}: {error.strerror or error}; name another address "
-                "or interface, or port 0 for any free one",
+                f"no peer server at {where}: {error.strerror or error}; name another address or "
+                "interface, or port 0 for any free one",
                 peer=self.name,
             ) from None
-        host, port = listener.getsockname()[:2]
-        self._address = Address(host=host, port=port)
+        names = [listener.getsockname() for listener in listeners]
+        self.addresses = tuple(Address(host=_scoped(*name), port=name[1]) for name in names)
         turns = itertools.count()
 
         def deal(sock: socket.socket) -> None:
@@ -96,13 +98,13 @@ class Server:
         self._loops = [Loop(self._serving, self._tls, deal) for _ in range(NUM_LOOPS)]
         close_in_children(self)
         for number, loop in enumerate(self._loops):
-            loop.start(listener if number == 0 else None)
+            loop.start(listeners if number == 0 else [])
 
     @property
     def address(self) -> Address:
-        """Return where the server listens."""
-        assert self._address is not None, "the server has not been started"
-        return self._address
+        """Return the first address where the server listens."""
+        assert self.addresses, "the server has not been started"
+        return self.addresses[0]
 
     def stop(self, drain_s: float = 0.0) -> None:
         """Take no more connections, answer what was asked as far as there is time, hang up."""
@@ -143,6 +145,11 @@ class Server:
         for loop in self._loops:
             loop.close_descriptors()
         self._loops = []
+
+
+def _scoped(host: str, _port: int, _flow: int = 0, scope: int = 0) -> str:
+    """Return a host as others write it: a link-local address goes with its interface."""
+    return f"{host.partition('%')[0]}%{socket.if_indextoname(scope)}" if scope else host
 
 
 def _always(gossip: Gossip) -> Callable[[bytes], Gossip]:

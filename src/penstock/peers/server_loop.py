@@ -16,7 +16,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from penstock.peers import hello, wire
 from penstock.peers.addresses import is_over_hardware
@@ -68,7 +69,7 @@ class Loop:
         """With the events that each is registered for."""
         self._strangers: dict[ServerConnection, None] = {}
         self._held_up: set[ServerConnection] = set()
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._accepts_at_s = 0.0
         self._cost = 0
         self._seldom = Seldom(_log)
@@ -77,15 +78,18 @@ class Loop:
         self._leave_at_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-serve", daemon=True)
 
-    def start(self, listener: socket.socket | None) -> None:
-        """Serve; the loop that is given a listener also accepts."""
+    def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Serve; the loop that is given listeners also accepts."""
         for end in (self._woken, self._wake):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._listener = listener
-        if listener is not None:
-            self._selector.register(listener, selectors.EVENT_READ)
+        self._listeners = list(listeners)
+        self._listen()
         self._thread.start()
+
+    def _listen(self) -> None:
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ)
 
     @property
     def num_connections(self) -> int:
@@ -144,7 +148,7 @@ class Loop:
             if key.fileobj is self._woken:
                 self._read_inbox()
             elif key.data is None:
-                self._accept(now_s)
+                self._accept(cast(socket.socket, key.fileobj), now_s)
             else:
                 self._serve(key.data, mask, now_s)
         self._look_after(now_s)
@@ -162,11 +166,10 @@ class Loop:
         while self._inbox:
             self._inbox.popleft()()
 
-    def _accept(self, now_s: float) -> None:
-        listener = self._listener
+    def _accept(self, listener: socket.socket, now_s: float) -> None:
         for _ in range(ACCEPTS_MAX):
-            if listener is None:
-                return  # closed in this turn
+            if listener not in self._listeners or self._accepts_at_s:
+                return  # closed, or set aside, in this turn
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -174,7 +177,8 @@ class Loop:
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
                     self._seldom.warning("no peer can connect for a moment: %s", error.strerror)
-                    self._selector.unregister(listener)
+                    for each in self._listeners:
+                        self._selector.unregister(each)
                     self._accepts_at_s = now_s + PAUSE_S
                 return  # else the one who connected has left again
             self._deal(sock)
@@ -306,9 +310,9 @@ class Loop:
             self._beat_at_s = now_s + BEAT_S
             self._beat(now_s)
             self._drop_the_slow(now_s)
-        if self._listener is not None and 0 < self._accepts_at_s <= now_s:
+        if 0 < self._accepts_at_s <= now_s:
             self._accepts_at_s = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._listen()
 
     def _beat(self, now_s: float) -> None:
         cursors = self.desk.cursors()
@@ -339,7 +343,7 @@ class Loop:
         now_s = time.monotonic()
         self._leave_at_s = at_s
         self.desk.is_leaving = True
-        self._close_listener()
+        self._close_listeners()
         for connection in list(self._strangers):
             self._refuse(connection.channel, hello.SAID_LEAVING)
             self._drop(connection)
@@ -353,12 +357,12 @@ class Loop:
         # Those who have all that they asked for hang up when they read our farewell.
         return not self._connections or time.monotonic() >= self._leave_at_s
 
-    def _close_listener(self) -> None:
-        if self._listener is not None:
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
             if not self._accepts_at_s:
-                self._selector.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
+                self._selector.unregister(listener)
+            listener.close()
+        self._listeners = []
 
     def _end(self) -> None:
         self._leave_at_s = 0.0
@@ -366,7 +370,7 @@ class Loop:
             self._inbox.popleft()()
         for connection in list(self._connections):
             self._drop(connection)
-        self._close_listener()
+        self._close_listeners()
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
@@ -375,6 +379,5 @@ class Loop:
         self._selector.close()
         for connection in list(self._connections):
             connection.channel.close()
-        for sock in (self._listener, self._woken, self._wake):
-            if sock is not None:
-                sock.close()
+        for sock in (*self._listeners, self._woken, self._wake):
+            sock.close()

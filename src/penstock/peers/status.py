@@ -8,9 +8,10 @@ they arrive: what a node sent is the sum of what the others say they had from it
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from penstock.errors import PeerError
 
@@ -18,6 +19,11 @@ FORMAT = 1
 RUNS_MAX = 256
 LINKS_MAX = 4096
 SENTENCES_MAX = 64
+TEXT_CHARACTERS_MAX = 4096
+
+# Statuses come from other processes and are kept, so every text and list has a bound.
+_Text = Annotated[str, Meta(max_length=TEXT_CHARACTERS_MAX)]
+_Names = Annotated[tuple[_Text, ...], Meta(max_length=8192)]
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +57,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What ranks of this node had from one other node."""
 
-    peer: str
+    peer: _Text
     """Its name."""
     in_bytes: int = 0
     requests: int = 0
@@ -60,20 +66,20 @@ class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How one run does on this node."""
 
-    run: str = ""
+    run: _Text = ""
     """Its id, in hexadecimal digits."""
-    dataset: str = ""
+    dataset: _Text = ""
     """Its URI, for people."""
     cursor: int = 0
     """How far the node's part is filled, in positions of the global order."""
     is_filling: bool = False
     reads: Reads = Reads()
-    links: tuple[LinkStatus, ...] = ()
-    suspects: tuple[str, ...] = ()
+    links: Annotated[tuple[LinkStatus, ...], Meta(max_length=LINKS_MAX)] = ()
+    suspects: _Names = ()
     """Nodes that do not answer this one at the moment."""
-    lost: tuple[str, ...] = ()
+    lost: _Names = ()
     """Nodes that the whole run has given up."""
-    log: tuple[str, ...] = ()
+    log: Annotated[tuple[_Text, ...], Meta(max_length=SENTENCES_MAX)] = ()
     """What happened, in sentences, the last ones."""
 
 

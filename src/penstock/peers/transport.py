@@ -54,8 +54,8 @@ class Serves(Protocol):
     """The side that has bytes."""
 
     @property
-    def address(self) -> Address:
-        """Return where it can be reached."""
+    def addresses(self) -> tuple[Address, ...]:
+        """Where it can be reached, once it is started."""
         ...
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class Transport(Protocol):
         name: str,
         shelves: Shelves,
         secrets: Callable[[bytes], bytes | None],
-        bind: Address,
+        bind: Sequence[Address],
         gossip: Gossip,
         status: Callable[[bytes], dict[str, Any]] | None = None,
     ) -> Serves:
@@ -109,7 +109,7 @@ class TcpTransport:
         name: str,
         shelves: Shelves,
         secrets: Callable[[bytes], bytes | None],
-        bind: Address,
+        bind: Sequence[Address],
         gossip: Gossip,
         status: Callable[[bytes], dict[str, Any]] | None = None,
     ) -> Server:
