@@ -20,12 +20,12 @@ setup: .venv/.complete
 	@PYTHON="$(PYTHON)" tools/setup.sh
 
 fmt: setup
-	$(BIN)/ruff format src tests benchmarks examples tools
-	$(BIN)/ruff check --fix --quiet src tests benchmarks examples tools
+	$(BIN)/ruff format src tests testkit benchmarks examples tools
+	$(BIN)/ruff check --fix --quiet src tests testkit benchmarks examples tools
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks examples tools
-	$(BIN)/ruff format --check src tests benchmarks examples tools
+	$(BIN)/ruff check src tests testkit benchmarks examples tools
+	$(BIN)/ruff format --check src tests testkit benchmarks examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

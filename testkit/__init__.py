@@ -1,0 +1,1 @@
+"""What the tests and benchmarks of this repository share and users do not get."""
