@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks.cluster_job import Job
@@ -14,6 +15,8 @@ from penstock.testing.shaper import Fault, Shape
 
 AWAY_S = 4.0
 """How long a node is frozen or behind a cut link: twice the timeout."""
+LONG_S = 12.0
+"""How long a node is behind a cut link in the long form: its tries have become rare by then."""
 OUTAGE_S = 30.0
 """How long the store answers 503."""
 PAGE_BYTES = 4096
@@ -38,11 +41,11 @@ def frozen(scene: Scene, job: Job) -> None:
     job.wait(timeout_s=JOB_S)
 
 
-def cut(scene: Scene, job: Job) -> None:
+def cut(scene: Scene, job: Job, away_s: float = AWAY_S) -> None:
     scene.victim.cut()
     job.go()
     try:
-        time.sleep(AWAY_S)
+        time.sleep(away_s)
     finally:
         scene.victim.join()
     job.wait(timeout_s=JOB_S)
@@ -135,6 +138,7 @@ CASES = {
     "killed": Case(do=killed, num_lost=1, restart=lambda scene: scene.others),
     "frozen": Case(do=frozen, num_lost=1),
     "cut": Case(do=cut, num_lost=1),
+    "cut long": Case(do=partial(cut, away_s=LONG_S), num_lost=1, step_s=0.5),
     "slow": Case(do=slow, num_lost=1),
     "corrupt": Case(do=corrupt, num_lost=1, spares_victim=False),
     # What has no place any more is read again in each later epoch.

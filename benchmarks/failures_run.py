@@ -93,6 +93,8 @@ class Case:
     """The nodes that a job which died goes on with."""
     outage_s: float = 0.0
     """How long no node could have gone on, whatever it did."""
+    step_s: float = STEP_S
+    """Long enough that the others are still at work when the victim is back."""
     prepare: Callable[[Scene], None] = lambda scene: None
     has_torch_store: bool = False
     """Nodes meet in a store of torch on the first of them, not in a folder."""
@@ -144,7 +146,7 @@ def task_of(scene: Scene, case: Case) -> Task:
         options={"peers": case.has_torch_store or str(scene.folder / "meet")},
         threads=1,
         look_ahead=str(int(BATCHES_AHEAD * BATCH * scene.site.sizes.mean() / scene.num_nodes)),
-        step_s=STEP_S,
+        step_s=case.step_s,
         is_paced=True,
         hold_at=HOLD_AT,
     )

@@ -48,24 +48,35 @@ def tried_at_s(view: Members, peer: str, since_s: float) -> float:
 # -- suspicion --------------------------------------------------------------------------------
 
 
-def test_waits_before_the_next_try_double_and_an_answer_ends_them() -> None:
+def test_a_silent_peer_is_tried_all_the_time_and_an_answer_ends_it() -> None:
+    a, b = views(3)[0], NAMES[1]
+    a.silent(b, "lost", 0.0)
+    at_s = 0.0
+    while at_s < 1000:
+        a.silent(b, "lost", at_s + 0.01)  # A second request that failed with the first.
+        assert not a.is_usable(b, at_s + 100)
+        tried_s = tried_at_s(a, b, at_s)
+        assert a.due(tried_s - 1.01) == ()
+        # Whenever its link is back, it is used again after little more than an eighth of its cut.
+        assert tried_s - at_s <= min(30, max(1, at_s / 8)) + 1
+        at_s = tried_s
+        a.silent(b, "lost", at_s)
+    assert tried_at_s(a, b, at_s) - at_s == 30
+    a.heard(b, at_s)
+    assert a.is_usable(b, at_s)
+    assert a.suspects == frozenset()
+
+
+def test_a_peer_that_comes_and_goes_is_tried_less_and_less() -> None:
     a, b = views(3)[0], NAMES[1]
     at_s, waits = 0.0, []
     for _ in range(7):
         a.silent(b, "lost", at_s)
         waits.append(tried_at_s(a, b, at_s) - at_s)
-        a.silent(b, "lost", at_s + 0.01)  # A second request that failed with the first.
-        assert not a.is_usable(b, at_s + 100)
-        at_s = tried_at_s(a, b, at_s)
-        assert a.due(at_s - 0.1) == ()
-        assert a.due(at_s) == (b,)
+        at_s += waits[-1]
+        a.heard(b, at_s)
+        at_s += 3
     assert waits == [1, 2, 4, 8, 16, 30, 30]
-    a.heard(b, at_s)
-    assert a.is_usable(b, at_s)
-    assert a.suspects == frozenset()
-    a.silent(b, "lost", at_s + 3)
-    assert tried_at_s(a, b, at_s + 3) == at_s + 33  # It flaps: waits go on from where they were.
-    a.heard(b, at_s + 33)
     a.silent(b, "lost", at_s + 100)
     assert tried_at_s(a, b, at_s + 100) == at_s + 101  # Long forgiven.
 

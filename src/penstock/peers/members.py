@@ -1,7 +1,9 @@
 """Who is there: one node's view of all the others, as a state machine without clock or socket.
 
 *Suspicion* is this node's own: a peer that fell silent is not asked on the way of a step; it is
-tried again beside it, after waits that double, and one answer clears it. A node is *lost* in the
+tried again beside it, and one answer clears it. Waits between tries follow the silence, so that a
+peer whose link is back is used again soon: until then both sides read from the store what the other
+one has. A peer that comes and goes is tried less and less. A node is *lost* in the
 whole job when two others report it at a time (one, where no more are left to do so). Reports travel
 as gossip in requests and answers (`facts`); each stands until its author reaches the node again, or
 the node comes back as a new incarnation. A node that hears itself reported goes on serving and says
@@ -42,6 +44,8 @@ FORGIVEN_AFTER_S = 60.0
 _WAITS_S = {"refused": (30.0, 300.0)}
 """First and longest wait before a peer is tried again; one that does not know us seldom learns."""
 _WAIT_S = (1.0, 30.0)
+_SHARE_OF_SILENCE = 1 / 8
+"""A peer that is back after a silence is found out after this share of it at the latest."""
 _DOUBLINGS_MAX = 16
 _SENTENCES_MAX = 64
 _KINDS = {
@@ -93,6 +97,7 @@ class _Peer:
     kind: str = ""
     """Why it is suspected; empty when it is not."""
     num_failures: int = 0
+    """How often it failed; a silence counts once, however long it is."""
     heard_at_s: float = -math.inf
     silent_at_s: float = -math.inf
     """When suspicion began."""
@@ -189,16 +194,16 @@ class Members:
         state = self._peers[node]
         if state.kind and at_s < state.retry_at_s:
             return  # All that was asked of it fails at once; that is one failure.
+        is_silent_still = state.kind == kind == "lost"
         if not state.kind:
             if at_s - state.cleared_at_s > FORGIVEN_AFTER_S:
                 state.num_failures = 0
             state.silent_at_s = at_s
             self._say_suspected(node, kind, at_s)
-        first_s, most_s = _WAITS_S.get(kind, _WAIT_S)
-        doubled = first_s * 2 ** min(state.num_failures, _DOUBLINGS_MAX)
-        state.retry_at_s = at_s + min(most_s, doubled)
-        state.num_failures += 1
+        if not is_silent_still:
+            state.num_failures += 1
         state.kind = kind
+        state.retry_at_s = at_s + _wait_s(state, at_s)
         # One that is merely slow to fill answers all the same: nobody else has to do without it.
         if kind != "stuck" and node not in self._suspected:
             self._suspected.add(node)
@@ -332,6 +337,13 @@ class Members:
 
     def _note(self, sentence: str) -> None:
         self._log.append(sentence)
+
+
+def _wait_s(peer: _Peer, at_s: float) -> float:
+    """Return how long to wait before a suspect is tried again."""
+    first_s, most_s = _WAITS_S.get(peer.kind, _WAIT_S)
+    doubled_s = first_s * 2 ** min(peer.num_failures - 1, _DOUBLINGS_MAX)
+    return min(most_s, max(doubled_s, _SHARE_OF_SILENCE * (at_s - peer.silent_at_s)))
 
 
 def record_of(member: Member) -> Record:
