@@ -14,10 +14,23 @@ from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
 from penstock.dataset.part import Ints, Part
-from penstock.errors import ChangedError, DatasetError, StoreError
+from penstock.errors import ChangedError, DatasetError, OptionError, StoreError
 from penstock.storage.base import Store
 
 Decoders = Mapping[str, Decoder | None]
+
+
+def checked_decoders(decoders: Decoders | None, parts: Sequence[Part], uri: str) -> Decoders:
+    """Return what the user gave, or raise for a decoder that no field would ever use."""
+    fields = {f.name: f.encoding for part in parts for f in part.fields}
+    for name in decoders or {}:
+        if name not in fields and name not in fields.values():
+            known = ", ".join(f"{field} ({encoding})" for field, encoding in fields.items())
+            raise OptionError(
+                f"decoders={{{name!r}: …}} is for no field of {uri}; these are, with their "
+                f"extensions: {known}"
+            )
+    return dict(decoders or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +157,6 @@ def explained(error: StoreError, bound: BoundPart, table: int, number: int) -> E
         return error
     return ChangedError(
         f"{bound.store.uri}{was.key} changed while it was read: {was.size_bytes} bytes when "
-        f"indexed, {now.size_bytes} now; data sets are immutable, index it again with "
-        "`penstock index --rebuild`"
+        f"indexed, {now.size_bytes} now; data sets are immutable: index it again with "
+        "penstock.open(..., rebuild=True) or `penstock index --rebuild`"
     )

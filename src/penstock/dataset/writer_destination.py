@@ -111,6 +111,7 @@ class Destination:
             self.base,
             addition,
             version=self.job.base_version + 1,
+            store=self.store,
             format=self.format,
             options=layout.options,
         )
