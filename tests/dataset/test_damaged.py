@@ -280,6 +280,21 @@ def test_an_object_key_that_leaves_the_folder_is_refused(rows: Path) -> None:
         penstock.open(rows, check=False)[0]
 
 
+def test_an_index_of_mds_names_nothing_outside_of_the_listing(tmp_path: Path) -> None:
+    (tmp_path / "secret.mds").write_bytes(bytes(100))
+    (tmp_path / "set").mkdir()
+    shard = {
+        "column_names": ["x"],
+        "column_encodings": ["int"],
+        "column_sizes": [8],
+        "samples": 1,
+        "raw_data": {"basename": "../secret.mds", "bytes": 100},
+    }
+    (tmp_path / "set" / "index.json").write_text(json.dumps({"shards": [shard]}))
+    with pytest.raises(FormatError, match=r"secret\.mds is not there"):
+        penstock.open(tmp_path / "set", format="mds")
+
+
 # -- anything at all -------------------------------------------------------------------------------
 
 MANIFESTS = [
@@ -434,7 +449,12 @@ def test_a_decoder_for_no_field_is_refused_with_those_there_are(written: Path) -
     for make in (penstock.open, lambda path, **more: penstock.open(path).with_decoders(**more)):
         with pytest.raises(OptionError, match=r"'typo'.*txt \(txt\), cls \(cls\)"):
             make(written, decoders={"typo": len})
-    assert penstock.open(written, decoders={"txt": len})[3]["txt"] == 8
+        with pytest.raises(OptionError, match=r"'jpg'.*is for no field"):
+            make(written, decoders={"jpg": len})
+        with pytest.raises(OptionError, match="'typo'"):
+            make(written, decoders={"txt": len, "typo": len})
+    some = {"txt": len, "jpg": len}
+    assert penstock.open(written, decoders=some)[3]["txt"] == 8, "one of them is for a field"
 
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:

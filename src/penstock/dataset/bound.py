@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.checks import read_checked
-from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
+from penstock.dataset.fields import DECODERS, VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
 from penstock.dataset.part import Ints, Part
@@ -21,15 +21,21 @@ Decoders = Mapping[str, Decoder | None]
 
 
 def checked_decoders(decoders: Decoders | None, parts: Sequence[Part], uri: str) -> Decoders:
-    """Return what the user gave, or raise for a decoder that no field would ever use."""
+    """Return what the user gave, or raise for a decoder that would never be used.
+
+    One set of decoders may serve several data sets (`jpg`, `jpeg`, `png`), so of several that are
+    named by known extensions some may have no field here, but not all.
+    """
     fields = {f.name: f.encoding for part in parts for f in part.fields}
-    for name in decoders or {}:
-        if name not in fields and name not in fields.values():
-            known = ", ".join(f"{field} ({encoding})" for field, encoding in fields.items())
-            raise OptionError(
-                f"decoders={{{name!r}: …}} is for no field of {uri}; these are, with their "
-                f"extensions: {known}"
-            )
+    here = fields.keys() | set(fields.values())
+    unused = [name for name in decoders or {} if name not in here]
+    unknown = [name for name in unused if name not in DECODERS]
+    if unknown or (unused and len(unused) == len(decoders or {})):
+        known = ", ".join(f"{field} ({encoding})" for field, encoding in fields.items())
+        raise OptionError(
+            f"decoders={{{(unknown or unused)[0]!r}: …}} is for no field of {uri}; these are, with "
+            f"their extensions: {known}"
+        )
     return dict(decoders or {})
 
 

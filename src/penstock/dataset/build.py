@@ -28,7 +28,7 @@ from penstock.dataset.catalog import Catalog, Manifest, VersionFile
 from penstock.dataset.crew import Crew, ThreadCrew
 from penstock.dataset.formats.base import Unit
 from penstock.dataset.moved import open_parts, settled
-from penstock.dataset.versions import Addition, next_version
+from penstock.dataset.versions import Addition, Heading, next_version
 from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError, OptionError
 
 _THREADS_LOCAL = 4
@@ -80,18 +80,15 @@ def build(
         if not units and latest is not None:
             return latest
         addition = _scan_all(recipe, units, work, crew, report)
+        heading = Heading(
+            version=version,
+            spec=recipe.spec,
+            format=recipe.format.name,
+            options=recipe.options,
+            replaces=over.digest if over else "",
+        )
         try:
-            manifest = next_version(
-                catalog,
-                base,
-                addition,
-                version=version,
-                store=recipe.store,
-                spec=recipe.spec,
-                format=recipe.format.name,
-                options=recipe.options,
-                replaces=over.digest if over else "",
-            )
+            manifest = next_version(catalog, base, addition, heading, store=recipe.store)
             there = _committed_already(catalog, manifest) if rebuild else None
             if there is None:
                 catalog.commit(manifest)

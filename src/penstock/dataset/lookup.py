@@ -153,7 +153,7 @@ def is_usable(manifest: Manifest, located: Located, format: str | None) -> bool:
 def is_default(found: Found) -> bool:
     """Return whether this is what a whole folder is without a word about format and options."""
     plain = found.located.is_everything and not found.options
-    return plain and format_of(found.located.objects) is found.format
+    return plain and format_of(found.located.objects).name == found.format.name
 
 
 def indexed(found: Found, version: int | None = None) -> Origin | None:

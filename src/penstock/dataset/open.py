@@ -34,8 +34,8 @@ from penstock.dataset.lookup import (
     versions_there,
 )
 from penstock.dataset.moved import open_parts, settled
-from penstock.dataset.part import Part, open_part
-from penstock.dataset.part_files import check_bounds, open_verified
+from penstock.dataset.part import Part
+from penstock.dataset.part_files import open_verified
 from penstock.dataset.publish import write_index
 from penstock.errors import OptionError
 from penstock.storage.base import Store
@@ -245,11 +245,7 @@ def _open_index(text: str, decoders: Decoders | None, options: StoreOptions | No
             f"versions ({FOLDER}/all/v000001.json)"
         )
     path = Path(place.path)
-    if is_hash(path.stem):
-        part = open_verified(path, path.stem, stamps())
-    else:
-        part = open_part(path)
-        check_bounds(part, str(path))
+    part = open_verified(path, path.stem if is_hash(path.stem) else None, stamps())
     data_root = Path(split_uri(root).path) if inside else path.parent
     chosen = checked_decoders(decoders, [part], text)
     return Dataset(store=FolderStore(data_root), parts=[part], decoders=chosen)

@@ -10,6 +10,7 @@ times; the time of the last change of an inode cannot be set back.
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
@@ -28,24 +29,29 @@ _CHUNK = 1 << 20
 _WAY_OUT = "build the index again: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
 
 
-def open_verified(path: Path, name: str, stamps: Path) -> Part:
-    """Return the part in a file whose hash is `name`, or raise `CorruptError`."""
+def open_verified(path: Path, name: str | None, stamps: Path) -> Part:
+    """Return the part in a file whose hash is `name`, or raise `CorruptError`.
+
+    Of a file that is not named by its hash (None) only the extents are checked.
+    """
     data = map_file(path)
     if len(data) <= READ_BYTES_MAX:
         return part_verified(data, name, str(path), path)
-    stamp = stamps / f"{name}-{xxhash.xxh3_64_hexdigest(os.fsencode(path))}"
+    stamp = stamps / f"{name or 'extents'}-{xxhash.xxh3_64_hexdigest(os.fsencode(path))}"
     identity = _identity(path)
     if _stamped(stamp) == identity:
         return part_of(parse_columns(data, str(path), path), str(path))
     part = part_verified(data, name, str(path), path)
+    if isinstance(data.obj, mmap.mmap):
+        data.obj.madvise(mmap.MADV_DONTNEED)  # All of it was read; little of it will be needed.
     if _identity(path) == identity:  # else it was changed meanwhile: nothing is known of it
         _leave(stamp, identity)
     return part
 
 
-def part_verified(data: memoryview, name: str, where: str, path: Path | None = None) -> Part:
+def part_verified(data: memoryview, name: str | None, where: str, path: Path | None = None) -> Part:
     """Return the part in some bytes whose hash is `name`, or raise `CorruptError`."""
-    found = xxhash.xxh3_128_hexdigest(data)
+    found = xxhash.xxh3_128_hexdigest(data) if name is not None else None
     if found != name:
         raise CorruptError(
             f"{where} is damaged: its {len(data)} bytes have the hash {found}, its name says "

@@ -40,17 +40,24 @@ def _itself(part: Part) -> Part:
     return part
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What a version says of itself beside its samples; see `Manifest`."""
+
+    version: int
+    format: str
+    options: Mapping[str, Any]
+    spec: str = EVERYTHING_SPEC
+    replaces: str = ""
+
+
 def next_version(
     catalog: Catalog,
     base: Manifest | None,
     addition: Addition,
+    heading: Heading,
     *,
-    version: int,
     store: Store,
-    format: str,
-    options: Mapping[str, Any],
-    spec: str = EVERYTHING_SPEC,
-    replaces: str = "",
 ) -> Manifest:
     """Store the new part and return the version that names it; nobody sees it before its commit.
 
@@ -66,15 +73,15 @@ def next_version(
     with merged(new.outline, new.pieces, cache_folder() / "parts") as part:
         ref = catalog.add_part(part, store.uri)
     return Manifest(
-        version=version,
-        spec=spec,
-        format=format,
-        options=dict(options),
+        version=heading.version,
+        spec=heading.spec,
+        format=heading.format,
+        options=dict(heading.options),
         num_samples=num_samples,
         num_objects=num_objects,
         size_bytes=size_bytes,
         parts=[*kept, ref],
-        replaces=replaces,
+        replaces=heading.replaces,
     )
 
 
