@@ -54,6 +54,10 @@ class _Head(msgspec.Struct, frozen=True):
     data_bytes: _Count
 
 
+_HEAD = msgspec.json.Decoder(_Head)
+"""Made once, not by the first to open a file: that would take as long as all the rest."""
+
+
 class Columns(Mapping[str, Array]):
     """Named arrays and a meta value, in memory or mapped from a file."""
 
@@ -171,7 +175,7 @@ def parse_columns(data: memoryview, name: str, path: Path | None = None) -> Colu
             f"{name} is cut off: a head of {head_bytes} bytes does not fit in it; {_WAY_OUT}"
         )
     try:
-        head = msgspec.json.decode(data[16 : 16 + head_bytes], type=_Head)
+        head = _HEAD.decode(data[16 : 16 + head_bytes])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError(f"{name} has a damaged head ({error}); {_WAY_OUT}") from None
     start = -(-(16 + head_bytes) // _ALIGN) * _ALIGN

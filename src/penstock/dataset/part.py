@@ -227,6 +227,9 @@ class _Meta(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
+msgspec.json.Decoder(_Meta)  # prepares the type: the first to open a part need not
+
+
 def part_of(columns: Columns, name: str = "a part") -> Part:
     """Return a part from its columns; those that do not fit together are a `FormatError`."""
     try:
