@@ -23,7 +23,7 @@ from penstock.dataset.catalog import cache_folder
 from penstock.dataset.columns import map_columns, write_columns
 from penstock.dataset.formats.tar import TarFormat
 from penstock.dataset.open import look_up, write_index
-from penstock.errors import ChangedError, DatasetError, FormatError, OptionError
+from penstock.errors import ChangedError, CorruptError, DatasetError, FormatError, OptionError
 from penstock.storage.folder import FolderStore
 from penstock.storage.locate import open_store
 
@@ -72,15 +72,17 @@ def test_a_list_of_shards_is_a_data_set(shards: Path) -> None:
     assert sorted(texts(dataset)) == sorted(EXPECTED[20:] + EXPECTED[:10])
 
 
-def test_the_index_lies_beside_the_data_and_is_read_again(
+def test_an_index_beside_the_data_is_used_first(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = penstock.open(shards)
+    _, manifest = write_index(look_up(shards))
     assert (shards / ".penstock" / "all" / "v000001.json").exists()
-    monkeypatch.setattr("penstock.dataset.open.build", None)
+    monkeypatch.setattr("penstock.dataset.publish.build", None)
     again = penstock.open(shards)
-    assert again.version == first.version == 1
-    assert again.fingerprint == first.fingerprint
+    assert again.version == manifest.version == 1
+    assert again.fingerprint == manifest.fingerprint
+    assert again.origin is not None
+    assert again.origin.catalog.store.uri == f"{shards}/"
     assert texts(again) == EXPECTED
 
 
@@ -95,10 +97,10 @@ def test_where_the_data_cannot_be_written_the_index_goes_to_the_users_cache(
         return real(self, key, *args, **kwargs)
 
     monkeypatch.setattr(FolderStore, "write", refuse)
-    assert texts(penstock.open(shards)) == EXPECTED
+    write_index(look_up(shards))
     assert not (shards / ".penstock").exists()
     assert list((cache_folder() / "indexes").rglob("v000001.json"))
-    monkeypatch.setattr("penstock.dataset.open.build", None)
+    monkeypatch.setattr("penstock.dataset.publish.build", None)
     assert texts(penstock.open(shards)) == EXPECTED, "found in the cache the second time"
 
 
@@ -302,10 +304,10 @@ def test_what_cannot_be_opened_says_what_to_do(tmp_path: Path, shards: Path) -> 
 
 
 def test_a_damaged_index_is_an_error_with_the_way_out(shards: Path) -> None:
-    penstock.open(shards)
+    write_index(look_up(shards))
     (part,) = (shards / ".penstock" / "all" / "parts").glob("*.idx")
     part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(FormatError, match="cut off"):
+    with pytest.raises(CorruptError, match=f"its name says {part.stem}.*rebuild=True"):
         penstock.open(shards)
 
 
@@ -320,7 +322,7 @@ def test_a_set_in_s3_is_indexed_beside_its_data_and_opens_elsewhere(
     assert texts(here) == EXPECTED
     assert here.fingerprint == penstock.open(shards).fingerprint
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "another machine"))
-    monkeypatch.setattr("penstock.dataset.open.build", None)
+    monkeypatch.setattr("penstock.dataset.publish.build", None)
     assert texts(penstock.open(uri, store=s3.options)) == EXPECTED
 
 
@@ -342,7 +344,7 @@ def test_columns_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_rebuild_leaves_older_versions_as_they_were(shards: Path) -> None:
-    penstock.open(shards)
+    write_index(look_up(shards))
     parts = shards / ".penstock" / "all" / "parts"
     before = {p.name: p.read_bytes() for p in parts.glob("*.idx")}
     os.utime(shards / "x-001.tar", ns=(1, 1))
@@ -357,7 +359,7 @@ def test_a_rebuild_leaves_older_versions_as_they_were(shards: Path) -> None:
 
 
 def test_an_index_of_a_later_layout_can_be_rebuilt(shards: Path) -> None:
-    penstock.open(shards)
+    write_index(look_up(shards))
     manifest = shards / ".penstock" / "all" / "v000001.json"
     manifest.write_text(manifest.read_text().replace('"layout": 1', '"layout": 99'))
     with pytest.raises(FormatError, match="layout 99"):

@@ -119,7 +119,7 @@ def test_what_is_indexed_while_writing_is_what_a_scan_finds(
     assert (written.version, copied.version) == (1, 1)
     assert written.fingerprint == copied.fingerprint
     assert written.parts[0].fields == copied.parts[0].fields
-    raw = dict.fromkeys(("jpg", "seg.png"))
+    raw = dict.fromkeys({"jpg", "seg.png"} & written.fields.keys())
     for sample, (_, fields) in zip(written.with_decoders(raw), drawn, strict=True):
         found = {name: value for name, value in sample.items() if value is not None}
         wanted = {n + ".txt" * (n == "caption"): value_of(n, size) for n, size in fields.items()}
@@ -199,7 +199,7 @@ def test_a_value_comes_back_as_it_was(
     memory: MemoryStore, name: str, value: Any, field: str
 ) -> None:
     write(memory.uri, [{name: value}])
-    sample = penstock.open(memory.uri, decoders={"image": None})[0]
+    sample = penstock.open(memory.uri, decoders={"image": None} if name == "image" else None)[0]
     assert sample == {field: value}
 
 

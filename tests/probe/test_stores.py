@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.dataset.open import look_up, write_index
 from penstock.errors import NotFoundError, OptionError, UnavailableError
 from penstock.probe import Target
 from penstock.probe.stores import measure_store
@@ -109,7 +110,7 @@ def test_nothing_is_indexed_for_a_probe(shards: Path) -> None:
 
 
 def test_an_index_may_be_named_itself(shards: Path) -> None:
-    penstock.open(shards)
+    write_index(look_up(shards))
     target = Target.of(shards / ".penstock" / "all" / "v000001.json")
     assert target.dataset is not None
     assert len(target.dataset) == 80

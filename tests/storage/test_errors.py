@@ -26,7 +26,7 @@ from penstock.testing.ports import free_ports
 
 _STATUSES = [
     (401, "", DeniedError, "refuses no credentials (anonymous) (401)"),
-    (403, "AccessDenied", DeniedError, "403 AccessDenied); check that they may read this bucket"),
+    (403, "AccessDenied", DeniedError, "it is not public: leave out anonymous=True"),
     (403, "SignatureDoesNotMatch", DeniedError, "the secret does not belong to this key"),
     (403, "InvalidAccessKeyId", DeniedError, "the store does not know this key"),
     (403, "ExpiredToken", DeniedError, "sign in again"),
@@ -42,6 +42,20 @@ _STATUSES = [
     (301, "PermanentRedirect", OptionError, "another region"),
     (418, "", StoreError, "refused the request (418)"),
 ]
+
+
+def test_who_is_refused_is_told_what_to_change_and_not_what_was_done_already() -> None:
+    fault = Fault(kind="status", status=403, code="AccessDenied", count=9)
+    with HttpServer({"bucket/x": b"1"}, faults=(fault,)) as server:
+        options = StoreOptions(endpoint=server.url, access_key="me", secret_key="secret")
+        with pytest.raises(DeniedError, match=r"may read this.* or pass anonymous=True"):
+            RemoteStore("s3://bucket", options).read_range("x", 0, 1)
+        with pytest.raises(DeniedError, match="plain http sends none"):
+            RemoteStore(f"{server.url}/bucket", StoreOptions()).read_range("x", 0, 1)
+        with pytest.raises(DeniedError) as caught:
+            options = StoreOptions(endpoint=server.url, anonymous=True)
+            RemoteStore("s3://bucket", options).read_range("x", 0, 1)
+    assert "pass anonymous=True" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("status", "code", "kind", "words"), _STATUSES)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_globs_match_against_a_listing(folder: Path, pattern: str, expected: lis
 def test_braces_keep_their_order_and_padding(folder: Path) -> None:
     found = resolve(f"{folder}/{{val,train}}/{{000..000}}.tar")
     assert _keys(found) == ["val/000.tar", "train/000.tar"]
-    assert found.spec == f"{folder}/{{val,train}}/{{000..000}}.tar"
+    assert found.names == ("object:val/000.tar", "object:train/000.tar")
 
 
 def test_a_missing_name_of_braces_is_an_error(folder: Path) -> None:
@@ -92,6 +93,27 @@ def test_a_list_of_anything_is_joined_under_its_common_folder(folder: Path) -> N
     assert found.store == FolderStore(folder)
     assert not found.is_everything
     assert bytes(found.store.read("README.md")) == b"README.md"
+
+
+def test_names_are_whole_in_order_and_relative_to_the_root(folder: Path) -> None:
+    found = resolve([f"{folder}/val", f"{folder}/train/*.tar", f"{folder}/README.md"])
+    assert found.names == ("folder:val/", "glob:train/*.tar", "object:README.md")
+    assert resolve(folder).names == resolve(f"{folder}/").names == ("folder:",)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"set", [None], ["a", 7], []])
+def test_what_is_no_name_is_said_to_be_none(name: Any) -> None:
+    with pytest.raises(OptionError, match="path or uri"):
+        resolve(name)
+
+
+def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    with pytest.raises(NotFoundError, match="set is an empty folder"):
+        resolve(tmp_path / "set")
+    (tmp_path / "set" / ".hidden").write_bytes(b"x")
+    with pytest.raises(NotFoundError, match="set/ holds only hidden names"):
+        resolve(f"{tmp_path}/set/")
 
 
 def test_an_object_named_twice_counts_once(folder: Path) -> None:

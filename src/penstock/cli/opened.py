@@ -17,9 +17,11 @@ from penstock.dataset.build import BuildProgress, Changes
 from penstock.dataset.build_changes import compare_with_store
 from penstock.dataset.catalog import FOLDER, Catalog, Manifest
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.lookup import indexed as indexed_origin
+from penstock.dataset.moved import open_parts
 from penstock.dataset.open import Found, look_up, write_index
 from penstock.dataset.open import open as open_dataset
-from penstock.errors import OptionError, StoreError
+from penstock.errors import OptionError
 
 _log = logging.getLogger("penstock.cli")
 _CHECKED_OBJECTS_MAX = 100_000
@@ -49,14 +51,8 @@ def find(args: argparse.Namespace) -> Found:
 
 def indexed(found: Found, version: int | None = None) -> tuple[Catalog, Manifest] | None:
     """Return an index that is there already, the one that `penstock.open` would take."""
-    for catalog in found.catalogs():
-        try:
-            manifest = catalog.read(version) if catalog.versions() else None
-        except StoreError:
-            continue  # What cannot be read is not there; building will say why, if it matters.
-        if manifest is not None:
-            return catalog, manifest
-    return None
+    origin = indexed_origin(found, version)
+    return None if origin is None else (origin.catalog, origin.manifest)
 
 
 def build_index(found: Found, *, rebuild: bool = False) -> tuple[Catalog, Manifest]:
@@ -71,14 +67,14 @@ def build_index(found: Found, *, rebuild: bool = False) -> tuple[Catalog, Manife
                 size_bytes=state.size_bytes,
             )
 
-        return write_index(found, rebuild=rebuild, report=report)
+        return write_index(found, rebuild=rebuild, beside=False, report=report)
 
 
 def changes_since(found: Found, catalog: Catalog, manifest: Manifest) -> Changes:
     """Return how the objects differ from those of an index; formats know which ones count."""
     recipe = found.recipe
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
-    parts = [catalog.part(ref) for ref in manifest.parts]
+    parts = open_parts(recipe.store, catalog, manifest, lambda: found.objects)
     objects = [o for unit in units for o in unit.objects]
     return compare_with_store(parts, objects, recipe.store)
 
@@ -103,7 +99,8 @@ def open_named(args: argparse.Namespace, *, check: bool = True) -> Opened:
     return Opened(
         dataset=Dataset(
             store=found.located.store,
-            parts=[catalog.part(ref) for ref in manifest.parts],
+            # Without a check, `verify` says what is wrong with the index too.
+            parts=open_parts(found.store, catalog, manifest, lambda: found.objects, verified=check),
             version=manifest.version,
         ),
         index_uri=catalog.uri,

@@ -10,14 +10,33 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.checks import read_checked
-from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
+from penstock.dataset.fields import DECODERS, VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
 from penstock.dataset.part import Ints, Part
-from penstock.errors import ChangedError, DatasetError, StoreError
+from penstock.errors import ChangedError, DatasetError, OptionError, StoreError
 from penstock.storage.base import Store
 
 Decoders = Mapping[str, Decoder | None]
+
+
+def checked_decoders(decoders: Decoders | None, parts: Sequence[Part], uri: str) -> Decoders:
+    """Return what the user gave, or raise for a decoder that would never be used.
+
+    One set of decoders may serve several data sets (`jpg`, `jpeg`, `png`), so of several that are
+    named by known extensions some may have no field here, but not all.
+    """
+    fields = {f.name: f.encoding for part in parts for f in part.fields}
+    here = fields.keys() | set(fields.values())
+    unused = [name for name in decoders or {} if name not in here]
+    unknown = [name for name in unused if name not in DECODERS]
+    if unknown or (unused and len(unused) == len(decoders or {})):
+        known = ", ".join(f"{field} ({encoding})" for field, encoding in fields.items())
+        raise OptionError(
+            f"decoders={{{(unknown or unused)[0]!r}: …}} is for no field of {uri}; these are, with "
+            f"their extensions: {known}"
+        )
+    return dict(decoders or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +163,6 @@ def explained(error: StoreError, bound: BoundPart, table: int, number: int) -> E
         return error
     return ChangedError(
         f"{bound.store.uri}{was.key} changed while it was read: {was.size_bytes} bytes when "
-        f"indexed, {now.size_bytes} now; data sets are immutable, index it again with "
-        "`penstock index --rebuild`"
+        f"indexed, {now.size_bytes} now; data sets are immutable: index it again with "
+        "penstock.open(..., rebuild=True) or `penstock index --rebuild`"
     )

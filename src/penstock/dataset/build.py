@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from penstock.dataset.build_changes import Changes, compare, compare_with_store
+import msgspec
+
+from penstock.dataset.build_changes import Changes, compare
 from penstock.dataset.build_merge import Outline, Piece
 from penstock.dataset.build_scan import (
     Recipe,
@@ -22,11 +24,11 @@ from penstock.dataset.build_scan import (
     work_here,
     work_shared,
 )
-from penstock.dataset.catalog import Catalog, Manifest
+from penstock.dataset.catalog import Catalog, Manifest, VersionFile
 from penstock.dataset.crew import Crew, ThreadCrew
 from penstock.dataset.formats.base import Unit
-from penstock.dataset.part import Part
-from penstock.dataset.versions import Addition, next_version
+from penstock.dataset.moved import open_parts, settled
+from penstock.dataset.versions import Addition, Heading, next_version
 from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError, OptionError
 
 _THREADS_LOCAL = 4
@@ -56,32 +58,40 @@ def build(
     catalog: Catalog,
     *,
     rebuild: bool = False,
+    over: VersionFile | None = None,
     report: Report | None = None,
     crew: Crew | None = None,
 ) -> Manifest:
-    """Return the version that describes the objects as they are now, committing it if it is new."""
+    """Return the version that describes the objects as they are now, committing it if it is new.
+
+    `over` is a version elsewhere, beside the data, that the new one is read instead of.
+    """
     crew = crew or ThreadCrew()
     work = work_shared(catalog) if crew.is_elsewhere else work_here(recipe)
     for _ in range(_COMMIT_TRIES_MAX):
-        # From scratch, what stands there is not looked at: it may be what must be replaced.
-        latest = None if rebuild else catalog.read()
-        version = max(catalog.versions(), default=0) + 1
+        # One look gives both the base and the number: whoever saw no version, or an older one,
+        # cannot commit after another who did.
+        record = catalog.record()
+        latest = None if rebuild or record is None else _ours(recipe, record.manifest())
+        version = max(record.version if record else 0, over.version if over else 0) + 1
         base, units = latest, _new_units(recipe, catalog, latest)
         if units is None:
             base, units = None, recipe.format.units(recipe.objects, recipe.store, recipe.options)
         if not units and latest is not None:
             return latest
         addition = _scan_all(recipe, units, work, crew, report)
+        heading = Heading(
+            version=version,
+            spec=recipe.spec,
+            format=recipe.format.name,
+            options=recipe.options,
+            replaces=over.digest if over else "",
+        )
         try:
-            manifest = next_version(
-                catalog,
-                base,
-                addition,
-                version=version,
-                format=recipe.format.name,
-                options=recipe.options,
-            )
-            catalog.commit(manifest)
+            manifest = next_version(catalog, base, addition, heading, store=recipe.store)
+            there = _committed_already(catalog, manifest) if rebuild else None
+            if there is None:
+                catalog.commit(manifest)
         except ExistsError:
             continue  # Another writer was first: what it committed may be all that we wanted.
         except NotFoundError:
@@ -89,10 +99,27 @@ def build(
                 raise
             continue  # As above, and it has cleared away the work of both.
         work.clear([unit_name(unit) for unit in units])
-        return manifest
+        return there or manifest
     raise DatasetError(
         f"{catalog.uri}: {_COMMIT_TRIES_MAX} times another writer committed first; let one finish"
     )
+
+
+def _ours(recipe: Recipe, latest: Manifest) -> Manifest | None:
+    """Return a version if it is one of the data set that is built."""
+    is_ours = latest.is_of(recipe.spec, recipe.format.name, recipe.options)
+    return latest if is_ours else None
+
+
+def _committed_already(catalog: Catalog, manifest: Manifest) -> Manifest | None:
+    """Return the latest version if it says the same: two may build from scratch at once."""
+    record = catalog.record()
+    try:
+        latest = record.manifest() if record else None
+    except FormatError:
+        return None  # What cannot be read may be what must be replaced.
+    same = latest and msgspec.structs.replace(latest, version=manifest.version) == manifest
+    return latest if same else None
 
 
 def _new_units(recipe: Recipe, catalog: Catalog, latest: Manifest | None) -> list[Unit] | None:
@@ -100,15 +127,10 @@ def _new_units(recipe: Recipe, catalog: Catalog, latest: Manifest | None) -> lis
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
     if latest is None:
         return units
-    old: Sequence[Part] = [catalog.part(ref) for ref in latest.parts]
     found = [o for u in units for o in u.objects]
-    changes = compare_with_store(old, found, recipe.store)
-    changes.refuse(
-        recipe.store.uri,
-        "Data sets are immutable: add new objects instead, or index from scratch with "
-        "`penstock index --rebuild` (older versions then no longer match their data)",
-    )
-    new = {o.key for o in changes.new}
+    parts = open_parts(recipe.store, catalog, latest, lambda: found)
+    old, added = settled(recipe.store, latest, parts, found)
+    new = {o.key for o in added}
     if any(u.note.get("classes", c) != c for u in units for c in [old[0].options.get("classes")]):
         return None  # A new folder may change the numbers of all classes.
     fresh = [u for u in units if any(o.key in new for o in u.objects)]

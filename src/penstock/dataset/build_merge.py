@@ -23,6 +23,7 @@ import numpy.typing as npt
 from penstock.dataset.columns import Columns
 from penstock.dataset.fields import Field
 from penstock.dataset.part import ABSENT, Part, fingerprint_of, merge_fields, part_of
+from penstock.storage.folder_errors import store_error
 from penstock.storage.pool import Pool
 
 Piece = Callable[[], Part]
@@ -153,13 +154,16 @@ def merged(outline: Outline, pieces: Sequence[Piece], scratch: Path) -> Iterator
     fields = outline.merged_fields()
     shapes = _shapes(outline, fields)
     total_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in shapes.values())
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".penstock-tmp-merge-", dir=scratch) as folder:
+    with store_error(str(scratch)):
+        scratch.mkdir(parents=True, exist_ok=True)
+        held = tempfile.TemporaryDirectory(prefix=".penstock-tmp-merge-", dir=scratch)
+    with held as folder:
         where = Path(folder) if total_bytes > _HELD_BYTES_MAX else None
-        arrays = {
-            name: _room(where, number, dtype, shape)
-            for number, (name, (dtype, shape)) in enumerate(shapes.items())
-        }
+        with store_error(str(scratch), needed_bytes=total_bytes):
+            arrays = {
+                name: _room(where, number, dtype, shape)
+                for number, (name, (dtype, shape)) in enumerate(shapes.items())
+            }
         filling = _Filling(arrays, fields)
         for part in _opened(pieces):
             filling.add(part)

@@ -22,9 +22,16 @@ from penstock.dataset.build_merge import Outline, Piece, outline_of
 from penstock.dataset.catalog import FOLDER, Catalog, cache_folder
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats.base import Format, Unit
-from penstock.dataset.part import Part, open_part, part_of
+from penstock.dataset.magic import what_else
+from penstock.dataset.part import Part, open_part, part_of, recomputed
 from penstock.dataset.writer_index import part_bytes
-from penstock.errors import FormatError, NotFoundError, PenstockError
+from penstock.errors import (
+    CorruptError,
+    DatasetError,
+    FormatError,
+    NotFoundError,
+    PenstockError,
+)
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.pool import Pool
@@ -39,6 +46,8 @@ class Recipe:
     store: Store
     objects: Sequence[ObjectInfo]
     """All objects there are now that belong to the format, sorted by key."""
+    spec: str
+    """Hash of the names that were asked for."""
     format: Format
     options: Mapping[str, Any]
 
@@ -64,15 +73,16 @@ class Work:
             self.store.write(self.key(name), part_bytes(part))
 
     def part(self, name: str) -> Part:
-        """Return the part of a unit, or raise `NotFoundError`."""
+        """Return the part of a unit, or raise `NotFoundError`, or `CorruptError`."""
         key = self.key(name)
+        where = self.store.uri + key
         if isinstance(self.store, FolderStore):
-            try:
-                return open_part(self.store.path_of(key))
-            except FileNotFoundError:
-                uri = self.store.uri + key
-                raise NotFoundError(f"{uri} does not exist", uri=uri) from None
-        return part_of(parse_columns(self.store.read(key), self.store.uri + key))
+            part = open_part(self.store.path_of(key))
+        else:
+            part = part_of(parse_columns(self.store.read(key), where), where)
+        if recomputed(part) != part.fingerprint:
+            raise CorruptError(f"{where} is damaged: its columns do not give its fingerprint")
+        return part
 
     def clear(self, names: Sequence[str]) -> None:
         """Remove what was kept, and what killed builds left; another may be at work beside us."""
@@ -159,8 +169,8 @@ def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> Scanned:
     name, held = unit_name(unit), None
     try:
         part = job.work.part(name)
-    except (NotFoundError, FormatError):  # not there, or of another Penstock
-        part = job.format.scan(unit, job.store, job.options)
+    except (NotFoundError, FormatError, CorruptError):  # not there, damaged, of another Penstock
+        part = _scanned(job, unit)
         try:
             job.work.keep(name, part)
         except OSError:
@@ -168,6 +178,23 @@ def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> Scanned:
                 raise
             held = part
     return Scanned(number=number, name=name, outline=outline_of(part, number), held=held)
+
+
+def _scanned(job: ScanJob, unit: Unit) -> Part:
+    """Scan a unit; an object that is not what its name says is said to be what it is."""
+    info = unit.objects[0]
+    try:
+        part = job.format.scan(unit, job.store, job.options)
+    except DatasetError as error:
+        what = what_else(job.store, info, job.format.name)
+        if what:
+            raise FormatError(what) from error
+        raise
+    # A short text ends before the first header of a tar: nothing is wrong with what was read.
+    what = what_else(job.store, info, job.format.name) if part.num_samples == 0 else ""
+    if what and info.size_bytes:
+        raise FormatError(what)
+    return part
 
 
 def unit_name(unit: Unit) -> str:

@@ -4,33 +4,45 @@ A catalog is a folder of the store: `v000001.json`, `v000002.json`, … and `par
 small manifest that names its parts; parts are named by their content and never change. Writing a
 version is one conditional put of its manifest, so of two writers exactly one wins and readers see
 all of a version or nothing. Old versions stay: who reads one is not disturbed.
+
+A manifest says of which data set it is a version: the names that were asked for, the format and its
+options. So a version is never taken for one of another data set, wherever its file came to lie.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
 
 from penstock.clock import Clock, SystemClock
 from penstock.dataset.catalog_copies import Copy, local_copy
-from penstock.dataset.columns import parse_columns
-from penstock.dataset.part import Part, open_part, part_of
-from penstock.errors import FormatError, NotFoundError, OptionError
+from penstock.dataset.part import Part, open_part
+from penstock.dataset.part_files import open_verified, part_verified
+from penstock.errors import CorruptError, FormatError, NotFoundError, OptionError
 from penstock.storage.base import Store
 from penstock.storage.folder import FolderStore
+from penstock.storage.folder_errors import store_error
+from penstock.storage.keys import checked_hash
+from penstock.storage.locate import EVERYTHING
 
 FOLDER = ".penstock"
 """Where an index lies beside its data."""
 _LAYOUT = 1
 _LOOK_AGAIN_S = 0.5
+
+
+_log = logging.getLogger("penstock.dataset")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,26 +52,75 @@ class PartRef(msgspec.Struct, frozen=True, kw_only=True):
     """Hash of the whole file, marks of the store included: another file has another name."""
     fingerprint: str
     """Hash of what the samples are; equal for copies of a data set."""
-    num_samples: int
-    size_bytes: int
+    num_samples: _Count
+    size_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    uri: str = ""
+    """Where the objects lay when they were indexed; empty in manifests of older Penstocks."""
+
+    def __post_init__(self) -> None:
+        checked_hash(self.name)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a data set."""
 
     layout: int = _LAYOUT
-    version: int
+    version: _Count
+    spec: str = ""
+    """Hash of the names that were asked for; empty in manifests of older Penstocks."""
     format: str
     options: dict[str, Any]
-    num_samples: int
-    num_objects: int
-    size_bytes: int
-    parts: list[PartRef]
+    num_samples: _Count
+    num_objects: _Count
+    size_bytes: _Count
+    parts: Annotated[list[PartRef], msgspec.Meta(min_length=1)]
+    replaces: str = ""
+    """Hash of the manifest beside the data that this one, in a user's cache, is read instead of."""
 
     @property
     def fingerprint(self) -> str:
         """A hash of what this version holds, known without opening any of it."""
         return xxhash.xxh3_128_hexdigest("".join(r.fingerprint for r in self.parts).encode())
+
+    def is_of(self, spec: str, format: str | None, options: Mapping[str, Any] | None) -> bool:
+        """Return whether this is a version of the data set with these names, format and options.
+
+        A format or options of None are those that the version has. Older Penstocks wrote no spec;
+        what they wrote is only found where whole folders are kept.
+        """
+        return (
+            (self.spec or EVERYTHING_SPEC) == spec
+            and format in (None, self.format)
+            and (options is None or _canonical(options) == _canonical(self.options))
+        )
+
+
+def spec_of(names: Sequence[str]) -> str:
+    """Return the hash of all names that a data set was asked for with, in their order."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(_text(names)))
+
+
+def _text(names: Sequence[str]) -> list[str]:
+    return [n.encode("utf-8", "surrogateescape").decode("latin-1") for n in names]
+
+
+EVERYTHING_SPEC = spec_of(EVERYTHING)
+"""The spec of a whole folder, bucket or prefix."""
+
+
+def catalog_name(spec: str, format: str, options: Mapping[str, Any]) -> str:
+    """Return the name of the catalog of one data set."""
+    what = [spec, format, _canonical(options).decode()]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(what))
+
+
+def _canonical(options: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(dict(options), order="sorted")
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"options of a format are plain values (numbers, texts, lists): {error}"
+        ) from None
 
 
 def cache_folder() -> Path:
@@ -111,6 +172,11 @@ class Catalog:
 
     def read(self, version: int | None = None) -> Manifest | None:
         """Return a version, or the latest, or None when there is none at all."""
+        record = self.record(version)
+        return None if record is None else record.manifest()
+
+    def record(self, version: int | None = None) -> VersionFile | None:
+        """Return the file of a version, or of the latest, or None when there is none at all."""
         if version is None:
             versions = self.versions()
             if not versions:
@@ -121,7 +187,7 @@ class Catalog:
         except NotFoundError:
             have = ", ".join(map(str, self.versions())) or "none"
             raise OptionError(f"{self.uri} has no version {version}; it has: {have}") from None
-        return _parsed(data, f"{self.uri} version {version}")
+        return VersionFile(name=f"{self.uri} version {version}", version=version, data=data)
 
     def read_soon(self, version: int, wait_s: float, clock: Clock | None = None) -> Manifest:
         """Return a version that somebody has seen, waiting for it to be seen here too."""
@@ -150,47 +216,73 @@ class Catalog:
         data = msgspec.json.format(msgspec.json.encode(manifest))
         self.store.write(self._key(manifest.version), data, only_if_absent=True)
 
-    def _part_key(self, name: str) -> str:
+    def part_key(self, name: str) -> str:
+        """Return the key of a part."""
         return f"{self.prefix}parts/{name}.idx"
 
-    def add_part(self, part: Part) -> PartRef:
-        """Store a part; it is seen by nobody until a version names it."""
+    def add_part(self, part: Part, uri: str = "") -> PartRef:
+        """Store a part of objects that lie at `uri`; no one sees it until a version names it."""
         folder = cache_folder() / "parts"
-        folder.mkdir(parents=True, exist_ok=True)
         own = folder / f".penstock-tmp-{secrets.token_hex(8)}.idx"
-        try:
-            part.save(own)
-            size_bytes = own.stat().st_size
-            with own.open("rb") as file:
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            name = xxhash.xxh3_128_hexdigest(memoryview(data))
-            self.store.write(self._part_key(name), memoryview(data))
-            if not isinstance(self.store, FolderStore):
-                own.replace(folder / f"{name}.idx")  # Who writes an index usually reads it next.
-        finally:
-            own.unlink(missing_ok=True)
+        with store_error(str(own)):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                part.save(own)
+                size_bytes = own.stat().st_size
+                with own.open("rb") as file:
+                    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                name = xxhash.xxh3_128_hexdigest(memoryview(data))
+                self.store.write(self.part_key(name), memoryview(data))
+                if not isinstance(self.store, FolderStore):
+                    own.replace(folder / f"{name}.idx")  # Who writes it usually reads it next.
+            finally:
+                own.unlink(missing_ok=True)
         return PartRef(
             name=name,
             fingerprint=part.fingerprint,
             num_samples=part.num_samples,
             size_bytes=size_bytes,
+            uri=uri,
         )
 
     def part(self, ref: PartRef) -> Part:
-        """Return a part, mapped from where it lies or from a copy in the user's cache."""
-        key = self._part_key(ref.name)
+        """Return a part, mapped from where it lies or from a copy in the user's cache.
+
+        Its bytes are what its name says, or this raises `CorruptError`.
+        """
+        key = self.part_key(ref.name)
         if isinstance(self.store, FolderStore):
-            return open_part(self.store.path_of(key))
+            return open_verified(self.store.path_of(key), ref.name, stamp_folder())
         if self.store.source == "memory":
-            return part_of(parse_columns(self.store.read(key), self.store.uri + key))
-        copy = Copy(
+            return part_verified(self.store.read(key), ref.name, self.store.uri + key)
+        copy = self._copy(ref)
+        try:
+            return open_verified(local_copy(copy), ref.name, stamp_folder())
+        except CorruptError as error:
+            _log.warning("%s; it is only a copy and is downloaded again", error)
+            with store_error(str(copy.path)):
+                copy.path.unlink(missing_ok=True)
+        return open_verified(local_copy(copy), ref.name, stamp_folder())
+
+    def part_unverified(self, ref: PartRef) -> Part:
+        """Return a part as it lies there, for those who say what is wrong with it."""
+        if isinstance(self.store, FolderStore):
+            return open_part(self.store.path_of(self.part_key(ref.name)))
+        return self.part(ref)
+
+    def _copy(self, ref: PartRef) -> Copy:
+        return Copy(
             store=self.store,
-            key=key,
+            key=self.part_key(ref.name),
             name=ref.name,
             size_bytes=ref.size_bytes,
             folder=cache_folder() / "parts",
         )
-        return open_part(local_copy(copy))
+
+
+def stamp_folder() -> Path:
+    """Return where it is noted which large files were verified."""
+    return cache_folder() / "verified"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,12 +297,35 @@ class _Layout(msgspec.Struct):
     layout: int = 0
 
 
-def _parsed(data: memoryview, name: str) -> Manifest:
-    way_out = "use the Penstock that wrote it, or index anew with `penstock index --rebuild`"
-    try:
-        layout = msgspec.json.decode(data, type=_Layout).layout
-        if layout == _LAYOUT:
-            return msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise FormatError(f"{name} is damaged ({error}); {way_out}") from error
-    raise FormatError(f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; {way_out}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionFile:
+    """The file of a version, not yet believed."""
+
+    name: str
+    """For messages."""
+    version: int
+    data: memoryview
+
+    @property
+    def digest(self) -> str:
+        """The hash of the file."""
+        return xxhash.xxh3_128_hexdigest(self.data)
+
+    def manifest(self) -> Manifest:
+        """Return what the file says, or raise `FormatError`."""
+        way_out = (
+            "use the Penstock that wrote it, or index anew: penstock.open(..., rebuild=True) or "
+            "`penstock index --rebuild`"
+        )
+        try:
+            layout = msgspec.json.decode(self.data, type=_Layout).layout
+            if layout == _LAYOUT:
+                manifest = msgspec.json.decode(self.data, type=Manifest)
+                if manifest.version != self.version:
+                    raise FormatError(f"{self.name} says that it is version {manifest.version}")
+                return manifest
+        except (msgspec.MsgspecError, ValueError, RecursionError, FormatError) as error:
+            raise FormatError(f"{self.name} is damaged ({error}); {way_out}") from None
+        raise FormatError(
+            f"{self.name} has layout {layout}, this Penstock reads {_LAYOUT}; {way_out}"
+        )

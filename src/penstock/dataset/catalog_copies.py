@@ -24,6 +24,8 @@ import xxhash
 from penstock.clock import Clock, SystemClock
 from penstock.errors import CorruptError
 from penstock.storage.base import Store
+from penstock.storage.folder_errors import store_error
+from penstock.storage.keys import checked_hash
 from penstock.storage.pool import Pool
 
 _log = logging.getLogger("penstock.dataset")
@@ -47,6 +49,9 @@ class Copy:
     size_bytes: int
     folder: Path
 
+    def __post_init__(self) -> None:
+        checked_hash(self.name)  # Files and a lock are made under this name.
+
     @property
     def path(self) -> Path:
         """The copy."""
@@ -63,11 +68,12 @@ class Copy:
 
 def local_copy(copy: Copy, clock: Clock | None = None) -> Path:
     """Return the file of a part on this node, downloading it unless somebody did or does."""
-    if not copy.is_here:
-        copy.folder.mkdir(parents=True, exist_ok=True)
-        with _turn(copy, clock or SystemClock()) as is_alone:
-            if not copy.is_here:
-                _download(copy, is_alone=is_alone)
+    with store_error(str(copy.path), needed_bytes=copy.size_bytes):
+        if not copy.is_here:
+            copy.folder.mkdir(parents=True, exist_ok=True)
+            with _turn(copy, clock or SystemClock()) as is_alone:
+                if not copy.is_here:
+                    _download(copy, is_alone=is_alone)
     return copy.path
 
 
@@ -144,7 +150,7 @@ def _download(copy: Copy, *, is_alone: bool) -> None:
         temporary.unlink(missing_ok=True)
     raise CorruptError(
         f"{copy.store.uri}{copy.key} has hash {found}, its name says {copy.name}: it was damaged "
-        "in its store; index anew with `penstock index --rebuild`"
+        "in its store; index anew: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
     )
 
 

@@ -4,30 +4,58 @@ A column file is a small JSON head (names, types, places, and a `meta` value of 
 followed by plain little-endian arrays at multiples of 64 bytes. Opening one costs a page or two,
 whatever its size; only what is looked at is ever read. A column of texts is two arrays: all bytes,
 and where each text ends.
+
+What a file says of itself is not believed: a head that does not fit, or a type that is not a plain
+number of fixed width, is a `FormatError`. An object type would make pointers of the file's bytes.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import FormatError
+from penstock.storage.folder_errors import store_error
 
 _MAGIC = b"PENSTOCK"
 _LAYOUT = 1
 _ALIGN = 64
-_READ_BYTES_MAX = 4 << 20
+READ_BYTES_MAX = 4 << 20
+"""A file up to this size is read, a larger one is mapped."""
 _HEAD_BYTES_MAX = 1 << 28
+_WAY_OUT = "build the index again: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
+
+_PLAIN = re.compile(r"\|[uib]1|<[uif][248]")
+"""Types that a column may have."""
 
 Array = npt.NDArray[Any]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _ColumnPlace(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: Annotated[list[_Count], msgspec.Meta(min_length=1, max_length=2)]
+    offset: _Count
+
+
+class _Head(msgspec.Struct, frozen=True):
+    columns: dict[str, _ColumnPlace]
+    meta: dict[str, Any]
+    data_bytes: _Count
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+"""Made once, not by the first to open a file: that would take as long as all the rest."""
 
 
 class Columns(Mapping[str, Array]):
@@ -123,40 +151,56 @@ def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, An
 
 def map_columns(path: Path) -> Columns:
     """Return the columns of a file, mapped unless it is small."""
-    with path.open("rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes < 16:
-            raise FormatError(f"{path} is not a column file: it has only {size_bytes} bytes")
-        if size_bytes <= _READ_BYTES_MAX:
-            data = memoryview(file.read())  # A map would keep a descriptor for next to nothing.
-        else:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return parse_columns(data, str(path), path)
+    return parse_columns(map_file(path), str(path), path)
+
+
+def map_file(path: Path) -> memoryview:
+    """Return the bytes of a file, mapped unless it is small."""
+    with store_error(str(path)), path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size <= READ_BYTES_MAX:
+            return memoryview(file.read())  # A map would keep a descriptor for next to nothing.
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def parse_columns(data: memoryview, name: str, path: Path | None = None) -> Columns:
     """Return the columns that lie in `data`, without copying."""
     if bytes(data[:8]) != _MAGIC:
-        raise FormatError(f"{name} is not a Penstock column file; build the index again")
+        raise FormatError(f"{name} is not a Penstock column file ({len(data)} bytes); {_WAY_OUT}")
     layout = int.from_bytes(data[8:12], "little")
     if layout != _LAYOUT:
-        raise FormatError(
-            f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; build the index again"
-        )
+        raise FormatError(f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; {_WAY_OUT}")
     head_bytes = int.from_bytes(data[12:16], "little")
     if head_bytes > min(_HEAD_BYTES_MAX, len(data) - 16):
-        raise FormatError(f"{name} is cut off: a head of {head_bytes} bytes does not fit in it")
-    head = msgspec.json.decode(data[16 : 16 + head_bytes])
-    start = -(-(16 + head_bytes) // _ALIGN) * _ALIGN
-    if start + head["data_bytes"] > len(data):
         raise FormatError(
-            f"{name} is cut off: {len(data)} bytes, {start + head['data_bytes']} expected; "
-            "build the index again"
+            f"{name} is cut off: a head of {head_bytes} bytes does not fit in it; {_WAY_OUT}"
+        )
+    try:
+        head = _HEAD.decode(data[16 : 16 + head_bytes])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FormatError(f"{name} has a damaged head ({error}); {_WAY_OUT}") from None
+    start = -(-(16 + head_bytes) // _ALIGN) * _ALIGN
+    if start + head.data_bytes > len(data):
+        raise FormatError(
+            f"{name} is cut off: {len(data)} bytes, {start + head.data_bytes} expected; {_WAY_OUT}"
         )
     arrays = {
-        column: np.frombuffer(
-            data, np.dtype(place["dtype"]), int(np.prod(place["shape"])), start + place["offset"]
-        ).reshape(place["shape"])
-        for column, place in head["columns"].items()
+        column: _array(data[start:], place, f"{name}, column {column!r}")
+        for column, place in head.columns.items()
     }
-    return Columns(arrays, head["meta"], path)
+    return Columns(arrays, head.meta, path)
+
+
+def _array(data: memoryview, place: _ColumnPlace, where: str) -> Array:
+    if not _PLAIN.fullmatch(place.dtype):
+        raise FormatError(
+            f"{where} is of type {place.dtype[:40]!r}, columns are plain numbers; {_WAY_OUT}"
+        )
+    dtype, count = np.dtype(place.dtype), math.prod(place.shape)
+    end = place.offset + count * dtype.itemsize
+    if end > len(data):
+        raise FormatError(f"{where} ends at byte {end} of {len(data)}; {_WAY_OUT}")
+    return (
+        np.frombuffer(data, dtype, count, place.offset).reshape(place.shape)
+        if count
+        else (np.zeros(place.shape, dtype))
+    )

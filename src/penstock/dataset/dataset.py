@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.dataset.bound import BoundPart, Decoders
-from penstock.dataset.catalog import Origin
+from penstock.dataset.bound import BoundPart, Decoders, checked_decoders
+from penstock.dataset.catalog import EVERYTHING_SPEC, Origin
 from penstock.dataset.fields import Field
 from penstock.dataset.formats.base import Block
+from penstock.dataset.moved import open_parts
 from penstock.dataset.part import Ints, Part, merge_fields
-from penstock.errors import OptionError
+from penstock.errors import DatasetError, OptionError
 from penstock.storage.base import Store
 
 _BLOCKS_KEPT = 4
@@ -230,7 +231,21 @@ class Dataset(Sequence[dict[str, Any]]):
         return Dataset(
             store=self.store,
             parts=self._parts,
-            decoders=decoders,
+            decoders=checked_decoders(decoders, self._parts, self.uri),
+            version=self.version,
+            selection=self.selection,
+            origin=self.origin,
+        )
+
+    def with_parts(self, parts: Sequence[Part]) -> Dataset:
+        """Return the same samples by other parts, which differ in the marks of objects only."""
+        if all(one is other for one, other in zip(parts, self._parts, strict=True)):
+            return self
+        assert [p.fingerprint for p in parts] == [p.fingerprint for p in self._parts]
+        return Dataset(
+            store=self.store,
+            parts=parts,
+            decoders=self._decoders,
             version=self.version,
             selection=self.selection,
             origin=self.origin,
@@ -254,9 +269,16 @@ class Dataset(Sequence[dict[str, Any]]):
         if version == self.version:
             return self
         manifest = origin.catalog.read_soon(version, wait_s)
+        own = origin.manifest
+        if not manifest.is_of(own.spec or EVERYTHING_SPEC, own.format, own.options):
+            raise DatasetError(
+                f"{origin.catalog.uri}: version {version} is {manifest.format} with options "
+                f"{manifest.options}, another data set than version {own.version} ({own.format}, "
+                f"{own.options}); open it by its own name and format"
+            )
         return Dataset(
             store=self.store,
-            parts=[origin.catalog.part(ref) for ref in manifest.parts],
+            parts=open_parts(self.store, origin.catalog, manifest),
             decoders=self._decoders,
             version=version,
             origin=Origin(catalog=origin.catalog, manifest=manifest),
@@ -287,5 +309,5 @@ def _remake(state: dict[str, Any]) -> Dataset:
     origin: Origin | None = state["origin"]
     if state["parts"] is None:
         assert origin is not None
-        state["parts"] = [origin.catalog.part(ref) for ref in origin.manifest.parts]
+        state["parts"] = open_parts(state["store"], origin.catalog, origin.manifest)
     return Dataset(**state)

@@ -1,108 +1,58 @@
 """`open`: from a name to a data set, building the index where there is none yet.
 
-An index lies beside its data (`.penstock/`) where that can be written, else in the user's cache
-folder. A set that was indexed before opens without reading its data; its objects are compared with
-the listing, so that a changed one is named rather than misread.
+An index that lies beside its data (`.penstock/`) is used first. One that `open` builds goes to the
+user's cache if the data lies in a folder, where other tools would find a new name among their
+files, and beside the data in an object store, where all nodes of a job share it. A set that was
+indexed before opens without reading its data; its objects are compared with the listing, so that a
+changed one is named rather than misread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import xxhash
-
-from penstock.dataset.bound import Decoders
-from penstock.dataset.build import Recipe, Report, build
-from penstock.dataset.build_changes import compare_with_store
-from penstock.dataset.catalog import FOLDER, Catalog, Manifest, Origin, cache_folder
-from penstock.dataset.crew import Crew
+from penstock.dataset.bound import Decoders, checked_decoders
+from penstock.dataset.build import Report
+from penstock.dataset.catalog import EVERYTHING_SPEC, FOLDER, Catalog, Manifest, Origin
+from penstock.dataset.catalog import stamp_folder as stamps
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.formats import format_named, format_of
-from penstock.dataset.formats.base import Format
-from penstock.dataset.part import open_part
-from penstock.dataset.writer_destination import refuse_unfinished
-from penstock.errors import DatasetError, OptionError, StoreError
-from penstock.storage.base import ObjectInfo, Store
+from penstock.dataset.lookup import (
+    ALL,
+    Found,
+    found_in,
+    indexed,
+    is_usable,
+    look_up,
+    version_at,
+    versions_there,
+)
+from penstock.dataset.moved import open_parts, settled
+from penstock.dataset.part import Part
+from penstock.dataset.part_files import open_verified
+from penstock.dataset.publish import write_index
+from penstock.errors import OptionError
+from penstock.storage.base import Store
 from penstock.storage.folder import FolderStore
-from penstock.storage.locate import Located, open_store, resolve
+from penstock.storage.keys import is_hash
+from penstock.storage.locate import open_store, resolve
 from penstock.storage.options import StoreOptions
 from penstock.storage.places import split_uri
 
+__all__ = ["Found", "Uri", "look_up", "open", "open_unverified", "write_index"]
+
 _log = logging.getLogger("penstock.dataset")
 _CHECKED_OBJECTS_MAX = 100_000
-_EVERYTHING = "all"
-"""Name of the catalog of a whole folder with the format's default options."""
-
 _WILDCARDS = frozenset("*?[]{}")
+_VERSION = re.compile(r"(.+)/v(\d{1,12})\.json")
 
 Uri = str | Path | Sequence[str | Path]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A data set that was looked up: what lies there and where its versions are kept."""
-
-    located: Located
-    format: Format
-    options: dict[str, Any]
-    objects: list[ObjectInfo]
-    """Those that belong to the format."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What an index of it is built from."""
-        return Recipe(
-            store=self.located.store,
-            objects=self.objects,
-            format=self.format,
-            options=self.options,
-        )
-
-    def catalogs(self) -> tuple[Catalog, Catalog]:
-        """Return where versions may lie: beside the data, and in the user's cache."""
-        what = [self.located.spec, self.format.name, self.options]
-        name = xxhash.xxh3_64_hexdigest(msgspec.json.encode(what, order="sorted"))
-        if self.located.is_everything and not self.options:
-            name = _EVERYTHING
-        return _catalogs(self.located.store, name)
-
-
-def _catalogs(store: Store, name: str) -> tuple[Catalog, Catalog]:
-    where = xxhash.xxh3_128_hexdigest(store.uri.encode())
-    kept = FolderStore(cache_folder() / "indexes" / where)
-    return Catalog(store, f"{FOLDER}/{name}/"), Catalog(kept, f"{name}/")
-
-
-def look_up(
-    uri: Uri,
-    *,
-    format: str | None = None,
-    store: StoreOptions | None = None,
-    options: dict[str, Any] | None = None,
-) -> Found:
-    """Return what lies under a name, and in which format."""
-    located = resolve(_plain(uri), store)
-    chosen = format_of(located.objects) if format is None else format_named(format)
-    unknown = set(options or {}) - chosen.options
-    if unknown:
-        known = ", ".join(sorted(chosen.options)) or "none"
-        raise OptionError(f"{chosen.name} has no option {sorted(unknown)[0]!r}; it has: {known}")
-    objects = [o for o in located.objects if chosen.name == "files" or chosen.claims(o.key)]
-    if not objects:
-        raise DatasetError(
-            f"{located.store.uri}: none of {len(located.objects)} objects is {chosen.name} "
-            f"(the first is {located.objects[0].key!r}); leave out format= to have it found"
-        )
-    return Found(located=located, format=chosen, options=dict(options or {}), objects=objects)
-
-
-def _plain(uri: Uri) -> str | list[str]:
-    return str(uri) if isinstance(uri, str | Path) else [str(u) for u in uri]
 
 
 def open(
@@ -113,6 +63,7 @@ def open(
     decoders: Decoders | None = None,
     store: StoreOptions | None = None,
     check: bool = True,
+    rebuild: bool = False,
     report: Report | None = None,
     **options: Any,
 ) -> Dataset:
@@ -124,57 +75,62 @@ def open(
         where it is not plain from the names of the objects. decoders: functions from bytes to a
         value, by field name or extension; None leaves bytes. store: endpoint, credentials and the
         like, where the environment does not say. check: compare the objects with those that were
-        indexed, and name what changed. report: called with progress while an index is built.
-        options: of the format, such as `sequence_length` for token arrays.
+        indexed, and name what changed. rebuild: build the index from scratch, whatever is there.
+        report: called with progress while an index is built. options: of the format, such as
+        `sequence_length` for token arrays.
     """
-    direct = _open_index(uri, decoders, store)
-    if direct is not None:
-        return direct
-    ready = None if options else _ready(uri, version, format, store)
-    if ready is not None and not (check and ready.num_objects <= _CHECKED_OBJECTS_MAX):
-        return ready.dataset(decoders)
-    found = look_up(uri, format=format, store=store, options=options)
-    for catalog in found.catalogs():
-        is_known = ready is not None and ready.origin.catalog.uri == catalog.uri
-        manifest = ready.origin.manifest if ready and is_known else _read(catalog, version)
-        if manifest is not None:
-            dataset = _dataset(found.located.store, catalog, manifest, decoders)
-            if check and len(found.objects) <= _CHECKED_OBJECTS_MAX:
-                _check(found, dataset, is_latest=version is None)
-            return dataset
+    version = _checked_version(version, rebuild=rebuild)
+    uri = list(uri) if isinstance(uri, Iterable) and not isinstance(uri, str | bytes) else uri
+    if _names_index(uri):
+        if version is not None or format is not None or rebuild or options:
+            raise OptionError(f"{uri} is an index itself: leave out version, format and options")
+        return _open_index(str(uri), decoders, store)
+    ready = None if options or rebuild else _ready(uri, version, format, store)
+    if ready and not (check and ready[1].manifest.num_objects <= _CHECKED_OBJECTS_MAX):
+        return _dataset(*ready, decoders)
+    if ready is None:
+        found = look_up(uri, format=format, store=store, options=options)
+    else:
+        found = found_in(resolve(uri, store), format, None, ready[1].manifest)
+    if rebuild:
+        return _built(found, decoders, report, rebuild=True)
+    origin = _ready_again(ready, found, format) or indexed(found, version)
+    if origin is not None:
+        dataset = _dataset(found.store, origin, decoders, found)
+        is_checked = check and len(found.objects) <= _CHECKED_OBJECTS_MAX
+        return _checked(found, dataset, is_latest=version is None) if is_checked else dataset
     if version is not None:
-        raise OptionError(f"{found.located.store.uri} is not indexed yet: no version {version}")
-    catalog, manifest = write_index(found, report=report)
-    return _dataset(found.located.store, catalog, manifest, decoders)
+        have = versions_there(found)
+        known = f"it has: {', '.join(map(str, have))}" if have else "it is not indexed yet"
+        raise OptionError(f"{found.store.uri} has no version {version}; {known}")
+    return _built(found, decoders, report, rebuild=False)
 
 
-def _read(catalog: Catalog, version: int | None) -> Manifest | None:
-    """Return a version if this catalog has any at all; one that cannot be read has none."""
-    try:
-        return catalog.read(version) if version is None or catalog.versions() else None
-    except StoreError as error:
-        _log.info("no index at %s: %s", catalog.uri, error)
+def _checked_version(version: Any, *, rebuild: bool) -> int | None:
+    if version is None:
         return None
+    if rebuild:
+        raise OptionError("rebuild=True makes a new version of what lies there; leave out version=")
+    try:
+        if isinstance(version, bool):
+            raise TypeError
+        return operator.index(version)
+    except TypeError:
+        raise OptionError(
+            f"version is a whole number, such as 1, got {version!r} ({type(version).__name__})"
+        ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
-    """A version that was found without looking at the objects."""
-
-    store: Store
-    origin: Origin
-
-    @property
-    def num_objects(self) -> int:
-        return self.origin.manifest.num_objects
-
-    def dataset(self, decoders: Decoders | None) -> Dataset:
-        return _dataset(self.store, self.origin.catalog, self.origin.manifest, decoders)
+def _built(
+    found: Found, decoders: Decoders | None, report: Report | None, *, rebuild: bool
+) -> Dataset:
+    catalog, manifest = write_index(found, rebuild=rebuild, beside=False, report=report)
+    return _dataset(found.store, Origin(catalog=catalog, manifest=manifest), decoders, found)
 
 
 def _ready(
-    uri: Uri, version: int | None, format: str | None, options: StoreOptions | None
-) -> _Ready | None:
+    uri: Any, version: int | None, format: str | None, options: StoreOptions | None
+) -> tuple[Store, Origin] | None:
     """Return the version of a whole folder, if it is indexed.
 
     To list a hundred thousand objects takes a hundred requests, on every rank; a version takes two,
@@ -187,95 +143,109 @@ def _ready(
     if place.scheme in ("http", "https") or (place.scheme == "memory" and place.path):
         return None
     store = open_store(f"{str(uri).rstrip('/')}/", options)
-    for catalog in _catalogs(store, _EVERYTHING):
-        manifest = _read(catalog, version)
-        if manifest is not None:
-            is_wanted = format in (None, manifest.format)
-            origin = Origin(catalog=catalog, manifest=manifest)
-            return _Ready(store=store, origin=origin) if is_wanted else None
-    return None
+    wanted = partial(Manifest.is_of, spec=EVERYTHING_SPEC, format=format, options=None)
+    origin = version_at(store, ALL, wanted, version)
+    return None if origin is None else (store, origin)
+
+
+def _ready_again(
+    ready: tuple[Store, Origin] | None, found: Found, format: str | None
+) -> Origin | None:
+    """Return the version that was found without a listing, if it fits what the listing shows."""
+    if ready is None or not found.located.is_everything or ready[0].uri != found.store.uri:
+        return None
+    manifest = ready[1].manifest
+    return (
+        ready[1] if is_usable(manifest, found.located, format) and found.is_of(manifest) else None
+    )
 
 
 def _dataset(
-    store: Store, catalog: Catalog, manifest: Manifest, decoders: Decoders | None
+    store: Store,
+    origin: Origin,
+    decoders: Decoders | None,
+    found: Found | None = None,
+    parts: Sequence[Part] | None = None,
 ) -> Dataset:
+    if parts is None:
+        listing = (lambda: found.objects) if found is not None else None
+        parts = open_parts(store, origin.catalog, origin.manifest, listing)
     return Dataset(
         store=store,
-        parts=[catalog.part(ref) for ref in manifest.parts],
-        decoders=decoders,
-        version=manifest.version,
-        origin=Origin(catalog=catalog, manifest=manifest),
+        parts=parts,
+        decoders=checked_decoders(decoders, parts, store.uri),
+        version=origin.manifest.version,
+        origin=origin,
     )
 
 
-def _check(found: Found, dataset: Dataset, *, is_latest: bool) -> None:
-    units = found.format.units(found.objects, found.located.store, found.options)
+def _checked(found: Found, dataset: Dataset, *, is_latest: bool) -> Dataset:
+    """Return the data set if its objects are those that were indexed, or raise `ChangedError`."""
+    origin = dataset.origin
+    assert origin is not None
+    units = found.format.units(found.objects, found.store, found.options)
     listed = [o for u in units for o in u.objects]
-    changes = compare_with_store(dataset.parts, listed, found.located.store)
-    changes.refuse(
-        dataset.uri,
-        "Index it again with `penstock index --rebuild`; if it is a copy with new times, pass "
-        "check=False (`cp -a` keeps them)",
-    )
-    if changes.new and is_latest:
+    parts, new = settled(found.store, origin.manifest, dataset.parts, listed)
+    if new and is_latest:
         _log.warning(
             "%s has %d objects that version %d does not know, the first is %s; "
             "`penstock index` makes a new version with them",
             dataset.uri,
-            len(changes.new),
+            len(new),
             dataset.version,
-            changes.new[0].key,
+            new[0].key,
         )
+    return dataset.with_parts(parts)
 
 
-def write_index(
-    found: Found,
+def open_unverified(
+    uri: Uri,
     *,
-    rebuild: bool = False,
-    report: Report | None = None,
-    crew: Crew | None = None,
-) -> tuple[Catalog, Manifest]:
-    """Build an index and store it beside the data, or in the user's cache where that is refused."""
-    refuse_unfinished(found.located.store)
-    beside, kept = found.catalogs()
-    # `open` looks beside the data first, so that is where versions go on once there are any. Plain
-    # http can be neither listed nor written.
-    if beside.store.can_list and (_has_versions(beside) or not _has_versions(kept)):
-        try:
-            return beside, build(found.recipe, beside, rebuild=rebuild, report=report, crew=crew)
-        except (StoreError, OSError) as error:
-            if isinstance(error, StoreError) and error.retryable:
-                raise
-            _log.info("the index cannot be stored at %s (%s)", beside.uri, error)
-    manifest = build(found.recipe, kept, rebuild=rebuild, report=report, crew=crew)
-    _log.info("the index of %s is kept in %s", found.located.store.uri, kept.uri)
-    return kept, manifest
+    version: int | None = None,
+    store: StoreOptions | None = None,
+    format: str | None = None,
+    **options: Any,
+) -> Dataset:
+    """Return a data set whose index may be damaged, for those who say what is wrong with it."""
+    if _names_index(uri):
+        return open(uri, store=store)
+    found = look_up(uri, format=format, store=store, options=options)
+    origin = indexed(found, version)
+    if origin is None:
+        return open(uri, version=version, store=store, format=format, check=False, **options)
+    parts = open_parts(
+        found.store, origin.catalog, origin.manifest, lambda: found.objects, verified=False
+    )
+    return _dataset(found.store, origin, None, parts=parts)
 
 
-def _has_versions(catalog: Catalog) -> bool:
-    try:
-        return bool(catalog.versions())
-    except StoreError:
+def _names_index(uri: object) -> bool:
+    if not isinstance(uri, str | os.PathLike):
         return False
-
-
-def _open_index(
-    uri: Uri, decoders: Decoders | None, options: StoreOptions | None
-) -> Dataset | None:
-    """Return the data set of an index that is named itself: a part's file, or a version."""
-    if not isinstance(uri, str | Path) or not str(uri).endswith((".idx", ".json")):
-        return None
     text = str(uri)
+    return text.endswith(".idx") or (text.endswith(".json") and f"/{FOLDER}/" in text)
+
+
+def _open_index(text: str, decoders: Decoders | None, options: StoreOptions | None) -> Dataset:
+    """Return the data set of an index that is named itself: a part's file, or a version."""
     root, inside, rest = text.partition(f"/{FOLDER}/")
-    if inside and text.endswith(".json"):
+    if text.endswith(".json"):
+        named = _VERSION.fullmatch(rest)
+        if named is None:
+            raise OptionError(f"{text} is not a version of an index: those are named v000001.json")
         store = open_store(root + "/", options)
-        name, _, number = rest.rpartition("/v")
-        catalog = Catalog(store, f"{FOLDER}/{name}/")
-        manifest = catalog.read(int(number.removesuffix(".json")))
+        catalog = Catalog(store, f"{FOLDER}/{named[1]}/")
+        manifest = catalog.read(int(named[2]))
         assert manifest is not None
-        return _dataset(store, catalog, manifest, decoders)
-    if text.endswith(".idx"):
-        path = Path(text.removeprefix("file://")).expanduser()
-        data_root = Path(root) if inside else path.parent
-        return Dataset(store=FolderStore(data_root), parts=[open_part(path)], decoders=decoders)
-    return None
+        return _dataset(store, Origin(catalog=catalog, manifest=manifest), decoders)
+    place = split_uri(text)
+    if place.scheme != "file":
+        raise OptionError(
+            f"{text}: a part of an index is opened from a folder; name the data set, or one of its "
+            f"versions ({FOLDER}/all/v000001.json)"
+        )
+    path = Path(place.path)
+    part = open_verified(path, path.stem if is_hash(path.stem) else None, stamps())
+    data_root = Path(split_uri(root).path) if inside else path.parent
+    chosen = checked_decoders(decoders, [part], text)
+    return Dataset(store=FolderStore(data_root), parts=[part], decoders=chosen)

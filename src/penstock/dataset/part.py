@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ import xxhash
 
 from penstock.dataset.columns import Columns, Texts, map_columns, text_columns, write_columns
 from penstock.dataset.fields import Field
+from penstock.dataset.part_checks import check_lengths, check_types
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo
 
@@ -212,20 +213,42 @@ class Part:
 
 
 def open_part(path: Path) -> Part:
-    """Return a part mapped from its file."""
-    return part_of(map_columns(path))
+    """Return a part mapped from its file, as it lies there; `part_files` also verifies it."""
+    return part_of(map_columns(path), str(path))
 
 
-def part_of(columns: Columns) -> Part:
-    """Return a part from its columns."""
-    meta = columns.meta
-    return Part(
-        columns=columns,
-        format=meta["format"],
-        fields=tuple(msgspec.convert(f, Field) for f in meta["fields"]),
-        options=meta["options"],
-        tables=tuple(Table(columns, t, how) for t, how in enumerate(meta["tables"])),
-    )
+class _Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What the head of a part's file must say."""
+
+    format: str
+    fields: list[Field]
+    options: dict[str, Any]
+    tables: Annotated[list[Addressing], msgspec.Meta(min_length=1)]
+    fingerprint: str
+
+
+msgspec.json.Decoder(_Meta)  # prepares the type: the first to open a part need not
+
+
+def part_of(columns: Columns, name: str = "a part") -> Part:
+    """Return a part from its columns; those that do not fit together are a `FormatError`."""
+    try:
+        meta = msgspec.convert(columns.meta, _Meta)
+        check_types(meta.fields)
+        part = Part(
+            columns=columns,
+            format=meta.format,
+            fields=tuple(meta.fields),
+            options=meta.options,
+            tables=tuple(Table(columns, t, how) for t, how in enumerate(meta.tables)),
+        )
+        check_lengths(part)
+    except (msgspec.ValidationError, KeyError, IndexError, ValueError, TypeError) as error:
+        raise FormatError(
+            f"{name} is not the index of samples: {error!r}; build it again with "
+            "penstock.open(..., rebuild=True) or `penstock index --rebuild`"
+        ) from None
+    return part
 
 
 def make_part(
@@ -322,6 +345,12 @@ def fingerprint_of(arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, An
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def recomputed(part: Part) -> str:
+    """Return the fingerprint that the columns of a part give; it should be the one it says."""
+    meta = {name: value for name, value in part.columns.meta.items() if name != "fingerprint"}
+    return fingerprint_of(part.columns, meta)
 
 
 def merge_parts(parts: Sequence[Part]) -> Part:

@@ -13,8 +13,7 @@ from typing import Any
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.open import Uri
-from penstock.dataset.open import open as open_dataset
+from penstock.dataset.open import Uri, open_unverified
 from penstock.dataset.verify_index import (
     Objects,
     check_objects,
@@ -67,7 +66,7 @@ def verify(
     dataset = target if isinstance(target, Dataset) else None
     if dataset is None:
         assert not isinstance(target, Dataset)
-        dataset = open_dataset(target, version=version, store=store, check=False, **options)
+        dataset = open_unverified(target, version=version, store=store, **options)
     tally = Tally(problems_max=problems_max)
     sound = [bound for bound in dataset.bound if not _add(tally, list(is_sound(bound)))]
     objects = find_objects(dataset.store, dataset.parts)

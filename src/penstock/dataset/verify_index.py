@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset.bound import BoundPart
-from penstock.dataset.part import ABSENT, Ints, Part, Table, fingerprint_of
+from penstock.dataset.part import ABSENT, Ints, Part, Table, recomputed
 from penstock.dataset.verify_report import Problem
 from penstock.errors import NotFoundError
 from penstock.storage.base import ObjectInfo, Store
@@ -52,12 +52,6 @@ def check_part(bound: BoundPart) -> Iterator[Problem]:
             yield from _check_extents(bound, table, ids if starts is None else starts[ids])
     if "member.offset" in bound.part.columns:
         yield from _check_members(bound)
-
-
-def recomputed(part: Part) -> str:
-    """Return the fingerprint that the columns of a part give."""
-    meta = {name: value for name, value in part.columns.meta.items() if name != "fingerprint"}
-    return fingerprint_of(part.columns, meta)
 
 
 def _wrong(bound: BoundPart, what: str) -> Problem:

@@ -19,11 +19,11 @@ from penstock.dataset.build import compare
 from penstock.dataset.catalog import FOLDER, Catalog, Manifest
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats import format_named
-from penstock.dataset.part import Part, part_of
-from penstock.dataset.versions import Addition, next_version
+from penstock.dataset.part import Part, part_of, recomputed
+from penstock.dataset.versions import Addition, Heading, next_version
 from penstock.dataset.writer_index import part_bytes
 from penstock.dataset.writer_layouts import Layout, NpyLayout
-from penstock.errors import DatasetError, ExistsError, NotFoundError, OptionError
+from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError, OptionError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.keys import is_hidden
 from penstock.storage.locate import open_store
@@ -99,21 +99,18 @@ class Destination:
         try:
             part = part_of(parse_columns(self.store.read(name), self.store.uri + name))
             changes = compare([part], [self.store.info(self.key(number))])
-        except NotFoundError:
-            return None
+            if recomputed(part) != part.fingerprint:
+                return None
+        except (NotFoundError, FormatError):
+            return None  # Not there, or damaged: the shard is written again.
         return None if changes.changed or changes.gone else part
 
     def commit(self, addition: Addition, layout: Layout) -> Manifest:
         """Make all shards visible as one version, and forget the job."""
         catalog = self.catalog
-        manifest = next_version(
-            catalog,
-            self.base,
-            addition,
-            version=self.job.base_version + 1,
-            format=self.format,
-            options=layout.options,
-        )
+        version = self.job.base_version + 1
+        heading = Heading(version=version, format=self.format, options=layout.options)
+        manifest = next_version(catalog, self.base, addition, heading, store=self.store)
         try:
             catalog.commit(manifest)
         except ExistsError:
@@ -179,7 +176,7 @@ def open_destination(
     jobs = unfinished_jobs(store)
     goes_on = job_name in jobs
     if goes_on:
-        job = msgspec.json.decode(store.read(_job_key(job_name)), type=Job)
+        job = _read_job(store, _job_key(job_name))
         base = _catalog(store).read(job.base_version) if job.base_version else None
     else:
         base = _catalog(store).read()
@@ -190,6 +187,16 @@ def open_destination(
     if not goes_on:
         _refuse_others(place)
     return place, goes_on
+
+
+def _read_job(store: Store, key: str) -> Job:
+    try:
+        return msgspec.json.decode(store.read(key), type=Job)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise FormatError(
+            f"{store.uri}{key} is damaged ({error}), so it is not known what was being written; "
+            "choose another destination, or see `Writers` in docs/concepts/consistency.md"
+        ) from None
 
 
 def _refuse_others(place: Destination) -> None:

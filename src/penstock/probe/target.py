@@ -17,10 +17,12 @@ import numpy as np
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.catalog import FOLDER
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.lookup import indexed
+from penstock.dataset.moved import open_parts
 from penstock.dataset.open import Found, look_up
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.part import Ints
-from penstock.errors import OptionError, StoreError
+from penstock.errors import OptionError
 from penstock.plan.units import ALONE_BYTES, RUN_BYTES
 from penstock.probe.effort import REQUEST_BYTES_MAX
 from penstock.storage.base import ObjectInfo, Store
@@ -120,15 +122,11 @@ def _names_index(uri: str | Path | Sequence[str | Path]) -> bool:
 
 def _indexed(found: Found) -> Dataset | None:
     """Return the data set if it was indexed before; a probe writes nothing to a store."""
-    for catalog in found.catalogs():
-        try:
-            manifest = catalog.read() if catalog.versions() else None
-        except StoreError:
-            continue  # An index that cannot be read is none; reading the data will say why.
-        if manifest is not None:
-            parts = [catalog.part(ref) for ref in manifest.parts]
-            return Dataset(store=found.located.store, parts=parts, version=manifest.version)
-    return None
+    origin = indexed(found)
+    if origin is None:
+        return None
+    parts = open_parts(found.store, origin.catalog, origin.manifest, lambda: found.objects)
+    return Dataset(store=found.store, parts=parts, version=origin.manifest.version)
 
 
 def _of_samples(dataset: Dataset, generator: np.random.Generator) -> list[Range]:

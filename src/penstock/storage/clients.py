@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionError
 from penstock.storage.credentials import AwsSettings, aws_settings
+from penstock.storage.failures import ANONYMOUS, PLAIN_HTTP
 from penstock.storage.options import StoreOptions
 from penstock.storage.places import Place
 
@@ -187,12 +188,12 @@ def _http(place: Place, options: StoreOptions) -> Client:
 
     url = f"{place.scheme}://{place.container}"
     store = HTTPStore.from_url(url, **_settings(options, is_http=place.scheme == "http"))
-    return Client(store=store, credentials="a request without credentials")
+    return Client(store=store, credentials=PLAIN_HTTP)
 
 
 def _usual(options: StoreOptions, whose: str) -> str:
     if options.anonymous:
-        return "no credentials (anonymous)"
+        return ANONYMOUS
     if options.access_key:
         return "the key of the options"
     return f"{whose} credentials of the environment"

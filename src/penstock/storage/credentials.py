@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import OptionError
+from penstock.storage.failures import ANONYMOUS
 from penstock.storage.options import StoreOptions
 
 
@@ -83,7 +84,7 @@ def _keys(
     options: StoreOptions, environment: Mapping[str, str], name: str, profile: Mapping[str, str]
 ) -> tuple[str, _Keys]:
     if options.anonymous:
-        return "no credentials (anonymous)", _NO_KEYS
+        return ANONYMOUS, _NO_KEYS
     if options.access_key:
         given = (options.access_key, options.secret_key, options.session_token)
         return f"the access key {_shown(options.access_key)} of the options", given

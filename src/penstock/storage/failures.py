@@ -29,6 +29,15 @@ _INSTANCE_SERVICES = (
     "169.254.169.254",
 )
 """Where clients ask for the machine's own role when they have found no credentials elsewhere."""
+ANONYMOUS = "no credentials (anonymous)"
+PLAIN_HTTP = "a request without credentials"
+_WITHOUT = {
+    ANONYMOUS: "it is not public: leave out anonymous=True, and give credentials with profile=, "
+    "AWS_PROFILE or the usual variables",
+    PLAIN_HTTP: "plain http sends none: use the store's own address (s3://, gs://, az://) with "
+    "credentials, or ask for it to be made public",
+}
+"""The way out for those who sent no credentials, by how `Asked.credentials` names that."""
 _TEXT_MAX = 200
 """Characters of the server's own words that a message quotes."""
 
@@ -111,8 +120,8 @@ def _denied(shown: str, code: str, asked: Asked) -> DeniedError:
         "InvalidAccessKeyId": "the store does not know this key: check the key and the endpoint",
         "ExpiredToken": "the session has expired: sign in again",
         "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
-    }.get(
-        code,
+    }.get(code) or _WITHOUT.get(
+        asked.credentials,
         "check that they may read this bucket, choose others with profile= or AWS_PROFILE, "
         "or pass anonymous=True for a public bucket",
     )

@@ -1,12 +1,15 @@
-"""What a key may look like, checked in one place.
+"""What a name from outside may look like, checked in one place.
 
 A key is a relative name: parts joined by `/`, none of them empty, `.` or `..`. That is the part of
-every store's naming on which all of them agree, so a data set can move between stores.
+every store's naming on which all of them agree, so a data set can move between stores. Every store
+checks the keys that it is given, whoever made them. Files that an index names by their content are
+named by a hash of 32 hex digits and by nothing else, so such a name never leads out of a folder.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 
 from penstock.errors import OptionError
 
@@ -15,6 +18,25 @@ TEMPORARY_PREFIX = ".penstock-tmp-"
 
 KEY_BYTES_MAX = 1024
 """The shortest limit of the object stores we know (S3)."""
+
+
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+def is_hash(name: str) -> bool:
+    """Return whether a name is an xxh3_128 hash: 32 small hex digits.
+
+    >>> is_hash("99aa06d3014798d86001c324468d497f"), is_hash("../../x")
+    (True, False)
+    """
+    return _HASH.fullmatch(name) is not None
+
+
+def checked_hash(name: str) -> str:
+    """Return the name of a file that is named by its hash, or raise `OptionError`."""
+    if not is_hash(name):
+        raise OptionError(f"{name[:80]!r} is not the name of a part: that has 32 hex digits")
+    return name
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.errors import NotFoundError, OptionError
 from penstock.storage.base import ObjectInfo, Store
@@ -26,8 +27,8 @@ from penstock.storage.retry import Retrying, RetryPolicy
 
 _CHECKS_AT_ONCE = 16
 """Requests at once when objects are named one by one."""
-_SPEC_ITEMS_MAX = 3
-"""Items of a list that its spec names before it only counts."""
+EVERYTHING = ("folder:",)
+"""The names of a data set that is a whole folder, bucket or prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,14 @@ class Located:
     """Rooted at the folder that all objects share."""
     objects: list[ObjectInfo]
     """Sorted by key unless the user gave an order (braces, list)."""
-    is_everything: bool
-    """Whether these are all objects below the root, as for a folder or prefix."""
-    spec: str
-    """What the user wrote, for messages and for the index."""
+    names: tuple[str, ...]
+    """What was asked for, whole and in order: `object:`, `folder:` or `glob:` and a name below the
+    root. Relative to it, so that a copy of the folder is asked for by the same names."""
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether these are all objects below the root, as for a folder or prefix."""
+        return self.names == EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,10 @@ class _Find:
 
     base: Place
     objects: list[ObjectInfo]
-    is_everything: bool
+    kind: str
+    """One of `object`, `folder`, `glob`."""
+    name: str
+    """What was looked for, relative to the base."""
 
 
 def open_store(uri: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
@@ -75,27 +83,31 @@ def resolve(
 ) -> Located:
     """Return the objects that a uri, a pattern or a list of them stands for."""
     options = options or StoreOptions()
-    items = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
+    texts = _texts(uri)
+    finds = _finds(texts, options)
+    base = _common_base(finds)
+    inside = [find.base.path[len(base.path) :] for find in finds]
+    names = [f"{f.kind}:{below}{f.name}" for f, below in zip(finds, inside, strict=True)]
+    return Located(
+        store=_store_at(base, options),
+        objects=_distinct(_rekeyed(find, base) for find in finds),
+        names=tuple(dict.fromkeys(names)),
+    )
+
+
+def _texts(uri: object) -> list[str]:
+    """Return the items that the user gave, or say what they should have been."""
+    is_one = isinstance(uri, str | bytes | os.PathLike) or not isinstance(uri, Iterable)
+    items: list[Any] = [uri] if is_one else list(uri)  # type: ignore[call-overload]
     if not items:
         raise OptionError("an empty list names no objects; pass at least one path or uri")
-    texts = [os.fspath(item) for item in items]
-    finds = _finds(texts, options)
-    spec = texts[0] if len(texts) == 1 else _list_spec(texts)
-    if len(finds) == 1:
-        find = finds[0]
-        store = _store_at(find.base, options)
-        return Located(
-            store=store, objects=find.objects, is_everything=find.is_everything, spec=spec
-        )
-    base = _common_base(finds)
-    objects = _distinct(_rekeyed(find, base) for find in finds)
-    return Located(store=_store_at(base, options), objects=objects, is_everything=False, spec=spec)
-
-
-def _list_spec(texts: list[str]) -> str:
-    shown = ", ".join(texts[:_SPEC_ITEMS_MAX])
-    rest = len(texts) - _SPEC_ITEMS_MAX
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    for item in items:
+        if not isinstance(item, str | os.PathLike) or not isinstance(os.fspath(item), str):
+            raise OptionError(
+                f"{item!r} is not a path or uri; pass a str, a Path or a list of them, such as "
+                "'s3://bucket/train/'"
+            )
+    return [os.fspath(item) for item in items]
 
 
 def _finds(texts: list[str], options: StoreOptions) -> list[_Find]:
@@ -137,7 +149,7 @@ def _find_object(place: Place, options: StoreOptions) -> _Find | None:
         info = _store_at(base, options).info(name)
     except NotFoundError:
         return None
-    return _Find(base=base, objects=[info], is_everything=False)
+    return _Find(base=base, objects=[info], kind="object", name=name)
 
 
 def _find_folder(place: Place, options: StoreOptions) -> _Find:
@@ -146,10 +158,10 @@ def _find_folder(place: Place, options: StoreOptions) -> _Find:
     if place.scheme == "memory":
         root = replace(place, path="")
         listed = _visible(_store_at(root, options), below)
-        found = _Find(base=root, objects=listed, is_everything=not below)
+        found = _Find(base=root, objects=listed, kind="folder", name=below)
     else:
         objects = _visible(_store_at(base, options), "")
-        found = _Find(base=base, objects=objects, is_everything=True)
+        found = _Find(base=base, objects=objects, kind="folder", name="")
     if not found.objects:
         raise _missing(place, options)
     return found
@@ -173,7 +185,7 @@ def _find_glob(place: Place, options: StoreOptions) -> _Find:
     ]
     if not objects:
         raise _missing(place, options)
-    return _Find(base=base, objects=objects, is_everything=False)
+    return _Find(base=base, objects=objects, kind="glob", name=place.path[len(folder) :])
 
 
 def _find_http(place: Place, options: StoreOptions) -> _Find:
@@ -189,6 +201,12 @@ def _find_http(place: Place, options: StoreOptions) -> _Find:
 
 
 def _missing(place: Place, options: StoreOptions) -> NotFoundError:
+    if place.scheme == "file" and os.path.isdir(place.path):  # noqa: PTH112
+        hidden = any(True for _ in FolderStore(place.path).list())
+        what = "holds only hidden names (.x, _SUCCESS), no data" if hidden else "is an empty folder"
+        return NotFoundError(
+            f"{place.uri} {what}; put data there, or check the name", uri=place.uri
+        )
     near = near_names(place, lambda root: _store_at(root, options))
     hint = f"; near it there is {', '.join(near)}" if near else "; check the name"
     what = "no object matches" if has_glob(place.path) else "there is no object and no folder"

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from penstock.errors import OptionError
 
 _ALIASES = {"s3a": "s3", "gcs": "gs", "azure": "az", "adl": "az", "abfss": "abfs", "local": "file"}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 SCHEMES = ("file", "memory", "s3", "gs", "az", "abfs", "http", "https")
 
 
@@ -50,7 +51,7 @@ def split_uri(uri: str) -> Place:
     >>> split_uri("s3://bucket/train/0.tar")
     Place(scheme='s3', container='bucket', path='train/0.tar')
     """
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", uri)
+    found = _SCHEME.match(uri)
     if found is None:
         return _folder_place(uri)
     scheme = _ALIASES.get(found[1].lower(), found[1].lower())
