@@ -80,9 +80,9 @@ def test_ranges_lie_inside_their_objects_and_differ(sizes: list[int], seed: int)
     ranges = _of_objects(objects, np.random.default_rng(seed))
     assert len(set(ranges)) == len(ranges)
     assert bool(ranges) == any(sizes)
-    for key, offset, length in ranges:
+    for info, offset, length in ranges:
         assert 0 < length <= 128 << 10
-        assert 0 <= offset <= offset + length <= sizes[int(key)]
+        assert 0 <= offset <= offset + length <= sizes[int(info.key)]
 
 
 def test_ranges_of_an_index_are_samples_or_runs_of_small_ones(shards: Path) -> None:
@@ -94,7 +94,7 @@ def test_ranges_of_an_index_are_samples_or_runs_of_small_ones(shards: Path) -> N
     lengths = {length for _, _, length in ranges}
     assert max(lengths) > 150_000  # a large sample, alone
     assert 128 << 10 in lengths  # a small one, with those behind it
-    assert all(offset + length <= sizes[key] for key, offset, length in ranges)
+    assert all(offset + length <= sizes[info.key] for info, offset, length in ranges)
     assert (draws.num_again, draws.take(1)) == (0, ranges[:1])
     assert draws.num_again == 1
     draws.put_back(3)

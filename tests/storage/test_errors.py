@@ -20,7 +20,7 @@ from penstock.errors import (
     UnavailableError,
     UnreachableError,
 )
-from penstock.storage import RemoteStore, StoreOptions
+from penstock.storage import ObjectInfo, RemoteStore, StoreOptions
 from penstock.testing.http_server import Fault, HttpServer
 from penstock.testing.ports import free_ports
 
@@ -66,7 +66,7 @@ def test_a_status_becomes_an_error_with_a_way_out(
     with HttpServer({"bucket/x": b"1"}, faults=(fault,)) as server:
         store = RemoteStore("s3://bucket", StoreOptions(endpoint=server.url, anonymous=True))
         with pytest.raises(kind, match=re.escape(words)) as caught:
-            store.read_range("x", 0, 1)
+            store.read_range(ObjectInfo(key="x", size_bytes=1), 0, 1)
     assert "s3://bucket/" in str(caught.value)
     assert "Debug source" not in str(caught.value)
     if isinstance(caught.value, StoreError):
@@ -90,9 +90,9 @@ def test_no_credentials_anywhere_says_where_they_were_sought(
 def test_416_names_the_size() -> None:
     with HttpServer({"x": bytes(100)}) as server:
         with pytest.raises(RangeError, match="bytes 200 to 210 were asked for, the object has 100"):
-            RemoteStore(server.url).read_range("x", 200, 10)
+            RemoteStore(server.url).read_range(ObjectInfo(key="x", size_bytes=100), 200, 10)
         with pytest.raises(RangeError, match="bytes 95 to 105 were asked for, the object has 100"):
-            RemoteStore(server.url).read_range("x", 95, 10)
+            RemoteStore(server.url).read_range(ObjectInfo(key="x", size_bytes=100), 95, 10)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -100,7 +100,8 @@ def test_a_body_that_ends_early_is_truncated(whole: bool) -> None:
     with HttpServer({"x": bytes(100_000)}, faults=(Fault(kind="truncate"),)) as server:
         store = RemoteStore(server.url)
         with pytest.raises(TruncatedError, match="ended before all promised bytes"):
-            store.read("x") if whole else store.read_range("x", 0, 50_000)
+            info = ObjectInfo(key="x", size_bytes=100_000)
+            store.read("x") if whole else store.read_range(info, 0, 50_000)
 
 
 def test_silence_is_a_time_out_that_names_host_and_seconds() -> None:
@@ -134,7 +135,7 @@ def test_a_server_without_ranges_says_so() -> None:
     with HttpServer({"x": bytes(100)}) as server:
         server.ignores_ranges = True
         with pytest.raises(StoreError, match="answers no ranges"):
-            RemoteStore(server.url).read_range("x", 0, 10)
+            RemoteStore(server.url).read_range(ObjectInfo(key="x", size_bytes=100), 0, 10)
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,13 @@ def test_a_folder_is_no_object_and_says_so(tmp_path: Path) -> None:
 def test_a_replaced_file_is_read_anew_whoever_replaced_it(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     (tmp_path / "x").write_bytes(b"old")
-    assert store.read_range("x", 0, 3) == b"old"
+    assert store.read_range(store.info("x"), 0, 3) == b"old"
     (tmp_path / "y").write_bytes(b"new")
     (tmp_path / "y").rename(tmp_path / "x")
-    assert store.read_range("x", 0, 3) == b"new"
+    assert store.read_range(store.info("x"), 0, 3) == b"new"
     (tmp_path / "x").unlink()
     with pytest.raises(NotFoundError):
-        store.read_range("x", 0, 3)
+        store.read_range(store.info("x"), 0, 3)
 
 
 def test_no_more_files_are_open_than_the_bound(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_close_closes_the_files(tmp_path: Path) -> None:
     store.write("x", b"1")
     files.forget_all()  # else a full cache closes another file for this one
     before = _num_open_files()
-    store.read_range("x", 0, 1)
+    store.read_range(store.info("x"), 0, 1)
     assert _num_open_files() == before + 1
     store.close()
     assert _num_open_files() == before
@@ -158,7 +158,7 @@ def test_a_child_forked_while_the_lock_is_held_does_not_wait_for_it(tmp_path: Pa
     thread.start()
     held.wait()
     try:
-        assert in_child(lambda: bytes(store.read_range("x", 0, 1))) == b"1"
+        assert in_child(lambda: bytes(store.read_range(store.info("x"), 0, 1))) == b"1"
     finally:
         done.set()
         thread.join()

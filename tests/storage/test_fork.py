@@ -80,7 +80,7 @@ def test_five_children_at_once_have_five_relays(used: Store) -> None:
     def child() -> tuple[bool, int]:
         offsets = range(0, 3_000_000, 300_000)
         rights = [
-            used.read_range("x", offset, 300_000) == _DATA[offset : offset + 300_000]
+            used.read_range(used.info("x"), offset, 300_000) == _DATA[offset : offset + 300_000]
             for offset in offsets
         ]
         return all(rights), _relay_pid()
@@ -101,7 +101,7 @@ def test_threads_of_a_child_share_a_relay_and_not_a_connection(used: Store) -> N
             together.wait()
             target = bytearray(1000)
             for offset in range(number, 1_000_000, 100_000):
-                used.read_into("x", offset, memoryview(target))
+                used.read_into(used.info("x"), offset, memoryview(target))
                 if target != _DATA[offset : offset + 1000]:
                     return False
             return True
@@ -118,9 +118,11 @@ def test_errors_come_through_with_class_and_words(used: Store) -> None:
         with pytest.raises(NotFoundError) as missing:
             used.read("missing")
         with pytest.raises(RangeError) as past_end:
-            used.read_range("x", 2_999_999, 2)
+            used.read_range(used.info("x"), 2_999_999, 2)
         assert missing.value.uri == past_end.value.uri.removesuffix("x") + "missing"
-        assert bytes(used.read_range("x", 0, 5)) == _DATA[:5]  # the connection is still in step
+        assert (
+            bytes(used.read_range(used.info("x"), 0, 5)) == _DATA[:5]
+        )  # the connection is still in step
         return [str(missing.value), str(past_end.value)]
 
     missing, past_end = in_child(child)
@@ -282,7 +284,7 @@ def test_torch_workers_by_fork_work_on_a_used_store(used: Store) -> None:
             return 20
 
         def __getitem__(self, index: int) -> int:
-            return used.read_range("x", index * 1000, 1000)[0]
+            return used.read_range(used.info("x"), index * 1000, 1000)[0]
 
     loader = data.DataLoader(
         Items(), batch_size=5, num_workers=2, multiprocessing_context="fork", timeout=HANG_S

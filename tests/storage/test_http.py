@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import NotFoundError, OptionError, UnavailableError
-from penstock.storage import RemoteStore, Retrying, RetryPolicy, Store, StoreOptions, resolve
+from penstock.storage import (
+    ObjectInfo,
+    RemoteStore,
+    Retrying,
+    RetryPolicy,
+    Store,
+    StoreOptions,
+    resolve,
+)
 from penstock.testing.conformance import OBJECTS, ReadConformance
 from penstock.testing.http_server import Fault, HttpServer
 
@@ -66,7 +74,10 @@ def _quick(store: Store, **policy: float) -> Retrying:
 def test_two_failures_are_survived_with_three_requests(fault: Fault) -> None:
     with HttpServer({"x": b"right" * 1000}, faults=(fault,)) as server:
         store = _quick(RemoteStore(server.url, StoreOptions(timeout_s=0.5)))
-        assert store.read_range("x", 5, 2000) == (b"right" * 1000)[5:2005]
+        assert (
+            store.read_range(ObjectInfo(key="x", size_bytes=5000), 5, 2000)
+            == (b"right" * 1000)[5:2005]
+        )
         assert store.num_attempts == 3
         assert [request.range for request in server.log] == ["bytes=5-2004"] * 3
 

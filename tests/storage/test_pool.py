@@ -36,13 +36,13 @@ def test_every_target_gets_its_own_bytes(wanted: list[tuple[str, int, int]]) -> 
     store.write("y", _DATA[::-1])
     targets = [bytearray(length) for _, _, length in wanted]
     requests = [
-        ReadRequest(key=key, offset=offset, target=memoryview(target))
+        ReadRequest(info=store.info(key), offset=offset, target=memoryview(target))
         for (key, offset, _), target in zip(wanted, targets, strict=True)
     ]
     with Pool(3) as pool:
         pool.read_many(store, requests)
     for (key, offset, length), target in zip(wanted, targets, strict=True):
-        assert bytes(store.read_range(key, offset, length)) == target
+        assert bytes(store.read_range(store.info(key), offset, length)) == target
 
 
 def test_near_ranges_are_asked_for_once(memory: MemoryStore) -> None:
@@ -52,7 +52,7 @@ def test_near_ranges_are_asked_for_once(memory: MemoryStore) -> None:
         pool.read_many(
             counting,
             [
-                ReadRequest(key="x", offset=number * 1000, target=memoryview(target))
+                ReadRequest(info=memory.info("x"), offset=number * 1000, target=memoryview(target))
                 for number, target in enumerate(targets)
             ],
         )
@@ -84,7 +84,7 @@ def test_the_first_error_reaches_the_caller_with_its_traceback(memory: MemorySto
 
     def _breaks(number: int) -> None:
         started.append(number)
-        memory.read_range("x", 99_999, 2)
+        memory.read_range(memory.info("x"), 99_999, 2)
 
     with Pool(2) as pool, pytest.raises(RangeError) as caught:
         list(pool.map_unordered(_breaks, range(1000)))

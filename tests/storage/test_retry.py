@@ -158,7 +158,7 @@ def test_faults_below_one_are_survived(seed: int) -> None:
     faulty = FaultyStore(memory, plan, clock=clock)
     store = _retrying(faulty, clock, attempts_max=100, deadline_s=1000)
     for offset in range(0, 256, 16):
-        assert store.read_range("x", offset, 16) == bytes(range(offset, offset + 16))
+        assert store.read_range(store.info("x"), offset, 16) == bytes(range(offset, offset + 16))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def memory() -> Iterator[MemoryStore]:
 
 def _outcome(store: Store, offset: int) -> str:
     try:
-        data = store.read_range("x", offset, 1)
+        data = store.read_range(store.info("x"), offset, 1)
     except StoreError as error:
         return type(error).__name__
     return "right" if data == b"\0" else "corrupt"
@@ -52,7 +52,7 @@ def test_each_kind_of_fault_does_what_it_says(memory: MemoryStore) -> None:
     with pytest.raises(TruncatedError, match="50 of 100"):
         FaultyStore(memory, FaultPlan(truncated=1)).read("x")
     target = bytearray(100)
-    FaultyStore(memory, FaultPlan(corrupt=1)).read_into("x", 0, memoryview(target))
+    FaultyStore(memory, FaultPlan(corrupt=1)).read_into(memory.info("x"), 0, memoryview(target))
     assert target.count(0) == 99
     clock = VirtualClock()
     assert FaultyStore(memory, FaultPlan(slow=1, slow_s=3), clock=clock).read("x") == bytes(100)
@@ -74,8 +74,8 @@ def test_shares_above_one_are_refused() -> None:
 def test_requests_and_bytes_are_counted(memory: MemoryStore) -> None:
     store = CountingStore(memory)
     store.read("x")
-    store.read_range("x", 0, 10)
-    store.read_into("x", 0, memoryview(bytearray(5)))
+    store.read_range(store.inner.info("x"), 0, 10)
+    store.read_into(store.inner.info("x"), 0, memoryview(bytearray(5)))
     store.write("y", b"123")
     store.info("y")
     list(store.list())

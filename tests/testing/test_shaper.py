@@ -21,13 +21,14 @@ from penstock.errors import (
     TruncatedError,
     UnavailableError,
 )
-from penstock.storage import RemoteStore, Store, open_store
+from penstock.storage import ObjectInfo, RemoteStore, Store, open_store
 from penstock.testing.conformance import OBJECTS, ReadConformance, some_bytes
 from penstock.testing.forks import HANG_S
 from penstock.testing.ports import HOST
 from penstock.testing.shaper import Fault, Fixed, LogNormal, Samples, Shape, Shaper, Slow
 
 DATA = some_bytes(5_000_000, "shaped")
+X = ObjectInfo(key="x", size_bytes=len(DATA))
 PLAIN = Shape()
 
 
@@ -110,7 +111,7 @@ class TestFolderByS3(ReadConformance):
 def test_a_folder_can_be_read_by_plain_http(shaper: Shaper) -> None:
     store = RemoteStore(shaper.url)
     assert store.read("x") == DATA
-    assert store.read_range("x", 77, 1000) == DATA[77:1077]
+    assert store.read_range(X, 77, 1000) == DATA[77:1077]
     assert store.info("x").size_bytes == len(DATA)
 
 
@@ -175,7 +176,7 @@ def test_a_data_set_can_be_loaded_from_a_shaped_folder(tmp_path: Path) -> None:
 def test_latencies_add_up(shaper: Shaper) -> None:
     store = RemoteStore(shaper.uri, shaper.options)
     shaper.reshape(Shape(latency=Fixed(0.05)))
-    assert took_s(lambda: [store.read_range("x", n, 10) for n in range(20)]) >= 1.0
+    assert took_s(lambda: [store.read_range(X, n, 10) for n in range(20)]) >= 1.0
 
 
 def test_requests_wait_side_by_side(shaper: Shaper) -> None:
@@ -317,7 +318,7 @@ def test_a_refusal_is_what_s3_says(shaper: Shaper) -> None:
 
 def _outcome(store: Store, offset: int) -> str:
     try:
-        data = store.read_range("x", offset, 5000)
+        data = store.read_range(X, offset, 5000)
     except StoreError as error:
         return type(error).__name__
     return "right" if data == DATA[offset : offset + 5000] else "corrupt"
@@ -385,7 +386,7 @@ def test_retries_get_through(shaper: Shaper) -> None:
     shaper.reshape(Shape(faults=tuple(Fault(kind=kind, share=0.2) for kind in kinds)))
     store = open_store(shaper.uri, shaper.options)
     for number in range(10):
-        assert store.read_range("x", number, 5000) == DATA[number : number + 5000]
+        assert store.read_range(X, number, 5000) == DATA[number : number + 5000]
 
 
 # -- connections -------------------------------------------------------------------------------

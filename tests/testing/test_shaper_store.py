@@ -23,7 +23,7 @@ from penstock.errors import (
     UnavailableError,
     UnreachableError,
 )
-from penstock.storage import RemoteStore, Store
+from penstock.storage import ObjectInfo, RemoteStore, Store
 from penstock.testing.conformance import OBJECTS, ReadConformance, some_bytes
 from penstock.testing.forks import HANG_S, in_child
 from penstock.testing.ports import HOST, free_ports
@@ -32,6 +32,7 @@ from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
 from penstock.testing.shaper_command import main
 
 DATA = some_bytes(5_000_000, "shaped")
+X = ObjectInfo(key="x", size_bytes=len(DATA))
 PLAIN = Shape()
 ASKED = b"GET /b/x HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -247,7 +248,7 @@ def test_counts_stay_after_the_block_and_start_anew(folder: Path) -> None:
     shaper = Shaper.of_folder(folder)
     for _ in range(2):
         with shaper:
-            assert RemoteStore(shaper.url).read_range("x", 0, 10) == DATA[:10]
+            assert RemoteStore(shaper.url).read_range(X, 0, 10) == DATA[:10]
         counts = shaper.counts()
         assert (counts.requests, counts.body_bytes, counts.connections) == (1, 10, 1)
         assert counts.methods == {"GET": 1}
@@ -308,7 +309,7 @@ def test_it_runs_from_a_terminal(folder: Path) -> None:
     endpoint, uri = shaper.stdout.readline().split()
     store = RemoteStore(uri, penstock.StoreOptions(endpoint=endpoint, anonymous=True))
     begin_s = time.monotonic()
-    assert store.read_range("x", 0, 1000) != DATA[:1000]
+    assert store.read_range(X, 0, 1000) != DATA[:1000]
     assert time.monotonic() - begin_s >= 0.02
     shaper.send_signal(signal.SIGINT)
     assert "1 requests, 1 kB, 0 times 503, faults: {'corrupt': 1}" in shaper.stdout.read()

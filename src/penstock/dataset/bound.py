@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.checks import read_checked
+from penstock.dataset.checks import FirstReads, read_checked
 from penstock.dataset.fields import DECODERS, VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
 from penstock.dataset.part import Ints, Part
-from penstock.errors import ChangedError, DatasetError, OptionError, StoreError
+from penstock.errors import DatasetError, OptionError
 from penstock.storage.base import Store
 
 Decoders = Mapping[str, Decoder | None]
@@ -50,6 +50,8 @@ class BoundPart:
     format: Format = field(init=False)
     steps: dict[str, tuple[Field, Decoder]] = field(init=False)
     """Fields that have something to decode, with the function that does it."""
+    first_reads: FirstReads = field(init=False, compare=False, repr=False)
+    """Which samples of local files were compared with their checksums."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_named(self.part.format))
@@ -59,6 +61,7 @@ class BoundPart:
             if f.encoding != VALUE or self.decoders.get(f.name) is not None
         }
         object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "first_reads", FirstReads(self.part.num_samples))
 
     @property
     def by_block(self) -> bool:
@@ -77,12 +80,8 @@ class BoundPart:
         )
 
     def read(self, table: int, number: int, offset: int, length: int) -> memoryview:
-        """Return bytes of an object; a short object is reported as changed."""
-        info = self.part.tables[table].info(number)
-        try:
-            return self.store.read_range(info.key, offset, length)
-        except StoreError as error:
-            raise explained(error, self, table, number) from error
+        """Return bytes of an object, which is still the one that was indexed."""
+        return self.store.read_range(self.part.tables[table].info(number), offset, length)
 
     def read_sample(self, table: int, local_id: int) -> memoryview:
         """Return the extent of a sample, or its block, as it was indexed."""
@@ -150,19 +149,3 @@ class _Lazy:
 
 def _one(i: int) -> Ints:
     return np.array([i], np.int64)
-
-
-def explained(error: StoreError, bound: BoundPart, table: int, number: int) -> Exception:
-    """Return a `ChangedError` when an object has another size now, else the error itself."""
-    was = bound.part.tables[table].info(number)
-    try:
-        now = bound.store.info(was.key)
-    except StoreError:
-        return error
-    if now.size_bytes == was.size_bytes:
-        return error
-    return ChangedError(
-        f"{bound.store.uri}{was.key} changed while it was read: {was.size_bytes} bytes when "
-        f"indexed, {now.size_bytes} now; data sets are immutable: index it again with "
-        "penstock.open(..., rebuild=True) or `penstock index --rebuild`"
-    )

@@ -23,7 +23,7 @@ import xxhash
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import CorruptError
-from penstock.storage.base import Store
+from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder_errors import store_error
 from penstock.storage.keys import checked_hash
 from penstock.storage.pool import Pool
@@ -156,10 +156,12 @@ def _download(copy: Copy, *, is_alone: bool) -> None:
 
 def _fill(copy: Copy, path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    # Its name is the hash of its bytes, which is compared when all of them are here.
+    info = ObjectInfo(key=copy.key, size_bytes=copy.size_bytes)
 
     def bring(start: int) -> None:
         length = min(_COPY_BYTES, copy.size_bytes - start)
-        rest, at = copy.store.read_range(copy.key, start, length), start
+        rest, at = copy.store.read_range(info, start, length), start
         while rest.nbytes:
             count = os.pwrite(descriptor, rest, at)
             rest, at = rest[count:], at + count

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from penstock.dataset.part import Ints
@@ -16,6 +17,33 @@ if TYPE_CHECKING:
 
 _READS_MAX = 5
 """Of a range that is found to be damaged, each time in another way, before that is an error."""
+
+
+class FirstReads:
+    """Which samples of a part this process has compared with their checksums.
+
+    Comparing costs about half as much as copying. A file whose size and time are still those of the
+    index has not changed since, so once is enough. A part that is sent to another process is
+    compared there again.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._flags: npt.NDArray[np.bool_] | None = None
+
+    def __reduce__(self) -> tuple[type[FirstReads], tuple[int]]:
+        return FirstReads, (self._num_samples,)
+
+    def missing(self, ids: Ints) -> Ints:
+        """Return the places in `ids` of samples that were not compared yet."""
+        if self._flags is None:
+            self._flags = np.zeros(self._num_samples, bool)  # Takes memory as it is written to.
+        return np.flatnonzero(~self._flags[ids])
+
+    def note(self, ids: Ints) -> None:
+        """Take note that samples were compared. Two threads at once do no harm."""
+        assert self._flags is not None
+        self._flags[ids] = True
 
 
 def has_checksums(bound: BoundPart) -> bool:
@@ -67,3 +95,22 @@ def first_damaged(bound: BoundPart, ids: Ints, offset: int, data: memoryview) ->
                 f"{found:016x}, {expected:016x} when they were indexed"
             )
     return ""
+
+
+def check_copies(bound: BoundPart, ids: Ints, copy_of: Callable[[int], memoryview]) -> None:
+    """Compare copies of samples of local files with the index, each the first time it is read.
+
+    `copy_of` returns the copy of the j-th of them. One that is wrong is read again in its place.
+    """
+    if not has_checksums(bound):
+        return
+    missing = bound.first_reads.missing(ids)
+    if not len(missing):
+        return
+    chosen = ids[missing]
+    sums = bound.part.columns["checksum"][chosen].tolist()
+    for j, local_id, expected in zip(missing.tolist(), chosen.tolist(), sums, strict=True):
+        copy = copy_of(j)
+        if xxhash.xxh3_64_intdigest(copy) != expected:
+            copy[:] = bound.read_sample(0, local_id)
+    bound.first_reads.note(chosen)

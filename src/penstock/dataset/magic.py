@@ -29,7 +29,7 @@ def what_else(store: Store, info: ObjectInfo, format: str) -> str:
     if any(extension in name for extension in _NAMED_SO):
         return ""
     try:
-        head = bytes(store.read_range(info.key, 0, min(_HEAD_BYTES, info.size_bytes)))
+        head = bytes(store.read_range(info, 0, min(_HEAD_BYTES, info.size_bytes)))
     except StoreError:
         return ""
     where = f"{store.uri}{info.key} is named like {format} but is"

@@ -169,13 +169,13 @@ def read_raws(bound: BoundPart, local: Ints, readers: Pool) -> list[list[memoryv
         extents = table.extents(local)
         ends = np.cumsum(extents.length).tolist()
         buffer = np.empty(ends[-1] if ends else 0, np.uint8).data
-        keys = {int(n): table.key(int(n)) for n in np.unique(extents.object)}
+        infos = {int(n): table.info(int(n)) for n in np.unique(extents.object)}
         rows = zip(extents.object.tolist(), extents.offset.tolist(), ends, strict=True)
         start = 0
         for raw, (number, offset, end) in zip(raws, rows, strict=True):
             raw.append(buffer[start:end])
             if end > start:
-                requests.append(ReadRequest(key=keys[number], offset=offset, target=raw[-1]))
+                requests.append(ReadRequest(info=infos[number], offset=offset, target=raw[-1]))
             start = end
     readers.read_many(bound.store, requests)
     return raws

@@ -84,7 +84,7 @@ class CsvSource:
         infos = [self._files[n] for n in numbers.tolist()]
         buffers = [np.empty(info.size_bytes, np.uint8).data for info in infos]
         pairs = zip(infos, buffers, strict=True)
-        requests = [ReadRequest(key=i.key, offset=0, target=b) for i, b in pairs if i.size_bytes]
+        requests = [ReadRequest(info=i, offset=0, target=b) for i, b in pairs if i.size_bytes]
         readers.read_many(self._store, requests)
         rows = zip(numbers.tolist(), infos, buffers, strict=True)
         return [self._sample(n, info, data, decoded) for n, info, data in rows]

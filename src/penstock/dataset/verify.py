@@ -9,12 +9,14 @@ and `pack` do), unpacked and decoded. The first problem stops nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import Uri, open_unverified
 from penstock.dataset.verify_index import (
+    AsFound,
     Objects,
     check_objects,
     check_part,
@@ -30,6 +32,7 @@ from penstock.dataset.verify_report import (
 )
 from penstock.dataset.verify_samples import Checks, Run, Structure, runs_of, structures_of
 from penstock.errors import OptionError
+from penstock.storage.base import Store
 from penstock.storage.options import StoreOptions
 from penstock.storage.pool import Pool
 
@@ -92,7 +95,8 @@ def _check_all(
     report: Report | None,
 ) -> None:
     work: list[Run | Structure] = []
-    for bound in sound:
+    for each in sound:
+        bound = replace(each, store=cast(Store, AsFound(each.store, objects)))
         work += structures_of(bound, objects)
         work += runs_of(bound)
     local = dataset.store.source in ("folder", "memory")

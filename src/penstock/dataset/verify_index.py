@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -122,6 +123,29 @@ class Objects:
         unique, back = np.unique(numbers, return_inverse=True)
         infos = [self.found.get(table.key(int(n))) for n in unique]
         return np.array([-1 if i is None else i.size_bytes for i in infos], np.int64)[back]
+
+
+class AsFound:
+    """A store whose objects are read as they lie there now, whatever the index says of them.
+
+    What has changed is a problem of its own; what it holds is looked at all the same. An object
+    that changes while it is looked at is a `ChangedError`.
+    """
+
+    def __init__(self, store: Store, objects: Objects) -> None:
+        self._store = store
+        self._objects = objects
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
+        """Return a part of an object as it is now."""
+        return self._store.read_range(self._objects.found.get(info.key, info), offset, length)
+
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
+        """Fill `target` with a part of an object as it is now."""
+        self._store.read_into(self._objects.found.get(info.key, info), offset, target)
 
 
 def find_objects(store: Store, parts: Iterable[Part]) -> Objects:

@@ -15,7 +15,7 @@ from penstock.dataset.part import Ints
 from penstock.dataset.sources import read_raws, stored_bytes
 from penstock.dataset.verify_index import Objects, named
 from penstock.dataset.verify_report import Findings, Kind, Problem
-from penstock.errors import FormatError, MissingPackageError, StoreError
+from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError
 from penstock.storage.pool import Pool
 
 _RUN_BYTES = 16 << 20
@@ -68,7 +68,7 @@ class Structure:
         try:
             unit = Unit(objects=(info,))
             part = self.bound.format.scan(unit, self.bound.store, self.bound.part.options)
-        except (FormatError, StoreError) as error:
+        except (ChangedError, FormatError, StoreError) as error:
             problem = Problem(
                 kind="format",
                 message=str(error),

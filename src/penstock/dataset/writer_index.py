@@ -56,16 +56,16 @@ class HeldObject:
         self.info(key)
         return self._data
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Return some bytes, without copying."""
         check_range(offset, length)
-        if offset + length > self.info(key).size_bytes:
-            raise range_error(key, offset, length, self._info.size_bytes)
+        if offset + length > self.info(info.key).size_bytes:
+            raise range_error(info.key, offset, length, self._info.size_bytes)
         return self._data[offset : offset + length]
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Copy some bytes."""
-        target[:] = self.read_range(key, offset, target.nbytes)
+        target[:] = self.read_range(info, offset, target.nbytes)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """Not for an object that is at hand already."""

@@ -369,6 +369,7 @@ class Flow:
         for request in again.due:
             request.care.num_hedges += 1
             request.source.hedges.append(request.care)
+            request.source.beat(request)
             self._begin_at(request.source)
         for request in overdue.due:
             request.source.is_behind = True

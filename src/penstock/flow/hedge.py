@@ -10,8 +10,13 @@ take, cuts that tail. But a copy is load. So it is made only
 * when its step is near: predicted to be needed sooner than the late request can be counted on;
 * when the source serves others meanwhile, and has not just asked us to slow down: where everything
   is slow, copies make it slower;
-* while it has a *token*. A source earns a small share of one with each request, so copies are at
-  most that share of all requests, and a few at once.
+* while it has a *token*. A source begins with a few and earns a small share of one with each
+  request, so copies are at most that share of all requests, and a few at once.
+
+A late request gives its place to its copy: requests that hang must not keep their own copies from
+beginning. Before a source's tail is known, a request is late when it takes several times as long as
+the first answers did: a run may be over before there are enough of them, and the first batch is
+waited for like any other.
 """
 
 from __future__ import annotations
@@ -36,10 +41,10 @@ LATE_S_MIN = 0.05
 """Sooner than this nothing is late: threads of a busy machine wait as long for their turn."""
 SEEN_MIN = 32
 """Answers before a source's tail is believed."""
+EARLY_LATE, EARLY_LATE_S_MIN = 5.0, 0.5
+"""Before that: late is this many times what answers take on average, and never sooner than this."""
 LOOK_S_MIN = 0.005
 """Between two looks."""
-_UNKNOWN_LOOK_S = 0.05
-"""The same while a source's tail is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,7 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
             continue
         if not request.is_counted_on:
             continue
-        if source.tail.num_seen < SEEN_MIN:
-            again_s = min(again_s, now_s + _UNKNOWN_LOOK_S)
-            continue
-        late_s = max(LATE_S_MIN, LATE * source.tail.p95_s(care.fetch.size_bytes))
+        late_s = _late_s(source, care.fetch.size_bytes)
         if now_s - request.began_s < late_s:
             again_s = min(again_s, request.began_s + late_s)
         else:
@@ -77,6 +79,13 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
             again_s = min(again_s, now_s + late_s / 8)
     due = [r for r in late if _is_due(r, num_late[r.source], pace, now_s)]
     return Look(due, max(again_s, now_s + LOOK_S_MIN))
+
+
+def _late_s(source: Source, size_bytes: int) -> float:
+    """Return how long a request may take before it is late."""
+    if source.tail.num_seen < SEEN_MIN:
+        return max(EARLY_LATE_S_MIN, EARLY_LATE * source.tail.expected_s(size_bytes))
+    return max(LATE_S_MIN, LATE * source.tail.p95_s(size_bytes))
 
 
 def _is_due(request: Request, num_late: int, pace: Pace, now_s: float) -> bool:

@@ -11,6 +11,8 @@ from penstock.flow.requests import Care, Request
 from penstock.flow.tail import Tail
 
 BEATEN_MAX = 8
+TOKENS_FIRST = 4.0
+"""Copies that may be made before a source has earned any."""
 _METER_S = 0.1
 _METER_GAIN = 0.2
 
@@ -70,8 +72,8 @@ class Source:
         self.is_behind = False
         """Whether it has deferred what the training loop then waited for in vain."""
         self.num_done = 0
-        self.tokens = 0.0
-        """Hedges that may still be made; see `hedge`."""
+        self.tokens = TOKENS_FIRST
+        """Copies that may still be made; see `hedge`."""
         self.bytes_s = 0.0
         self._meter_at_s = 0.0
         self._meter_bytes = 0
@@ -113,7 +115,7 @@ class Source:
         request.is_deferred = True
 
     def beat(self, request: Request) -> None:
-        """Give the place of a request to others: another copy of its fetch was quicker.
+        """Give the place of a request to others: it is late, or another copy of it was quicker.
 
         It is still under way, and may be for long. Only so many are left out of the count: whoever
         carries requests has not many more threads than the limit.

@@ -13,18 +13,33 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 
-class _Entry:
-    __slots__ = ("arrived", "pins", "size_bytes", "value")
+class _Load:
+    """What those wait for who come while a value is loaded."""
+
+    __slots__ = ("error", "is_over", "num_loading")
 
     def __init__(self) -> None:
-        self.arrived = threading.Event()
+        self.num_loading = 0
+        self.is_over = threading.Event()
+        self.error: BaseException | None = None
+
+
+class _Entry:
+    __slots__ = ("load", "pins", "size_bytes", "value")
+
+    def __init__(self) -> None:
+        self.load: _Load | None = None
+        """Under way, and nobody has brought the value yet."""
         self.value: Any = None
         self.size_bytes = 0
         self.pins = 0
 
 
 class BlockStage:
-    """Values by name within a number of bytes; each is loaded by one thread only."""
+    """Values by name within a number of bytes; each is loaded by one thread at a time.
+
+    Only a second copy of a request that is late loads beside another thread.
+    """
 
     def __init__(self, size_bytes_max: int) -> None:
         self._size_bytes_max = size_bytes_max
@@ -36,17 +51,13 @@ class BlockStage:
         """Return whether a value is there, or on its way."""
         with self._lock:
             entry = self._entries.get(name)
-            return entry is not None and (entry.value is not None or not entry.arrived.is_set())
+            return entry is not None and (entry.value is not None or entry.load is not None)
 
     def pin(self, names: Iterable[Hashable]) -> None:
         """Keep these, loaded or not, until they are unpinned as often."""
         with self._lock:
             for name in names:
-                entry = self._entries.get(name)
-                if entry is None:
-                    entry = self._entries[name] = _Entry()
-                    entry.arrived.set()
-                entry.pins += 1
+                self._entry(name).pins += 1
 
     def unpin(self, names: Iterable[Hashable]) -> None:
         """Let go of these, and of whatever has to go to keep within bounds."""
@@ -55,38 +66,60 @@ class BlockStage:
                 self._entries[name].pins -= 1
             self._shrink()
 
-    def get(self, name: Hashable, load: Callable[[], tuple[Any, int]]) -> Any:
-        """Return a value; whoever comes first loads it, others wait for that."""
-        while True:
-            with self._lock:
-                entry = self._entries.get(name)
-                if entry is None:
-                    entry = self._entries[name] = _Entry()
-                    entry.arrived.set()
-                self._entries.move_to_end(name)
-                if entry.value is not None:
-                    return entry.value
-                if entry.arrived.is_set():
-                    entry.arrived.clear()
-                    break
-            entry.arrived.wait()
+    def get(
+        self, name: Hashable, load: Callable[[], tuple[Any, int]], *, beside: bool = False
+    ) -> Any:
+        """Return a value; whoever comes first loads it, others wait for that and share its error.
+
+        With `beside` it is loaded here even if another thread is at it: whoever is first wins.
+        """
+        with self._lock:
+            entry = self._entry(name)
+            self._entries.move_to_end(name)
+            if entry.value is not None:
+                return entry.value
+            loads = beside or entry.load is None
+            under_way = entry.load = entry.load or _Load()
+            under_way.num_loading += loads
+        if loads:
+            return self._loaded(entry, under_way, load)
+        under_way.is_over.wait()
+        if under_way.error is not None:
+            raise under_way.error
+        return entry.value
+
+    def _entry(self, name: Hashable) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._entries[name] = _Entry()
+        return entry
+
+    def _loaded(self, entry: _Entry, under_way: _Load, load: Callable[[], tuple[Any, int]]) -> Any:
+        error: BaseException | None = None
+        value, size_bytes = None, 0
         try:
             value, size_bytes = load()
-            with self._lock:
-                entry.value, entry.size_bytes = value, size_bytes
-                self.size_bytes += size_bytes
-                self._shrink()
-            return value
+        except BaseException as caught:
+            error = caught
+            raise
         finally:
-            # After an error too: the next in line tries again and meets the error itself.
-            entry.arrived.set()
+            with self._lock:
+                under_way.num_loading -= 1
+                # Else another thread has brought it before, or may bring it still.
+                if entry.load is under_way and (error is None or not under_way.num_loading):
+                    entry.load, under_way.error = None, error
+                    entry.value, entry.size_bytes = value, size_bytes
+                    self.size_bytes += size_bytes
+                    self._shrink()
+                    under_way.is_over.set()
+        return entry.value
 
     def _shrink(self) -> None:
         if self.size_bytes <= self._size_bytes_max:
             return
         for name in list(self._entries):
             entry = self._entries[name]
-            if entry.pins == 0 and entry.arrived.is_set():
+            if entry.pins == 0 and entry.load is None:
                 del self._entries[name]
                 self.size_bytes -= entry.size_bytes
                 if self.size_bytes <= self._size_bytes_max:

@@ -34,8 +34,10 @@ from penstock.flow import (
 from penstock.flow.choice import peer_of
 from penstock.flow.live import STORE, LiveRates
 from penstock.plan.cost import merge_gap_bytes, reads_whole
+from penstock.storage.retry import waiting_since
 
-_JOIN_S = 5.0
+_JOIN_S = 1.0
+"""How long the end of a run waits for reads under way: one that hangs would hang for longer."""
 _HEDGE_THREADS = 8
 _PATIENCE_S, _PATIENCE = 2.0, 4.0
 """A claim that is held longer than this, or than so many times what a slow request takes, may be
@@ -97,13 +99,15 @@ class PeerRead(Read, Protocol):
 class _Fetching:
     """A read that is wanted."""
 
-    __slots__ = ("done", "error", "is_of_peer", "is_over", "num_out", "read")
+    __slots__ = ("began_s", "done", "error", "is_of_peer", "is_over", "num_out", "read")
 
     def __init__(self, read: Read, done: Done) -> None:
         self.read = read
         self.is_of_peer = peer_of(read.sources[0]) is not None
         self.done = done
         self.num_out = 0
+        self.began_s = 0.0
+        """When its store was asked first; 0 before."""
         self.is_over = False
         self.error: BaseException | None = None
 
@@ -313,7 +317,10 @@ class Fetcher:
         begin_s, in_flight = self._clock.now_s(), self._flow.in_flight(begin.source)
         if not fetching.is_over:
             try:
-                outcome = fetching.read(begin.copy)
+                # Copies of one fetch are one wait: a late copy has the rest of its deadline.
+                fetching.began_s = fetching.began_s or begin_s
+                with waiting_since(fetching.began_s):
+                    outcome = fetching.read(begin.copy)
             except BaseException as caught:  # It is raised where the batch is asked for.
                 error = caught
         if self._live is not None and outcome.moved and not outcome.num_retries:

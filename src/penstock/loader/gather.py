@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart
+from penstock.dataset.checks import check_copies
 from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.part import Table
 from penstock.loader.buffers import BufferPool
@@ -98,18 +99,14 @@ class GatherMaker:
             chosen = slice(None) if numbers is None else np.flatnonzero(numbers == number)
             rows = ids[chosen] - first_sample[number]
             ranges = partial(_ranges, layout, number, rows)
+            mapped = self._reader.mapped(group.bound, table, number)
             with self._reader.warmed(group.bound, table, ranges):
-                copy_rows(self._rows(group.bound, table, number), rows, target, where[chosen])
+                copy_rows(_rows(layout, number, mapped.data), rows, target, where[chosen])
+            mapped.check()
+        check_copies(group.bound, ids, lambda j: target[where[j]].data)
         size_bytes = len(ids) * target.shape[1]
         seconds = time.perf_counter() - begin
         self._counters.add_reads("folder", size_bytes, len(ids), seconds)
-
-    def _rows(self, bound: BoundPart, table: int, number: int) -> npt.NDArray[np.uint8]:
-        layout = bound.part.tables[table]
-        base, stride, width = (int(a[number]) for a in layout.even_layout())
-        count = int(layout.first_sample[number + 1] - layout.first_sample[number])
-        whole = self._reader.mapped(bound, table, number)
-        return np.ndarray((count, width), np.uint8, whole.data, base, (stride, 1))
 
     def finish(self, job: Job) -> list[Any]:
         """Return the rows as arrays of their own type, cut into the batches of the job."""
@@ -123,6 +120,13 @@ class GatherMaker:
             out.append({name: array[start:stop] for name, array in fields.items()})
             start = stop
         return out
+
+
+def _rows(layout: Table, number: int, whole: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return an object as an array with a row for each sample."""
+    base, stride, width = (int(a[number]) for a in layout.even_layout())
+    count = int(layout.first_sample[number + 1] - layout.first_sample[number])
+    return np.ndarray((count, width), np.uint8, whole.data, base, (stride, 1))
 
 
 def _ranges(

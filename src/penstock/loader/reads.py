@@ -1,6 +1,8 @@
 """Reading samples that are near: from mapped files, open files or memory, into the batch.
 
-Files of a data set are immutable by contract and checked when they are opened. One that is cut off
+Files of a data set are immutable by contract, and nothing enforces that. So size and time of a file
+are compared with the index after bytes were copied out of it, once for each piece of a batch. A
+sample that has a checksum is compared with it the first time it is read. A file that is cut off
 while it is mapped ends the process (SIGBUS), as with every loader that maps files.
 """
 
@@ -12,20 +14,24 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.dataset.bound import BoundPart, explained
-from penstock.errors import ChangedError, StoreError
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.checks import check_copies
 from penstock.loader.buffers import BufferPool, Bytes
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters
 from penstock.loader.warmth import Warmth
+from penstock.storage.base import ObjectInfo
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
 
 _OPEN_SHARE = 4
 """The share of the files that a process may have open that is ours: one in so many."""
+OPEN_MIN = 16
+"""Files that are kept open in any case."""
 
 
 def is_local(bound: BoundPart) -> bool:
@@ -41,9 +47,9 @@ class SampleReader:
         self._counters = counters
         self._at_random = at_random
         self._warmth = Warmth()
-        self._open_max = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
-        self._files: dict[tuple[int, int, int], OpenFile] = {}
-        self._maps: dict[tuple[int, int, int], Bytes] = {}
+        self._open_max = max(OPEN_MIN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
+        self._files: dict[tuple[int, int, int], HeldFile] = {}
+        self._maps: dict[tuple[int, int, int], HeldFile] = {}
 
     def raws(self, group: Group, piece: Piece) -> list[list[memoryview]]:
         """Return the bytes of the samples of a piece, one for each table, in leased memory."""
@@ -77,14 +83,23 @@ class SampleReader:
             with self.warmed(bound, table, lambda: zip(numbers, offsets, lengths, strict=True)):
                 maps = {n: self.mapped(bound, table, n) for n in set(numbers)}
                 for number, offset, length, at in rows:
-                    target[at : at + length] = maps[number][offset : offset + length]
+                    target[at : at + length] = maps[number].data[offset : offset + length]
+                for mapped in maps.values():
+                    mapped.check()
         else:
             for number, offset, length, at in rows:
                 view = target[at : at + length].data
                 # Held while it is read: others may drop it from the cache meanwhile.
-                file = self.file(bound, table, number)
-                if os.preadv(file.descriptor, [view], offset) != length:
+                held = self._held(bound, table, number)
+                num_read = os.preadv(held.file.descriptor, [view], offset)
+                held.check()
+                if num_read != length:
                     _read_one(bound, table, number, offset, view)
+        check_copies(
+            bound,
+            group.local_ids[piece.start : piece.stop],
+            lambda j: target[starts[j] : starts[j] + lengths[j]].data,
+        )
         seconds = time.perf_counter() - begin
         self._counters.add_reads(bound.store.source, sum(lengths), len(lengths), seconds)
 
@@ -93,20 +108,21 @@ class SampleReader:
         few = bound.part.tables[table].num_objects <= self._open_max
         return few and isinstance(bound.store, FolderStore)
 
-    def mapped(self, bound: BoundPart, table: int, number: int) -> Bytes:
+    def mapped(self, bound: BoundPart, table: int, number: int) -> HeldFile:
         """Return an object of a folder as memory."""
         name = (id(bound), table, number)
-        view = self._maps.get(name)
-        if view is None:
-            file = self.file(bound, table, number)
-            if bound.part.tables[table].sizes[number] == 0:
-                return np.zeros(0, np.uint8)  # Nothing cannot be mapped.
-            memory = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
-            if self._at_random:
-                # Else each fault reads on for as long as the disk is set to: megabytes for a row.
-                memory.madvise(mmap.MADV_RANDOM)
-            view = self._maps[name] = np.frombuffer(memory, np.uint8)
-        return view
+        mapped = self._maps.get(name)
+        if mapped is None:
+            held = self._held(bound, table, number)
+            data = _NOTHING
+            if held.info.size_bytes:  # Nothing cannot be mapped.
+                memory = mmap.mmap(held.file.descriptor, 0, access=mmap.ACCESS_READ)
+                if self._at_random:
+                    # Else each fault reads on as far as the disk is set to: megabytes for a row.
+                    memory.madvise(mmap.MADV_RANDOM)
+                data = np.frombuffer(memory, np.uint8)
+            mapped = self._maps[name] = held._replace(data=data)
+        return mapped
 
     def warmed(
         self,
@@ -118,34 +134,44 @@ class SampleReader:
         if not self._at_random:
             return nullcontext()  # The kernel reads ahead by itself.
         return self._warmth.asked(
-            lambda: ((self.file(bound, table, n), o, size) for n, o, size in ranges())
+            lambda: ((self._held(bound, table, n).file, o, size) for n, o, size in ranges())
         )
 
-    def file(self, bound: BoundPart, table: int, number: int) -> OpenFile:
+    def _held(self, bound: BoundPart, table: int, number: int) -> HeldFile:
         """Return an object of a folder, opened and checked to be the one that was indexed."""
         name = (id(bound), table, number)
-        file = self._files.get(name)
-        if file is None:
+        held = self._files.get(name)
+        if held is None:
             store = bound.store
             assert isinstance(store, FolderStore)
             info = bound.part.tables[table].info(number)
-            file = store.open_file(info.key)
-            size_bytes = os.fstat(file.descriptor).st_size
-            if size_bytes != info.size_bytes:
-                raise ChangedError(
-                    f"{store.uri}{info.key} has {size_bytes} bytes, {info.size_bytes} when it was "
-                    "indexed; index it again with `penstock index --rebuild`"
-                )
+            held = HeldFile(store, info, store.open_file(info.key), _NOTHING)
+            held.check()  # Before it is mapped: a map beyond the end of a file ends the process.
             if len(self._files) >= self._open_max:
                 # Files close themselves with their last reader.
                 with suppress(KeyError, RuntimeError, StopIteration):
                     del self._files[next(iter(self._files))]
-            self._files[name] = file
-        return file
+            self._files[name] = held
+        return held
+
+
+class HeldFile(NamedTuple):
+    """An object of a folder that stays open: the same file, whatever its name means by now."""
+
+    store: FolderStore
+    info: ObjectInfo
+    """As it was indexed."""
+    file: OpenFile
+    data: Bytes
+    """All of it, where it is mapped."""
+
+    def check(self) -> None:
+        """Raise `ChangedError` unless all that was copied until now is what was indexed."""
+        self.store.check(self.info, self.file)
+
+
+_NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 def _read_one(bound: BoundPart, table: int, number: int, offset: int, view: memoryview) -> None:
-    try:
-        bound.store.read_into(bound.part.tables[table].key(number), offset, view)
-    except StoreError as error:
-        raise explained(error, bound, table, number) from error
+    bound.store.read_into(bound.part.tables[table].info(number), offset, view)

@@ -332,15 +332,15 @@ class Runner:
     def _read_done(self, job: Job, countdown: _Countdown, error: BaseException | None) -> None:
         with self._work_here:
             countdown.left -= 1
-            job.error = job.error or error
-            if countdown.left or self._is_stopped:
+            if self._is_stopped or job.is_fetched or (countdown.left and error is None):
                 return
+            # The first error ends the job: its other reads may take as long to fail, one by one.
             self._is_here(job, time.perf_counter_ns())
-            if job.error is None:
+            if error is None:
                 self._pieces.extend((job, piece) for piece in countdown.pieces)
                 self._work_here.notify(len(countdown.pieces))
                 return
-        self._settle(job, len(countdown.pieces), job.error)
+        self._settle(job, len(countdown.pieces), error)
 
     def _settle(self, job: Job, num_pieces: int, error: BaseException | None) -> None:
         """Count pieces as done; who does the last one finishes the job."""

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.dataset.bound import BoundPart, explained
+from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
-from penstock.errors import StoreError
 from penstock.loader.around import Around
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
@@ -422,8 +421,19 @@ class Stager:
         finally:
             self._blocks.unpin(distinct)
 
-    def block(self, group: Group, j: int, name: Any, raw: Callable[[], Raw] | None = None) -> Any:
-        """Return the unpacked block of a sample, reading it if need be."""
+    def block(
+        self,
+        group: Group,
+        j: int,
+        name: Any,
+        raw: Callable[[], Raw] | None = None,
+        *,
+        beside: bool = False,
+    ) -> Any:
+        """Return the unpacked block of a sample, reading it if need be.
+
+        With `beside` it is read even if another thread is at it, which takes too long.
+        """
 
         def load() -> tuple[Any, int]:
             e = group.extents[0]
@@ -432,9 +442,11 @@ class Stager:
             block = group.bound.unpack_raw(number, offset, data)
             return block, block.size_bytes
 
-        return self._blocks.get(name, load)
+        return self._blocks.get(name, load, beside=beside)
 
-    def run(self, group: Group, table: int, j: int, name: Any) -> tuple[int, memoryview]:
+    def run(
+        self, group: Group, table: int, j: int, name: Any, *, beside: bool = False
+    ) -> tuple[int, memoryview]:
         """Return offset and bytes of the run of samples that a sample lies in."""
 
         def load() -> tuple[tuple[int, memoryview], int]:
@@ -442,7 +454,7 @@ class Stager:
             data, _ = self.read(at, ids, length)
             return (at.offset, data), length
 
-        found: tuple[int, memoryview] = self._blocks.get(name, load)
+        found: tuple[int, memoryview] = self._blocks.get(name, load, beside=beside)
         return found
 
     def run_extent(self, group: Group, table: int, j: int) -> tuple[At, Ints, int]:
@@ -492,16 +504,15 @@ class Stager:
         return data, num_again
 
     def _timed(self, at: At, length: int) -> memoryview:
-        key, store = at.bound.part.tables[at.table].key(at.object), at.bound.store
+        info, store = at.bound.part.tables[at.table].info(at.object), at.bound.store
         begin = time.perf_counter_ns()
-        try:
-            data = store.read_range(key, at.offset, length)
-        except StoreError as error:
-            raise explained(error, at.bound, at.table, at.object) from error
+        data = store.read_range(info, at.offset, length)
         end = time.perf_counter_ns()
         self._counters.add_reads(store.source, length, 1, (end - begin) / 1e9)
         if self._recorder is not None:
-            self._recorder.span(Kind.FETCH, begin, end, key=key, offset=at.offset, bytes=length)
+            self._recorder.span(
+                Kind.FETCH, begin, end, key=info.key, offset=at.offset, bytes=length
+            )
         return data
 
 
@@ -564,9 +575,9 @@ class _BlockRead:
         return (self._group.bound.store.source,)
 
     def __call__(self, copy: int) -> Outcome:
-        # A second copy waits for the first one's result: a block is unpacked once.
+        beside = copy > 0
         if self._group.bound.by_block:
-            self._stager.block(self._group, self._j, self._name)
+            self._stager.block(self._group, self._j, self._name, beside=beside)
         else:
-            self._stager.run(self._group, self._table, self._j, self._name)
-        return Outcome(moved=copy == 0)
+            self._stager.run(self._group, self._table, self._j, self._name, beside=beside)
+        return Outcome(moved=True)

@@ -342,7 +342,7 @@ class Members:
 def _wait_s(peer: _Peer, at_s: float) -> float:
     """Return how long to wait before a suspect is tried again."""
     first_s, most_s = _WAITS_S.get(peer.kind, _WAIT_S)
-    doubled_s = first_s * 2 ** min(peer.num_failures - 1, _DOUBLINGS_MAX)
+    doubled_s = first_s * 2.0 ** min(peer.num_failures - 1, _DOUBLINGS_MAX)
     return min(most_s, max(doubled_s, _SHARE_OF_SILENCE * (at_s - peer.silent_at_s)))
 
 

@@ -115,10 +115,10 @@ class _Asker:
 
     def _reads(self, ranges: Iterator[Range]) -> Iterator[int]:
         buffer = memoryview(bytearray(SMALL_BYTES))
-        for key, offset, length in ranges:
+        for info, offset, length in ranges:
             if length > len(buffer):
                 buffer = memoryview(bytearray(length))
-            self._store.read_into(key, offset, buffer[:length])
+            self._store.read_into(info, offset, buffer[:length])
             yield length
 
     def _done(self, lengths: list[int]) -> None:
@@ -139,7 +139,7 @@ class _Asker:
         """Drop from the page cache what is about to be read, where the store is a folder."""
         if not isinstance(self._store, FolderStore):
             return
-        for key in {r.key for r in ranges}:
+        for key in {r.info.key for r in ranges}:
             file = self._store.open_file(key)
             with contextlib.suppress(OSError):  # some file systems know neither
                 os.fdatasync(file.descriptor)

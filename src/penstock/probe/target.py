@@ -35,7 +35,7 @@ _RANGES_MAX = 16384
 class Range(NamedTuple):
     """Bytes to read."""
 
-    key: str
+    info: ObjectInfo
     offset: int
     length: int
 
@@ -147,9 +147,9 @@ def _of_table(bound: BoundPart, number: int, local_ids: Ints) -> list[Range]:
         left = table.sizes[extents.object] - extents.offset
         lengths = np.where(lengths < ALONE_BYTES, np.minimum(left, RUN_BYTES), lengths)
     lengths = np.minimum(lengths, REQUEST_BYTES_MAX)
-    keys = {i: table.key(i) for i in np.unique(extents.object).tolist()}
+    infos = {i: table.info(i) for i in np.unique(extents.object).tolist()}
     rows = zip(extents.object.tolist(), extents.offset.tolist(), lengths.tolist(), strict=True)
-    return [Range(keys[o], offset, length) for o, offset, length in rows if length > 0]
+    return [Range(infos[o], offset, length) for o, offset, length in rows if length > 0]
 
 
 def _of_objects(objects: Sequence[ObjectInfo], generator: np.random.Generator) -> list[Range]:
@@ -162,7 +162,7 @@ def _of_objects(objects: Sequence[ObjectInfo], generator: np.random.Generator) -
     for place, number in zip(at.tolist(), numbers.tolist(), strict=True):
         info = objects[number]
         offset = (place - int(ends[number]) + info.size_bytes) // RUN_BYTES * RUN_BYTES
-        found[Range(info.key, offset, min(RUN_BYTES, info.size_bytes - offset))] = None
+        found[Range(info, offset, min(RUN_BYTES, info.size_bytes - offset))] = None
     return list(found)
 
 

@@ -4,6 +4,10 @@ A store maps keys (relative names with `/`) to immutable bytes. All calls block 
 many threads at once; concurrency is the caller's business, see `storage.pool`. A store is a value:
 it can be pickled, it holds no client, thread, socket or file before its first call, and after a
 fork the child makes its own.
+
+Nothing stops somebody else from replacing an object. So a part of an object is never asked for by
+name alone: whoever knows where in an object something lies knows the object's `ObjectInfo`, and
+the store compares its marks with those of the object that it reads from.
 """
 
 from __future__ import annotations
@@ -28,6 +32,25 @@ class ObjectInfo:
     """The store's own mark of this content; empty where it has none (folders)."""
     mtime_ns: int = 0
     """Last change in nanoseconds since 1970; 0 where unknown."""
+
+    def allows(self, now: ObjectInfo) -> bool:
+        """Return whether `now` may be this very object, as far as their marks can be compared.
+
+        Sizes always can. Etags are compared where both have one, times where neither has one: an
+        index that was made in a folder says nothing about the etags of a bucket.
+        """
+        if self.size_bytes != now.size_bytes:
+            return False
+        if self.etag and now.etag:
+            # Azure quotes etags in answers and not in listings; proxies mark theirs as weak.
+            return self.etag == now.etag or _bare(self.etag) == _bare(now.etag)
+        if self.etag or now.etag or not (self.mtime_ns and now.mtime_ns):
+            return True
+        return self.mtime_ns == now.mtime_ns
+
+
+def _bare(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
 
 
 @runtime_checkable
@@ -61,15 +84,15 @@ class Store(Protocol):
         """Return a whole object."""
         ...
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
-        """Return exactly `length` bytes from `offset`.
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
+        """Return exactly `length` bytes of an object from `offset`.
 
-        A range that reaches past the end is a `RangeError`; an answer that is too short is a
-        `TruncatedError`.
+        If the object is not the one that `info` describes, this is a `ChangedError`. A range that
+        reaches past the end is a `RangeError`; an answer that is too short is a `TruncatedError`.
         """
         ...
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes from `offset`; errors as in `read_range`."""
         ...
 

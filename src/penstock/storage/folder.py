@@ -23,7 +23,7 @@ from penstock.storage.base import Buffer, ObjectInfo
 from penstock.storage.files import OpenFile, files
 from penstock.storage.folder_errors import store_error, translated
 from penstock.storage.keys import TEMPORARY_PREFIX, checked_key
-from penstock.storage.ranges import check_range, range_error
+from penstock.storage.ranges import changed_error, check_range, range_error
 
 _DEPTH_MAX = 64
 """Folders below one another in a listing; more means that links lead in a circle."""
@@ -116,27 +116,46 @@ class FolderStore:
             _fill(file, path, 0, data.data)
         return data.data
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Return a part of a file."""
         check_range(offset, length)
         target = np.empty(length, np.uint8).data
-        self.read_into(key, offset, target)
+        self.read_into(info, offset, target)
         return target
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Let the kernel write a part of a file into `target`."""
         check_range(offset, target.nbytes)
-        path = self._path(key)
+        path = self._path(info.key)
         try:  # not `store_error`: a context manager costs as much as reading 4 KiB
-            _fill(files.open(path), path, offset, target)
+            file = files.open(path)
+            try:
+                _fill(file, path, offset, target)
+            finally:
+                self.check(info, file)
         except OSError as error:
             raise translated(error, path) from error
 
     def open_file(self, key: str) -> OpenFile:
-        """Return an open file that its holder keeps, for many reads without looking it up again."""
+        """Return an open file that its holder keeps, for many reads without looking it up again.
+
+        Whoever copies bytes out of it calls `check` afterwards.
+        """
         path = self._path(key)
         with store_error(path):
             return OpenFile(path)
+
+    def check(self, info: ObjectInfo, file: OpenFile) -> None:
+        """Raise `ChangedError` if an open file is not what was indexed.
+
+        Called *after* bytes were copied: a file that has the indexed time now had it all the while,
+        as far as its file system's clock can tell.
+        """
+        status = os.fstat(file.descriptor)
+        if status.st_size != info.size_bytes or status.st_mtime_ns != info.mtime_ns:
+            now = ObjectInfo(key=info.key, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+            if not info.allows(now):
+                raise changed_error(self.uri + info.key, info, now)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """Write beside the target, flush, then give it its name in one step."""

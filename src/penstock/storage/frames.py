@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from penstock.errors import UnreachableError
+from penstock.storage.base import ObjectInfo
 
 FRAME_BYTES_MAX = 4 * 2**20
 """Longest struct; a page of a listing is the largest of them."""
@@ -25,19 +26,6 @@ _PIECE_BYTES_MAX = 2**30
 Operation = Literal["info", "list", "peek", "read", "read_range", "write", "delete"]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call of a store. The options are a plain dictionary of `StoreOptions`."""
-
-    operation: Operation
-    uri: str
-    options: dict[str, str | float | bool | None]
-    key: str
-    offset: int = 0
-    length: int = 0
-    only_if_absent: bool = False
-    payload_bytes: int = 0
-
-
 class Object(msgspec.Struct, frozen=True, array_like=True):
     """An `ObjectInfo` on the wire."""
 
@@ -45,6 +33,33 @@ class Object(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     etag: str
     mtime_ns: int
+
+
+def object_of(info: ObjectInfo) -> Object:
+    """Return an `ObjectInfo` as it travels."""
+    return Object(info.key, info.size_bytes, info.etag, info.mtime_ns)
+
+
+def info_of(found: Object) -> ObjectInfo:
+    """Return what has travelled."""
+    return ObjectInfo(
+        key=found.key, size_bytes=found.size_bytes, etag=found.etag, mtime_ns=found.mtime_ns
+    )
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of a store. The options are a plain dictionary of `StoreOptions`."""
+
+    operation: Operation
+    uri: str
+    options: dict[str, str | float | bool | None]
+    key: str
+    wanted: Object | None = None
+    """The object of which a range is read, as it was indexed."""
+    offset: int = 0
+    length: int = 0
+    only_if_absent: bool = False
+    payload_bytes: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,7 @@ import xxhash
 from penstock.errors import ExistsError, NotFoundError
 from penstock.storage.base import Buffer, ObjectInfo
 from penstock.storage.keys import checked_key
-from penstock.storage.ranges import check_range, range_error
+from penstock.storage.ranges import changed_error, check_range, range_error
 
 _Objects = dict[str, tuple[ObjectInfo, bytes]]
 _stores: dict[str, _Objects] = {}
@@ -80,17 +80,19 @@ class MemoryStore:
         """Return a view of the stored bytes."""
         return memoryview(self._found(key)[1])
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Return a view of a part of the stored bytes."""
         check_range(offset, length)
-        info, data = self._found(key)
-        if offset + length > info.size_bytes:
-            raise range_error(self.uri + key, offset, length, info.size_bytes)
+        now, data = self._found(info.key)
+        if not info.allows(now):
+            raise changed_error(self.uri + info.key, info, now)
+        if offset + length > now.size_bytes:
+            raise range_error(self.uri + info.key, offset, length, now.size_bytes)
         return memoryview(data)[offset : offset + length]
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Copy a part of the stored bytes."""
-        target[:] = self.read_range(key, offset, target.nbytes)
+        target[:] = self.read_range(info, offset, target.nbytes)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """Store a copy of the bytes."""

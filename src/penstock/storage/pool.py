@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.errors import OptionError
-from penstock.storage.base import Store
+from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.coalesce import merge_ranges
 
 T = TypeVar("T")
@@ -31,8 +31,8 @@ MERGED_BYTES_MAX = 8 * 2**20
 class ReadRequest:
     """A range of an object and the place its bytes go to."""
 
-    key: str
-    """The object."""
+    info: ObjectInfo
+    """The object, as it was indexed."""
     offset: int
     """Where the range begins."""
     target: memoryview
@@ -43,7 +43,7 @@ class ReadRequest:
 class _Piece:
     """One request to the store: a merged range and what is wanted of it."""
 
-    key: str
+    info: ObjectInfo
     offset: int
     length: int
     wanted: tuple[tuple[int, memoryview], ...]
@@ -98,13 +98,13 @@ class Pool:
 
 
 def _pieces(requests: Iterable[ReadRequest]) -> list[_Piece]:
-    by_key: defaultdict[str, list[ReadRequest]] = defaultdict(list)
+    by_object: defaultdict[ObjectInfo, list[ReadRequest]] = defaultdict(list)
     for request in requests:
-        by_key[request.key].append(request)
-    return [piece for key, wanted in by_key.items() for piece in _pieces_of(key, wanted)]
+        by_object[request.info].append(request)
+    return [piece for info, wanted in by_object.items() for piece in _pieces_of(info, wanted)]
 
 
-def _pieces_of(key: str, requests: list[ReadRequest]) -> list[_Piece]:
+def _pieces_of(info: ObjectInfo, requests: list[ReadRequest]) -> list[_Piece]:
     merged = merge_ranges(
         [request.offset for request in requests],
         [request.target.nbytes for request in requests],
@@ -118,15 +118,15 @@ def _pieces_of(key: str, requests: list[ReadRequest]) -> list[_Piece]:
         wanted[index].append((inside, request.target))
     ranges = zip(merged.offsets.tolist(), merged.lengths.tolist(), wanted, strict=True)
     return [
-        _Piece(key=key, offset=offset, length=length, wanted=tuple(parts))
+        _Piece(info=info, offset=offset, length=length, wanted=tuple(parts))
         for offset, length, parts in ranges
     ]
 
 
 def _read(store: Store, piece: _Piece) -> None:
     if len(piece.wanted) == 1:
-        store.read_into(piece.key, piece.offset, piece.wanted[0][1])
+        store.read_into(piece.info, piece.offset, piece.wanted[0][1])
         return
-    data = store.read_range(piece.key, piece.offset, piece.length)
+    data = store.read_range(piece.info, piece.offset, piece.length)
     for inside, target in piece.wanted:
         target.cast("B")[:] = data[inside : inside + target.nbytes]

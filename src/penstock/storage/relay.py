@@ -18,14 +18,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock import errors
-from penstock.storage.base import ObjectInfo
 from penstock.storage.direct import Direct
 from penstock.storage.frames import (
     PAYLOAD_BYTES_MAX,
     Answer,
     HungUpError,
-    Object,
     Request,
+    info_of,
+    object_of,
     receive_into,
     receive_request,
     send_frame,
@@ -80,9 +80,9 @@ def _results(request: Request, body: memoryview) -> Iterator[tuple[Answer, memor
     store = Direct(split_uri(request.uri), options)
     match request.operation:
         case "info":
-            yield Answer(objects=[_object(store.info(request.key))]), None
+            yield Answer(objects=[object_of(store.info(request.key))]), None
         case "list":
-            found = [_object(info) for info in store.list(request.key)]
+            found = [object_of(info) for info in store.list(request.key)]
             for start in range(0, max(len(found), 1), _PAGE):
                 page = found[start : start + _PAGE]
                 yield Answer(objects=page, has_more=start + _PAGE < len(found)), None
@@ -92,18 +92,16 @@ def _results(request: Request, body: memoryview) -> Iterator[tuple[Answer, memor
             data = store.read(request.key)
             yield Answer(payload_bytes=data.nbytes), data
         case "read_range":
-            data = store.read_range(request.key, request.offset, request.length)
+            assert request.wanted is not None
+            info = info_of(request.wanted)
+            data = store.read_range(info, request.offset, request.length)
             yield Answer(payload_bytes=data.nbytes), data
         case "write":
             info = store.write(request.key, body, only_if_absent=request.only_if_absent)
-            yield Answer(objects=[_object(info)]), None
+            yield Answer(objects=[object_of(info)]), None
         case "delete":
             store.delete(request.key)
             yield Answer(), None
-
-
-def _object(info: ObjectInfo) -> Object:
-    return Object(info.key, info.size_bytes, info.etag, info.mtime_ns)
 
 
 def main() -> None:

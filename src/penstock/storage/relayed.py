@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock import errors
-from penstock.errors import StoreError, UnreachableError
+from penstock.errors import ChangedError, StoreError, UnreachableError
 from penstock.storage.base import Buffer, ObjectInfo
 from penstock.storage.frames import (
     PAYLOAD_BYTES_MAX,
@@ -22,6 +22,8 @@ from penstock.storage.frames import (
     Object,
     Operation,
     Request,
+    info_of,
+    object_of,
     receive_answer,
     receive_into,
     send_frame,
@@ -41,7 +43,7 @@ class Relayed:
     def info(self, key: str) -> ObjectInfo:
         """Ask for an object's marks."""
         with self._asking("info", key) as connection:
-            return _info(_answer(connection).objects[0])
+            return info_of(_answer(connection).objects[0])
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Ask for a sorted listing."""
@@ -50,7 +52,7 @@ class Relayed:
             has_more = True
             while has_more:
                 answer = _answer(connection)
-                found += map(_info, answer.objects)
+                found += map(info_of, answer.objects)
                 has_more = answer.has_more
         return iter(found)
 
@@ -68,15 +70,17 @@ class Relayed:
             receive_into(connection, data)
         return data
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Ask for a range."""
         target = np.empty(length, np.uint8).data
-        self.read_into(key, offset, target)
+        self.read_into(info, offset, target)
         return target
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Ask for a range and receive it where it belongs."""
-        with self._asking("read_range", key, offset=offset, length=target.nbytes) as connection:
+        with self._asking(
+            "read_range", info.key, wanted=object_of(info), offset=offset, length=target.nbytes
+        ) as connection:
             size_bytes = _answer(connection).payload_bytes
             assert size_bytes == target.nbytes, f"{size_bytes=} {target.nbytes=}"
             receive_into(connection, target)
@@ -85,7 +89,7 @@ class Relayed:
         """Send an object to be put."""
         flat = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         with self._asking("write", key, only_if_absent=only_if_absent, body=flat) as connection:
-            return _info(_answer(connection).objects[0])
+            return info_of(_answer(connection).objects[0])
 
     def delete(self, key: str) -> None:
         """Ask to remove an object."""
@@ -102,6 +106,7 @@ class Relayed:
         operation: Operation,
         key: str,
         *,
+        wanted: Object | None = None,
         offset: int = 0,
         length: int = 0,
         only_if_absent: bool = False,
@@ -112,6 +117,7 @@ class Relayed:
             uri=self._uri,
             options=dataclasses.asdict(self._options),
             key=key,
+            wanted=wanted,
             offset=offset,
             length=length,
             only_if_absent=only_if_absent,
@@ -131,7 +137,7 @@ class Relayed:
                 "the next call starts a new one",
                 uri=self._uri + key,
             ) from error
-        except StoreError:
+        except (StoreError, ChangedError):
             raise
         except BaseException:
             relay.drop_connection()  # interrupted half way: what is in the pipe is nobody's answer
@@ -144,12 +150,6 @@ def _answer(connection: socket.socket) -> Answer:
         kind = getattr(errors, answer.error_class, StoreError)
         if issubclass(kind, StoreError):
             raise kind(answer.error_message, uri=answer.error_uri)
-        assert issubclass(kind, errors.OptionError), kind
+        assert issubclass(kind, errors.OptionError | errors.ChangedError), kind
         raise kind(answer.error_message)
     return answer
-
-
-def _info(found: Object) -> ObjectInfo:
-    return ObjectInfo(
-        key=found.key, size_bytes=found.size_bytes, etag=found.etag, mtime_ns=found.mtime_ns
-    )

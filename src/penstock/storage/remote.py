@@ -90,15 +90,17 @@ class RemoteStore:
         """Return a whole object."""
         return self._carrier().read(checked_key(key))
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Return a part of an object."""
         check_range(offset, length)
-        return self._carrier().read_range(checked_key(key), offset, length)
+        checked_key(info.key)
+        return self._carrier().read_range(info, offset, length)
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Fill `target` with a part of an object."""
         check_range(offset, target.nbytes)
-        self._carrier().read_into(checked_key(key), offset, target)
+        checked_key(info.key)
+        self._carrier().read_into(info, offset, target)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """Put a whole object."""

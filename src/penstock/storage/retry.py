@@ -3,6 +3,11 @@
 Only errors that say `retryable` are asked again. The schedule is a pure function of a policy and a
 random source; time is an argument. Jitter is *full* (anything from nothing to the bound), because
 many ranks fail at the same moment and must not come back at the same moment.
+
+The deadline bounds the wait of whoever asks, attempts that hang included. A first attempt is ended
+in time by the store's own client. A later one has less time than the client knows of: it runs in a
+thread of its own, which is left behind when the time is over. Calls that belong to one wait (the
+copies of one fetch) share its deadline: see `waiting_since`.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import ExistsError, OptionError, StoreError
+from penstock.errors import ExistsError, OptionError, StoreError, UnreachableError
 from penstock.storage.base import Buffer, ObjectInfo, Store
 from penstock.units import show_seconds
 
@@ -41,7 +48,7 @@ class RetryPolicy:
     wait_max_s: float = 10.0
     """No bound grows beyond this."""
     deadline_s: float = 120.0
-    """No new attempt starts later than this after the first one."""
+    """A read that has not succeeded by then has failed."""
     attempts_max: int = 20
     """Attempts in all, the first one counted."""
 
@@ -69,6 +76,25 @@ def waits(policy: RetryPolicy, source: Uniform) -> Iterator[float]:
     for _ in range(policy.attempts_max - 1):
         yield source.uniform(0.0, bound_s)
         bound_s = min(bound_s * 2, policy.wait_max_s)
+
+
+class _Wait(threading.local):
+    """Since when the calling thread's caller waits; None: since it called."""
+
+    since_s: float | None = None
+
+
+_wait = _Wait()
+
+
+@contextmanager
+def waiting_since(since_s: float) -> Iterator[None]:
+    """Have the deadlines of all reads of this thread count from a moment of the system's clock."""
+    before, _wait.since_s = _wait.since_s, since_s
+    try:
+        yield
+    finally:
+        _wait.since_s = before
 
 
 class Retrying:
@@ -117,29 +143,39 @@ class Retrying:
         """Return whether the inner store can."""
         return self.inner.can_list
 
-    def _asked(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns in the end, or raise its last error with a count."""
-        started_s = self._clock.now_s()
-        schedule = waits(self.policy, self._source or _system)
+    def _asked(self, call: Callable[[], T], key: str = "", *, is_read: bool = False) -> T:
+        """Return what `call` returns in the end, or raise its last error with a count.
+
+        `is_read` says that it may be left behind when the deadline has passed.
+        """
+        policy = self.policy
+        now_s = self._clock.now_s()
+        started_s = now_s if _wait.since_s is None else min(_wait.since_s, now_s)
+        schedule = waits(policy, self._source or _system)
         thread = threading.get_ident()
         num_attempts = 0
         while True:
             num_attempts += 1
             self._attempts[thread] = self._attempts.get(thread, 0) + 1
+            left_s = started_s + policy.deadline_s - self._clock.now_s()
             try:
+                if is_read and left_s < _WHOLE * policy.deadline_s:
+                    return _within(left_s, call, self.uri + key)
                 return call()
             except StoreError as error:
                 if not error.retryable:
                     raise
                 elapsed_s = self._clock.now_s() - started_s
                 wait_s = next(schedule, None)
-                if wait_s is None or elapsed_s + wait_s > self.policy.deadline_s:
+                if wait_s is not None:
+                    wait_s = _wait_that_fits(wait_s, policy.deadline_s - elapsed_s, policy)
+                if wait_s is None:
                     raise _given_up(error, num_attempts, elapsed_s) from error
             self._clock.sleep(wait_s)
 
     def info(self, key: str) -> ObjectInfo:
         """As the inner store."""
-        return self._asked(lambda: self.inner.info(key))
+        return self._asked(lambda: self.inner.info(key), key, is_read=True)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """As the inner store; after a failure it starts over and skips what it has given."""
@@ -158,15 +194,18 @@ class Retrying:
 
     def read(self, key: str) -> memoryview:
         """As the inner store."""
-        return self._asked(lambda: self.inner.read(key))
+        return self._asked(lambda: self.inner.read(key), key, is_read=True)
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """As the inner store."""
-        return self._asked(lambda: self.inner.read_range(key, offset, length))
+        return self._asked(
+            lambda: self.inner.read_range(info, offset, length), info.key, is_read=True
+        )
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
-        """As the inner store; a second attempt overwrites what the first one left."""
-        self._asked(lambda: self.inner.read_into(key, offset, target))
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
+        """As the inner store."""
+        # Not its `read_into`: an attempt that is left behind must not write into `target` later.
+        target[:] = self.read_range(info, offset, target.nbytes)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """As the inner store.
@@ -211,6 +250,47 @@ def _started(listing: Iterator[ObjectInfo], given: list[str]) -> Iterator[Object
 def _with_first(first: ObjectInfo, rest: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
     yield first
     yield from rest
+
+
+_WHOLE = 0.99
+"""Share of the deadline that must be left for the client's own time-out to be soon enough."""
+
+
+def _within(left_s: float, call: Callable[[], T], uri: str) -> T:
+    """Return what `call` returns if it does so in time; else it goes on, and nobody waits for it.
+
+    The client's time-outs end it, so the threads that are left behind are bounded.
+    """
+    outcomes: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcomes.put((call(), None))
+        except BaseException as error:  # It is raised by whoever waits.
+            outcomes.put((None, error))
+
+    threading.Thread(target=run, name="penstock-again", daemon=True).start()
+    try:
+        value, error = outcomes.get(timeout=max(0.0, left_s))
+    except Empty:
+        raise UnreachableError(
+            f"{uri}: no answer before the deadline; check the network and the store, "
+            "or raise deadline_s",
+            uri=uri,
+        ) from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]  # Without an error there is one.
+
+
+def _wait_that_fits(wait_s: float, left_s: float, policy: RetryPolicy) -> float | None:
+    """Return how long to wait inside what is left of the deadline; None: another try is useless.
+
+    A wait that is too long is cut, so that a store has all of the deadline to come back.
+    """
+    if wait_s <= left_s:
+        return wait_s
+    return left_s / 2 if left_s / 2 >= policy.first_wait_s else None
 
 
 def _given_up(error: StoreError, num_attempts: int, elapsed_s: float) -> StoreError:

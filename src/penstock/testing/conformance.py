@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.errors import ExistsError, NotFoundError
+from penstock.errors import ChangedError, ExistsError, NotFoundError
 from penstock.storage.base import Store
 from penstock.testing.forks import in_child
 from penstock.testing.read_conformance import OBJECTS, ReadConformance, some_bytes
@@ -79,10 +79,50 @@ class StoreConformance(ReadConformance):
     def test_a_second_write_replaces_the_first(self, store: Store) -> None:
         """Also for ranges, also when a file was open."""
         store.write("x", b"first, longer")
-        assert bytes(store.read_range("x", 0, 5)) == b"first"
+        assert bytes(store.read_range(store.info("x"), 0, 5)) == b"first"
         store.write("x", b"second")
         assert bytes(store.read("x")) == b"second"
-        assert bytes(store.read_range("x", 0, 6)) == b"second"
+        assert bytes(store.read_range(store.info("x"), 0, 6)) == b"second"
+
+    @pytest.mark.parametrize("data", [b"other", b"longer than before", b"four"])
+    def test_an_object_that_was_replaced_is_not_read_in_part(
+        self, store: Store, data: bytes
+    ) -> None:
+        """Whatever its size is now, and from the first byte on."""
+        store.write("x", b"first")
+        known = store.info("x")
+        assert bytes(store.read_range(known, 1, 2)) == b"ir"
+        store.write("x", data)
+        for length in (0, 2, 5):
+            with pytest.raises(ChangedError, match="x is not the object that was indexed"):
+                store.read_range(known, 0, length)
+        target = bytearray(2)
+        with pytest.raises(ChangedError, match=f"5 bytes.*then, {len(data)} bytes.*now.*rebuild"):
+            store.read_into(known, 3, memoryview(target))
+        assert bytes(store.read_range(store.info("x"), 0, 4)) == data[:4]
+
+    def test_what_write_returns_can_be_read(self, store: Store) -> None:
+        """Its marks are those of the object."""
+        assert bytes(store.read_range(store.write("x", b"hello"), 1, 3)) == b"ell"
+
+    def test_what_a_listing_returns_can_be_read(self, store: Store) -> None:
+        """Its marks are those of the object."""
+        store.write("x/y", b"hello")
+        (listed,) = store.list("x/")
+        assert bytes(store.read_range(listed, 1, 3)) == b"ell"
+
+    def test_a_forked_child_sees_that_an_object_was_replaced(self, store: Store) -> None:
+        """Also where its calls travel through another process."""
+        store.write("x", b"first")
+        known = store.info("x")
+        store.write("x", b"other")
+
+        def child() -> str:
+            with pytest.raises(ChangedError) as caught:
+                store.read_range(known, 0, 5)
+            return str(caught.value)
+
+        assert "x is not the object that was indexed" in in_child(child)
 
     def test_a_deleted_object_is_gone(self, store: Store) -> None:
         """And deleting it again is no error."""

@@ -54,13 +54,13 @@ class WrappedStore:
         """Pass on."""
         return self.inner.read(key)
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Pass on."""
-        return self.inner.read_range(key, offset, length)
+        return self.inner.read_range(info, offset, length)
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Pass on."""
-        self.inner.read_into(key, offset, target)
+        self.inner.read_into(info, offset, target)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
         """Pass on."""
@@ -128,14 +128,14 @@ class FaultyStore(WrappedStore):
         """Return a whole object, or fail."""
         return self._with_fault(key, 0, self.inner.read(key))
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Return a range, or fail."""
-        return self._with_fault(key, offset, self.inner.read_range(key, offset, length))
+        return self._with_fault(info.key, offset, self.inner.read_range(info, offset, length))
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Fill `target`, or fail."""
-        data = self.inner.read_range(key, offset, target.nbytes)
-        target[:] = self._with_fault(key, offset, data)
+        data = self.inner.read_range(info, offset, target.nbytes)
+        target[:] = self._with_fault(info.key, offset, data)
 
     def _with_fault(self, key: str, offset: int, data: memoryview) -> memoryview:
         with self._lock:
@@ -190,15 +190,15 @@ class CountingStore(WrappedStore):
         self._count("read", read_bytes=data.nbytes)
         return data
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         """Count and pass on."""
-        data = self.inner.read_range(key, offset, length)
+        data = self.inner.read_range(info, offset, length)
         self._count("read_range", read_bytes=length)
         return data
 
-    def read_into(self, key: str, offset: int, target: memoryview) -> None:
+    def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Count and pass on."""
-        self.inner.read_into(key, offset, target)
+        self.inner.read_into(info, offset, target)
         self._count("read_into", read_bytes=target.nbytes)
 
     def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:

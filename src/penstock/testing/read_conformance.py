@@ -6,11 +6,12 @@ import hashlib
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from penstock.errors import NotFoundError, OptionError, RangeError
-from penstock.storage.base import Store
+from penstock.errors import ChangedError, NotFoundError, OptionError, RangeError
+from penstock.storage.base import ObjectInfo, Store
 from penstock.testing.forks import in_child
 
 
@@ -58,14 +59,15 @@ class ReadConformance:
         self, filled: Store, offset: int, length: int
     ) -> None:
         """Also empty ones, also at the very end."""
-        data = filled.read_range("a.bin", offset, length)
+        data = filled.read_range(filled.info("a.bin"), offset, length)
         assert isinstance(data, memoryview)
         assert data == OBJECTS["a.bin"][offset : offset + length]
 
     def test_read_into_fills_the_target_and_nothing_else(self, filled: Store) -> None:
         """Bytes around the target stay."""
         room = bytearray(b"\xaa" * 5000)
-        filled.read_into("large.bin", 12_345_678, memoryview(room)[1000:4000])
+        large = filled.info("large.bin")
+        filled.read_into(large, 12_345_678, memoryview(room)[1000:4000])
         assert room[1000:4000] == OBJECTS["large.bin"][12_345_678:12_348_678]
         assert room[:1000] == room[4000:] == b"\xaa" * 1000
 
@@ -75,22 +77,40 @@ class ReadConformance:
     ) -> None:
         """And names the size, never a shorter answer."""
         with pytest.raises(RangeError, match="1000"):
-            filled.read_range("a.bin", offset, length)
+            filled.read_range(filled.info("a.bin"), offset, length)
         with pytest.raises(RangeError):
-            filled.read_into("a.bin", offset, memoryview(bytearray(length)))
+            filled.read_into(filled.info("a.bin"), offset, memoryview(bytearray(length)))
+
+    @pytest.mark.parametrize("size_bytes", [999, 1001, 5000])
+    def test_a_part_of_an_object_of_another_size_is_not_read(
+        self, filled: Store, size_bytes: int
+    ) -> None:
+        """Whoever knows another size means another object; both sizes are named."""
+        known = replace(filled.info("a.bin"), size_bytes=size_bytes)
+        for length in (0, 10):
+            with pytest.raises(ChangedError, match=rf"a\.bin.*{size_bytes} bytes.*1000 bytes"):
+                filled.read_range(known, 5, length)
+            with pytest.raises(ChangedError):
+                filled.read_into(known, 5, memoryview(bytearray(length)))
+
+    def test_an_object_without_marks_is_read_by_its_size_alone(self, filled: Store) -> None:
+        """As by an index that was made elsewhere."""
+        bare = ObjectInfo(key="a.bin", size_bytes=1000)
+        assert filled.read_range(bare, 10, 20) == OBJECTS["a.bin"][10:30]
 
     def test_a_range_of_an_empty_object_is_an_error(self, filled: Store) -> None:
         """There is no byte 0."""
         with pytest.raises(RangeError):
-            filled.read_range("empty", 0, 1)
+            filled.read_range(filled.info("empty"), 0, 1)
 
     def test_a_missing_object_is_not_found(self, filled: Store) -> None:
         """By every way of asking, and the error names it."""
+        missing = ObjectInfo(key="no/such", size_bytes=1)
         for ask in (
             lambda: filled.info("no/such"),
             lambda: filled.read("no/such"),
-            lambda: filled.read_range("no/such", 0, 1),
-            lambda: filled.read_into("no/such", 0, memoryview(bytearray(1))),
+            lambda: filled.read_range(missing, 0, 1),
+            lambda: filled.read_into(missing, 0, memoryview(bytearray(1))),
         ):
             with pytest.raises(NotFoundError, match="no/such"):
                 ask()
@@ -104,14 +124,15 @@ class ReadConformance:
     def test_negative_ranges_are_refused(self, filled: Store) -> None:
         """Python's own meaning of negative indexes must not leak in."""
         with pytest.raises(OptionError):
-            filled.read_range("a.bin", -1, 1)
+            filled.read_range(filled.info("a.bin"), -1, 1)
 
     def test_many_threads_at_once_get_their_own_bytes(self, filled: Store) -> None:
         """Sixteen threads, two hundred ranges."""
+        large = filled.info("large.bin")
 
         def check(number: int) -> bool:
             offset = number * 90_000
-            data = filled.read_range("large.bin", offset, 1000)
+            data = filled.read_range(large, offset, 1000)
             return data == OBJECTS["large.bin"][offset : offset + 1000]
 
         with ThreadPoolExecutor(16) as threads:

@@ -14,6 +14,7 @@ import pytest
 from penstock.dataset.fields import VALUE, decoder_of
 from penstock.dataset.formats.base import Format, Sample
 from penstock.dataset.part import Part, merge_parts, open_part
+from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
 
 collect_ignore_glob = ["fixtures/*"]
@@ -33,9 +34,9 @@ class CountingStore(MemoryStore):
         self.num_bytes += self.info(key).size_bytes
         return super().read(key)
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         self.num_bytes += length
-        return super().read_range(key, offset, length)
+        return super().read_range(info, offset, length)
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Shelf:
         extents = [t.extents(ids) for t in part.tables]
         raws = [
             [
-                self.store.read_range(t.key(e.object[i]), int(e.offset[i]), int(e.length[i]))
+                self.store.read_range(t.info(e.object[i]), int(e.offset[i]), int(e.length[i]))
                 for t, e in zip(part.tables, extents, strict=True)
             ]
             for i in range(part.num_samples)
@@ -79,7 +80,7 @@ class Shelf:
         table = part.tables[0]
         e = table.extents(np.array([i]))
         number, offset, length = int(e.object[0]), int(e.offset[0]), int(e.length[0])
-        raw = self.store.read_range(table.key(number), offset, length)
+        raw = self.store.read_range(table.info(number), offset, length)
         return format.unpack(part, number, offset, raw).sample(int(e.row[0]))
 
     def samples(self, format: Format, **options: Any) -> list[dict[str, Any]]:

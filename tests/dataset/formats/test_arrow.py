@@ -15,6 +15,7 @@ from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Part, merge_parts
 from penstock.errors import FormatError, NotFoundError, OptionError
+from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
 
 FIXTURE = Path(__file__).parent / "fixtures" / "hf_arrow"
@@ -24,9 +25,9 @@ FORMAT = ArrowFormat()
 class CountingStore(MemoryStore):
     num_bytes = 0
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         self.num_bytes += length
-        return super().read_range(key, offset, length)
+        return super().read_range(info, offset, length)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def samples_of(part: Part, store: MemoryStore) -> list[Sample]:
     for number, offset, length, row in zip(
         found.object, found.offset, found.length, found.row, strict=True
     ):
-        raw = MemoryStore.read_range(store, table.key(number), int(offset), int(length))
+        raw = MemoryStore.read_range(store, table.info(number), int(offset), int(length))
         out.append(FORMAT.unpack(part, int(number), int(offset), raw).sample(int(row)))
     return out
 
@@ -117,7 +118,7 @@ def test_a_batch_reads_the_same_at_any_alignment(store: CountingStore) -> None:
     store.write("a.arrow", stream_of(pa.table({"a": np.arange(50.0), "b": [b"xy"] * 50})))
     part = indexed(store)
     found = part.tables[0].extents(np.array([0]))
-    raw = store.read_range("a.arrow", int(found.offset[0]), int(found.length[0]))
+    raw = store.read_range(store.info("a.arrow"), int(found.offset[0]), int(found.length[0]))
     for shift in range(1, 9):
         block = FORMAT.unpack(
             part, 0, int(found.offset[0]), memoryview(bytes(shift) + bytes(raw))[shift:]

@@ -45,7 +45,7 @@ def raws_of(part: Part, store: MemoryStore) -> list[list[memoryview]]:
     (table,) = part.tables
     found = table.extents(np.arange(part.num_samples))
     return [
-        [store.read_range(table.key(number), int(offset), int(length))]
+        [store.read_range(table.info(number), int(offset), int(length))]
         for number, offset, length in zip(found.object, found.offset, found.length, strict=True)
     ]
 

@@ -165,7 +165,7 @@ def test_a_chunk_that_is_cut_off_is_refused(name: str, shelf: Any) -> None:
 def test_a_damaged_item_is_an_error(shelf: Any) -> None:
     shelf.put_fixture("litdata/tuple")
     part = shelf.index(FORMAT)
-    raw = bytes(shelf.store.read_range("chunk-0-0.bin", 24, 48))
+    raw = bytes(shelf.store.read_range(shelf.store.info("chunk-0-0.bin"), 24, 48))
     assert FORMAT.split(part, np.array([0]), [[memoryview(raw)]])[0]["0"] == 0
     with pytest.raises(FormatError, match="its columns take 48 bytes, it has 47"):
         FORMAT.split(part, np.array([0]), [[memoryview(raw[:-1])]])

@@ -141,7 +141,7 @@ def test_windows_are_slices_that_never_cross_files(
         ids = np.arange(part.num_samples)
         e = part.tables[0].extents(ids)
         raws = [
-            [store.read_range(unit.objects[0].key, int(at), int(n))]
+            [store.read_range(unit.objects[0], int(at), int(n))]
             for at, n in zip(e.offset, e.length, strict=True)
         ]
         found += [s["data"].tolist() for s in FORMAT.split(part, ids, raws)]

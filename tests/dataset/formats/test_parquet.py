@@ -19,6 +19,7 @@ from penstock.dataset.formats.base import Sample
 from penstock.dataset.formats.parquet import ParquetFormat, split_of
 from penstock.dataset.part import Part, merge_parts
 from penstock.errors import FormatError, MissingPackageError, OptionError
+from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
 
 FIXTURE = Path(__file__).parent / "fixtures" / "hf_parquet"
@@ -28,9 +29,9 @@ FORMAT = ParquetFormat()
 class CountingStore(MemoryStore):
     num_bytes = 0
 
-    def read_range(self, key: str, offset: int, length: int) -> memoryview:
+    def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
         self.num_bytes += length
-        return super().read_range(key, offset, length)
+        return super().read_range(info, offset, length)
 
     def read(self, key: str) -> memoryview:
         raise AssertionError(f"{key} was read whole")
@@ -68,7 +69,7 @@ def samples_of(part: Part, store: MemoryStore) -> list[Sample]:
     for number, offset, length, row in zip(
         found.object, found.offset, found.length, found.row, strict=True
     ):
-        raw = MemoryStore.read_range(store, table.key(number), int(offset), int(length))
+        raw = MemoryStore.read_range(store, table.info(number), int(offset), int(length))
         out.append(FORMAT.unpack(part, int(number), int(offset), raw).sample(int(row)))
     return out
 
@@ -336,7 +337,7 @@ def test_an_image_that_is_only_a_path_is_refused(store: CountingStore) -> None:
     put(store, pa.table([pa.array(rows, kind)], schema=schema))
     part = indexed(store)
     found = part.tables[0].extents(np.array([0]))
-    raw = store.read_range("a.parquet", int(found.offset[0]), int(found.length[0]))
+    raw = store.read_range(store.info("a.parquet"), int(found.offset[0]), int(found.length[0]))
     block = FORMAT.unpack(part, 0, int(found.offset[0]), raw)
     with pytest.raises(FormatError, match=r"row 0 of 'image' .*'far/away.png'"):
         block.sample(0)

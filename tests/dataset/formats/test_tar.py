@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.dataset.formats.tar import TarFormat, members_of, split_name
 from penstock.errors import FormatError
+from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
 
 FORMAT = TarFormat()
@@ -92,7 +93,7 @@ def test_a_size_of_many_gigabytes_is_read_in_base_256() -> None:
     class Sparse(MemoryStore):
         """Holds a header and then nothing, without holding it."""
 
-        def read_range(self, key: str, offset: int, length: int) -> memoryview:
+        def read_range(self, info: ObjectInfo, offset: int, length: int) -> memoryview:
             return memoryview(header if offset == 0 else b"")[:length].cast("B")
 
     store = Sparse("sparse")
@@ -115,8 +116,8 @@ def test_small_members_are_read_along_in_few_requests(shelf: Any) -> None:
     shelf.store.is_remote = True
     requests: list[int] = []
     read_range = shelf.store.read_range
-    shelf.store.read_range = lambda key, offset, length: (
-        requests.append(length) or read_range(key, offset, length)
+    shelf.store.read_range = lambda info, offset, length: (
+        requests.append(length) or read_range(info, offset, length)
     )
     assert shelf.index(FORMAT).num_samples == 500
     assert len(requests) <= 2

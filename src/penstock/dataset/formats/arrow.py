@@ -65,7 +65,7 @@ class ArrowFormat(BlockFormat):
         first = next(chain, None)
         if first is None or first.kind != _SCHEMA:
             raise FormatError(f"{where} does not start with a schema; write it again")
-        blob = bytes(store.read_range(info.key, first.offset, first.length))
+        blob = bytes(store.read_range(info, first.offset, first.length))
         try:
             schema = pa.ipc.read_schema(pa.BufferReader(blob))
         except (pa.ArrowException, OSError) as error:

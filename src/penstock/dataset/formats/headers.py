@@ -39,7 +39,7 @@ class HeaderReader:
             near = offset - self._last_miss <= 2 * self._near_bytes
             want = max(length, self._near_bytes if near else _FAR_BYTES)
             want = min(want, self._info.size_bytes - offset)
-            self._window = self._store.read_range(self._info.key, offset, want)
+            self._window = self._store.read_range(self._info, offset, want)
             self._start = self._last_miss = offset
         inside = offset - self._start
         return self._window[inside : inside + length]

@@ -203,7 +203,7 @@ def _lines(data: bytes) -> tuple[Ints, Ints]:
 
 def _ranges(store: Store, info: ObjectInfo) -> Iterator[memoryview]:
     for offset in range(0, info.size_bytes, _READ_BYTES):
-        yield store.read_range(info.key, offset, min(_READ_BYTES, info.size_bytes - offset))
+        yield store.read_range(info, offset, min(_READ_BYTES, info.size_bytes - offset))
 
 
 def _scan_plain(store: Store, info: ObjectInfo) -> tuple[Rows, bytes]:

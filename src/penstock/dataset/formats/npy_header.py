@@ -50,7 +50,7 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 def read_header(store: Store, info: ObjectInfo) -> ArrayHeader:
     """Return the header of an array, refusing what cannot be read in place."""
     where = f"{store.uri}{info.key}"
-    first = store.read_range(info.key, 0, min(_FIRST_READ_BYTES, info.size_bytes))
+    first = store.read_range(info, 0, min(_FIRST_READ_BYTES, info.size_bytes))
     if bytes(first[:6]) != _MAGIC or len(first) < 12 or first[6] not in (1, 2, 3):
         raise FormatError(
             f"{where} is not a .npy file of version 1, 2 or 3: it starts with "
@@ -65,7 +65,7 @@ def read_header(store: Store, info: ObjectInfo) -> ArrayHeader:
             f"{info.size_bytes}"
         )
     if end > len(first):
-        first = store.read_range(info.key, 0, end)
+        first = store.read_range(info, 0, end)
     encoding = "utf-8" if bytes(first[6:7]) == b"\x03" else "latin-1"
     return _checked(_parse(str(first[start:end], encoding), where), info, end, where)
 

@@ -165,7 +165,7 @@ def _read_footer(store: Store, info: ObjectInfo) -> bytes:
     """Return the footer with the eight bytes that end a file."""
     where = f"{store.uri}{info.key}"
     tail_bytes = min(info.size_bytes, _TAIL_BYTES)
-    tail = store.read_range(info.key, info.size_bytes - tail_bytes, tail_bytes)
+    tail = store.read_range(info, info.size_bytes - tail_bytes, tail_bytes)
     magic = bytes(tail[-4:])
     if magic == b"PARE":
         raise FormatError(f"{where} is encrypted, which is not supported; write it in the clear")
@@ -181,7 +181,7 @@ def _read_footer(store: Store, info: ObjectInfo) -> bytes:
         )
     if footer_bytes <= tail_bytes:
         return bytes(tail[-footer_bytes:])
-    return bytes(store.read_range(info.key, info.size_bytes - footer_bytes, footer_bytes))
+    return bytes(store.read_range(info, info.size_bytes - footer_bytes, footer_bytes))
 
 
 @lru_cache(maxsize=_FOOTERS_KEPT)

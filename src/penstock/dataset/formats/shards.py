@@ -38,7 +38,7 @@ def read_offsets(store: Store, info: ObjectInfo, num_samples: int) -> Ints:
             f"{where} is cut off: it has {info.size_bytes} bytes, the table of its {num_samples} "
             f"samples alone takes {length}; copy it anew"
         )
-    return parse_offsets(store.read_range(info.key, 0, length), num_samples, info.size_bytes, where)
+    return parse_offsets(store.read_range(info, 0, length), num_samples, info.size_bytes, where)
 
 
 def parse_offsets(data: memoryview, num_samples: int, size_bytes: int, where: str) -> Ints:
