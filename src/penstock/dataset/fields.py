@@ -16,12 +16,25 @@ import msgspec
 import numpy as np
 
 from penstock.dataset.leaves import leaf_decoders
-from penstock.errors import DecodeError, MissingPackageError
+from penstock.errors import DecodeError, FormatError, MissingPackageError
 
 Decoder = Callable[[memoryview], Any]
 
 VALUE = "value"
 """Encoding of fields that a format hands over as values already."""
+
+MEMBERS_MAX = 256
+"""Fields of a set whose index has a place for each field of each sample (tar). Names with a dot in
+the middle (`a_0.12345.jpg`) would make every sample a field of its own."""
+
+
+def too_many_members(where: str, name: str) -> FormatError:
+    """Return the error for a set of archives whose members have too many different fields."""
+    return FormatError(
+        f"{where} has more than {MEMBERS_MAX} different fields, {name!r} is one too many. The name "
+        "of a member is cut at the first dot after the last slash, as WebDataset cuts it, so "
+        "a_0.12345.jpg has the field 12345.jpg: write the members anew with '_' for other dots"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
