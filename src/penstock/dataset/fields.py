@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from penstock.dataset.leaves import leaf_decoders
+from penstock.dataset.plain_json import decode_json
 from penstock.errors import DecodeError, FormatError, MissingPackageError
 
 Decoder = Callable[[memoryview], Any]
@@ -101,10 +101,6 @@ def _decode_int(data: memoryview) -> int:
     return int(bytes(data))
 
 
-def _decode_json(data: memoryview) -> Any:
-    return msgspec.json.decode(data)
-
-
 def _keep(data: memoryview) -> memoryview:
     return data
 
@@ -115,7 +111,7 @@ DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("txt", "text", "str"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "id", "index", "count"), _decode_int),
     "image": _decode_by_content,
-    "json": _decode_json,
+    "json": decode_json,
     "npy": _decode_npy,
     "npz": _decode_npz,
     "bytes": _keep,

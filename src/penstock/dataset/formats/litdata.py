@@ -33,11 +33,11 @@ from penstock.dataset.formats.litdata_index import (
 from penstock.dataset.formats.shards import (
     SizedBlock,
     SizedColumns,
-    inflated,
     parse_offsets,
     read_offsets,
     table_bytes,
 )
+from penstock.dataset.formats.zstd_frames import inflated
 from penstock.dataset.part import Ints, Part, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store

@@ -21,10 +21,10 @@ from penstock.dataset.formats.base import Block, Options, Sample, Unit, block_ro
 from penstock.dataset.formats.shards import (
     SizedBlock,
     SizedColumns,
-    inflated,
     parse_offsets,
     read_offsets,
 )
+from penstock.dataset.formats.zstd_frames import inflated
 from penstock.dataset.part import Ints, Part, Rows, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store

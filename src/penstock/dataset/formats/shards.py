@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-import zstandard
 
 from penstock.dataset.fields import VALUE
 from penstock.dataset.formats.base import Sample
@@ -56,25 +55,6 @@ def parse_offsets(data: memoryview, num_samples: int, size_bytes: int, where: st
             f"the shard at {size_bytes}; copy it anew"
         )
     return offsets
-
-
-def inflated(
-    raw: memoryview, size_bytes_max: int, codec: zstandard.ZstdDecompressor | None = None
-) -> memoryview:
-    """Return the content of a zstd frame that must not be longer than `size_bytes_max`."""
-    try:
-        stated = zstandard.frame_content_size(raw)
-        if stated > size_bytes_max:
-            raise FormatError(
-                f"a zstd frame says that it holds {stated} bytes, the index says at most "
-                f"{size_bytes_max}; the shard is damaged or not of this data set"
-            )
-        codec = codec or zstandard.ZstdDecompressor()
-        return memoryview(codec.decompress(raw, max_output_size=size_bytes_max))
-    except zstandard.ZstdError as error:
-        raise FormatError(
-            f"{len(raw)} bytes cannot be decompressed ({error}); the shard is damaged: copy it anew"
-        ) from error
 
 
 class SizedColumns:
