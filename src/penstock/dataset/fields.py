@@ -8,13 +8,15 @@ that nobody knows stays bytes: nothing is guessed and nothing is lost.
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.dataset.leaves import leaf_decoders
+from penstock.dataset.npy_header import parse_header, plain_dtype
 from penstock.dataset.plain_json import decode_json
 from penstock.errors import DecodeError, FormatError, MissingPackageError
 
@@ -23,9 +25,14 @@ Decoder = Callable[[memoryview], Any]
 VALUE = "value"
 """Encoding of fields that a format hands over as values already."""
 
+
 MEMBERS_MAX = 256
 """Fields of a set whose index has a place for each field of each sample (tar). Names with a dot in
 the middle (`a_0.12345.jpg`) would make every sample a field of its own."""
+
+
+_NPZ_BYTES_MAX = 4 << 30
+"""Bytes of all arrays of one `.npz`: that of a tar's largest sample, packed or not."""
 
 
 def too_many_members(where: str, name: str) -> FormatError:
@@ -51,6 +58,12 @@ class Field:
     """Shape, where it is the same for all samples."""
     optional: bool = False
     """Whether some samples may lack it."""
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            plain_dtype(self.dtype, f"field {self.name!r}")
+        if self.shape is not None and any(not 0 <= n < 2**48 for n in self.shape):
+            raise FormatError(f"field {self.name!r} has the shape {self.shape}; it is damaged")
 
     @property
     def is_fixed(self) -> bool:
@@ -85,12 +98,23 @@ def _decode_by_content(data: memoryview) -> Any:
 
 
 def _decode_npy(data: memoryview) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    head = parse_header(data, len(data), "the array")
+    order: Literal["C", "F"] = "F" if head.is_fortran else "C"
+    return np.ndarray(head.shape, head.dtype, data, head.data_offset, order=order).copy(order="K")
 
 
 def _decode_npz(data: memoryview) -> Any:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        infos = archive.infolist()
+        claimed = sum(info.file_size for info in infos)
+        if claimed > _NPZ_BYTES_MAX:
+            raise ValueError(f"its arrays take {claimed} bytes, at most {_NPZ_BYTES_MAX} are read")
+        # Read as zipfile checks them: no more than the sizes above, each with its checksum.
+        return {
+            info.filename.removesuffix(".npy"): _decode_npy(memoryview(archive.read(info)))
+            for info in infos
+            if info.filename.endswith(".npy")
+        }
 
 
 def _decode_text(data: memoryview) -> str:

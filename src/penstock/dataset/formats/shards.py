@@ -1,4 +1,4 @@
-"""What shards of MDS and LitData share: a table of offsets, samples of sized columns, zstd.
+"""What MDS and LitData share: an `index.json`, a table of offsets, samples of sized columns.
 
 A shard starts with the number of its samples and where each begins. A sample starts with the sizes
 of its columns of varying size, then has the columns' bytes one after the other. Compressed, a whole
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from penstock.dataset.fields import VALUE
@@ -17,6 +20,31 @@ from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Ints, Part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
+
+INDEX = "index.json"
+_INDEX_BYTES_MAX = 512 << 20
+"""Size of an index: one of 100,000 shards takes 100 MB."""
+_T = TypeVar("_T")
+
+
+def read_index(store: Store, info: ObjectInfo, kind: type[_T], whose: str) -> _T:
+    """Return a parsed `index.json`, or say why it is not one of these."""
+    where = f"{store.uri}{info.key}"
+    if info.size_bytes > _INDEX_BYTES_MAX:
+        raise FormatError(
+            f"{where} has {info.size_bytes} bytes, at most {_INDEX_BYTES_MAX} are read as an index"
+        )
+    return parsed(store.read(info.key), kind, f"{where} is not the index of {whose} set")
+
+
+def parsed(text: memoryview | bytes | str, kind: type[_T], otherwise: str) -> _T:
+    """Return JSON as a value of a given kind, or raise with the words of `otherwise`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FormatError(f"{otherwise}: {error}") from error
+    except RecursionError as error:
+        raise FormatError(f"{otherwise}: it is nested too deep") from error
 
 
 def table_bytes(num_samples: int) -> int:
@@ -48,11 +76,17 @@ def parse_offsets(data: memoryview, num_samples: int, size_bytes: int, where: st
             f"{where} says that it holds {found} samples, index.json says {num_samples}; "
             "they are not of one data set, or the shard is damaged"
         )
-    offsets = np.frombuffer(data, "<u4", num_samples + 1, 4).astype(np.int64)
-    if (np.diff(offsets) < 0).any() or int(offsets[-1]) > size_bytes:
+    length = table_bytes(num_samples)
+    if length > len(data):
         raise FormatError(
-            f"{where} is cut off or damaged: its samples end at byte {int(offsets[-1])}, "
-            f"the shard at {size_bytes}; copy it anew"
+            f"{where} is cut off: the table of its {num_samples} samples takes {length} bytes, "
+            f"there are {len(data)}; copy it anew"
+        )
+    offsets = np.frombuffer(data, "<u4", num_samples + 1, 4).astype(np.int64)
+    if (np.diff(offsets) < 0).any() or int(offsets[0]) < length or int(offsets[-1]) > size_bytes:
+        raise FormatError(
+            f"{where} is cut off or damaged: its samples lie from byte {int(offsets[0])} to "
+            f"{int(offsets[-1])}, the shard from {length} to {size_bytes}; copy it anew"
         )
     return offsets
 
@@ -70,6 +104,8 @@ class SizedColumns:
         ]
         self._head = struct.Struct(f"<{sum(size is None for size in sizes)}I")
         self._fixed_bytes = self._head.size + sum(size or 0 for size in sizes)
+        if not self._fixed_bytes:
+            raise FormatError("samples of this part have no columns; build the index again")
 
     def _length(self, data: memoryview, at: int) -> tuple[int, tuple[int, ...]]:
         if at + self._head.size > len(data):
@@ -98,9 +134,21 @@ class SizedColumns:
         out: Sample = {}
         for name, size, dtype, shape in self._columns:
             end = at + (next(varying) if size is None else size)
-            out[name] = data[at:end] if dtype is None else np.ndarray(shape, dtype, data, at)[()]
+            if dtype is None:
+                out[name] = data[at:end]
+            else:
+                out[name] = _value(name, data[at:end], dtype, shape)
             at = end
         return out
+
+
+def _value(name: str, data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    if len(data) != dtype.itemsize * prod(shape):
+        raise FormatError(
+            f"a sample is damaged: column {name!r} has {len(data)} bytes, {dtype} {shape} takes "
+            f"{dtype.itemsize * prod(shape)}"
+        )
+    return np.ndarray(shape, dtype, data)[()]
 
 
 class SizedBlock:
@@ -118,4 +166,8 @@ class SizedBlock:
 
     def sample(self, row: int) -> Sample:
         """Return one sample of the block."""
+        if row + 1 >= len(self._starts):
+            raise FormatError(
+                f"the block holds {len(self._starts) - 1} samples, more were indexed; copy it anew"
+            )
         return self._columns.sample(self._data[self._starts[row] : self._starts[row + 1]])
