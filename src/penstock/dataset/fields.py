@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.dataset.images import decode_by_content, decode_image, decode_jpeg
 from penstock.dataset.leaves import leaf_decoders
 from penstock.dataset.npy_header import parse_header, plain_dtype
 from penstock.dataset.plain_json import decode_json
@@ -71,32 +72,6 @@ class Field:
         return self.dtype is not None and self.shape is not None and not self.optional
 
 
-def _decode_jpeg(data: memoryview) -> Any:
-    try:
-        import simplejpeg
-    except ImportError:
-        return _decode_image(data)
-    try:
-        return simplejpeg.decode_jpeg(data, "RGB")
-    except ValueError:
-        # Rare kinds (CMYK, lossless) that libjpeg-turbo does not turn into RGB.
-        return _decode_image(data)
-
-
-def _decode_image(data: memoryview) -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingPackageError("decoding images", "pillow", "jpeg") from None
-    with Image.open(io.BytesIO(data)) as image:
-        # convert() costs as much as decoding, even when there is nothing to do.
-        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _decode_by_content(data: memoryview) -> Any:
-    return _decode_jpeg(data) if bytes(data[:2]) == b"\xff\xd8" else _decode_image(data)
-
-
 def _decode_npy(data: memoryview) -> Any:
     head = parse_header(data, len(data), "the array")
     order: Literal["C", "F"] = "F" if head.is_fortran else "C"
@@ -112,8 +87,9 @@ def _decode_npz(data: memoryview) -> Any:
         # Read as zipfile checks them: no more than the sizes above, each with its checksum.
         return {
             info.filename.removesuffix(".npy"): _decode_npy(memoryview(archive.read(info)))
-            for info in infos
             if info.filename.endswith(".npy")
+            else archive.read(info)
+            for info in infos
         }
 
 
@@ -130,17 +106,19 @@ def _keep(data: memoryview) -> memoryview:
 
 
 DECODERS: dict[str, Decoder] = {
-    **dict.fromkeys(("jpg", "jpeg"), _decode_jpeg),
-    **dict.fromkeys(("png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"), _decode_image),
+    **dict.fromkeys(("jpg", "jpeg"), decode_jpeg),
+    **dict.fromkeys(
+        ("png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm"), decode_image
+    ),
     **dict.fromkeys(("txt", "text", "str"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "id", "index", "count"), _decode_int),
-    "image": _decode_by_content,
+    "image": decode_by_content,
     "json": decode_json,
     "npy": _decode_npy,
     "npz": _decode_npz,
     "bytes": _keep,
     "bin": _keep,
-    **leaf_decoders(_decode_by_content),
+    **leaf_decoders(decode_by_content),
 }
 """Built-in decoders by encoding."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.dataset.images import pixels_of
 from penstock.dataset.plain_json import decode_json
 from penstock.errors import MissingPackageError
 
@@ -89,7 +90,7 @@ def decode_pil(data: memoryview) -> Any:
         from PIL import Image
     except ImportError:
         raise MissingPackageError(f"images of mode {mode}", "pillow", "jpeg") from None
-    return np.asarray(Image.frombytes(mode, (width, height), bytes(pixels)).convert("RGB"))
+    return pixels_of(Image.frombytes(mode, (width, height), bytes(pixels)))
 
 
 def _decode_images(data: memoryview, image: _Decoder, start: int) -> list[Any]:
