@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from penstock.dataset.fields import VALUE
+from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Ints, Part
 from penstock.errors import FormatError
@@ -99,8 +99,7 @@ class SizedColumns:
 
     def __init__(self, part: Part, sizes: Sequence[int | None]) -> None:
         self._columns = [
-            (f.name, size, np.dtype(f.dtype) if f.encoding == VALUE else None, f.shape or ())
-            for f, size in zip(part.fields, sizes, strict=True)
+            (f.name, size, *_value_layout(f)) for f, size in zip(part.fields, sizes, strict=True)
         ]
         self._head = struct.Struct(f"<{sum(size is None for size in sizes)}I")
         self._fixed_bytes = self._head.size + sum(size or 0 for size in sizes)
@@ -132,23 +131,27 @@ class SizedColumns:
             )
         at, varying = self._head.size, iter(sizes)
         out: Sample = {}
-        for name, size, dtype, shape in self._columns:
+        for name, size, dtype, shape, expected in self._columns:
             end = at + (next(varying) if size is None else size)
             if dtype is None:
                 out[name] = data[at:end]
+            elif end - at != expected:
+                raise FormatError(
+                    f"a sample is damaged: column {name!r} has {end - at} bytes, {dtype} {shape} "
+                    f"takes {expected}"
+                )
             else:
-                out[name] = _value(name, data[at:end], dtype, shape)
+                out[name] = np.ndarray(shape, dtype, data, at)[()]
             at = end
         return out
 
 
-def _value(name: str, data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    if len(data) != dtype.itemsize * prod(shape):
-        raise FormatError(
-            f"a sample is damaged: column {name!r} has {len(data)} bytes, {dtype} {shape} takes "
-            f"{dtype.itemsize * prod(shape)}"
-        )
-    return np.ndarray(shape, dtype, data)[()]
+def _value_layout(field: Field) -> tuple[np.dtype[Any] | None, tuple[int, ...], int]:
+    """Return type, shape and length of a column's values; no type where they are bytes."""
+    if field.encoding != VALUE:
+        return None, (), 0
+    dtype, shape = np.dtype(field.dtype), field.shape or ()
+    return dtype, shape, dtype.itemsize * prod(shape)
 
 
 class SizedBlock:
