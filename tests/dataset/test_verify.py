@@ -228,12 +228,12 @@ def test_what_cannot_be_decoded_is_found_without_checksums(tmp_path: Path) -> No
     store = FolderStore(tmp_path / "d")
     for number in range(5):
         store.write(f"{number}.json", b'{"a": 1}' if number != 3 else b'{"a": ')
-    report = verify(tmp_path / "d", format="files")
+    report = verify(tmp_path / "d", extensions=["json"])
     (problem,) = report.problems
     assert (problem.kind, problem.sample_id, problem.object) == ("decode", 3, "3.json")
     assert "cannot be decoded: DecodeError: field 'json'" in problem.message
     assert report.num_checksums == 0
-    assert verify(tmp_path / "d", decode=False, format="files").ok
+    assert verify(tmp_path / "d", decode=False, extensions=["json"]).ok
 
 
 def test_a_block_that_cannot_be_unpacked_is_found(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def files(folder: Path) -> penstock.Dataset:
     for name in ("cat", "dog"):
         (folder / name).mkdir()
         for i in range(15):
-            (folder / name / f"{i:02}.bin").write_bytes(bytes([i]) * (i * 7_000))
+            (folder / name / f"{i:02}.dat").write_bytes(bytes([i]) * (i * 7_000))
     return penstock.open(folder)
 
 

@@ -13,6 +13,7 @@ from penstock.dataset.checks import FirstReads, read_checked
 from penstock.dataset.fields import DECODERS, VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
+from penstock.dataset.formats.checked import PlacedBlock
 from penstock.dataset.part import Ints, Part
 from penstock.errors import DatasetError, OptionError
 from penstock.storage.base import Store
@@ -101,11 +102,11 @@ class BoundPart:
 
     def unpack_raw(self, number: int, offset: int, raw: memoryview) -> Block:
         """Return a block from its bytes; an error names the object and the place in it."""
+        where = f"{self.store.uri}{self.part.tables[0].key(number)} at byte {offset}"
         try:
-            return self.format.unpack(self.part, number, offset, raw)
+            return PlacedBlock(self.format.unpack(self.part, number, offset, raw), where)
         except DatasetError as error:
-            key = self.part.tables[0].key(number)
-            raise type(error)(f"{self.store.uri}{key} at byte {offset}: {error}") from error
+            raise type(error)(f"{where}: {error}") from error
 
     def decoded(self, encoded: Sample, local_id: int) -> dict[str, Any]:
         """Return the values of a sample's fields; a field that it lacks is None."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.columns import Columns
-from penstock.dataset.fields import Field
+from penstock.dataset.fields import MEMBERS_MAX, Field, too_many_members
 from penstock.dataset.part import ABSENT, Part, fingerprint_of, merge_fields, part_of
 from penstock.storage.folder_errors import store_error
 from penstock.storage.pool import Pool
@@ -84,6 +84,8 @@ class Outline:
         fields = dict(one.fields)
         for name, seen in two.fields.items():
             fields[name] = _joined_field(fields[name], seen) if name in fields else seen
+        if _MEMBERS[0] in one.names and len(fields) > MEMBERS_MAX:
+            raise too_many_members("this set", list(fields)[MEMBERS_MAX])
         return replace(
             one,
             columns=columns,

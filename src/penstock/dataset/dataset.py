@@ -119,9 +119,13 @@ class Dataset(Sequence[dict[str, Any]]):
     def __getitem__(self, i: int | slice) -> dict[str, Any] | Dataset:
         if isinstance(i, slice):
             return self.select(range(len(self))[i])
+        return self.__getitems__([self._place(i)])[0]
+
+    def _place(self, i: int) -> int:
+        """Return the number of a sample; negative ones count from the end."""
         if not -len(self) <= i < len(self):
             raise IndexError(f"sample {i} of {len(self)}")
-        return self.__getitems__([i % len(self)])[0]
+        return i % len(self)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[i] for i in range(len(self)))
@@ -181,7 +185,7 @@ class Dataset(Sequence[dict[str, Any]]):
 
     def key(self, i: int) -> str | None:
         """Return a sample's own name, where its format has one."""
-        base = int(self.base_ids(np.array([i], np.int64))[0])
+        base = int(self.base_ids(np.array([self._place(i)], np.int64))[0])
         bound = self.bound[self.part_numbers(base)]
         name: str | None = bound.part.key(base - bound.first)
         return name

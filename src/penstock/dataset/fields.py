@@ -8,20 +8,41 @@ that nobody knows stays bytes: nothing is guessed and nothing is lost.
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
+from penstock.dataset.images import decode_by_content, decode_image, decode_jpeg
 from penstock.dataset.leaves import leaf_decoders
-from penstock.errors import DecodeError, MissingPackageError
+from penstock.dataset.npy_header import parse_header, plain_dtype
+from penstock.dataset.plain_json import decode_json
+from penstock.errors import DecodeError, FormatError, MissingPackageError
 
 Decoder = Callable[[memoryview], Any]
 
 VALUE = "value"
 """Encoding of fields that a format hands over as values already."""
+
+
+MEMBERS_MAX = 256
+"""Fields of a set whose index has a place for each field of each sample (tar). Names with a dot in
+the middle (`a_0.12345.jpg`) would make every sample a field of its own."""
+
+
+_NPZ_BYTES_MAX = 4 << 30
+"""Bytes of all arrays of one `.npz`: that of a tar's largest sample, packed or not."""
+
+
+def too_many_members(where: str, name: str) -> FormatError:
+    """Return the error for a set of archives whose members have too many different fields."""
+    return FormatError(
+        f"{where} has more than {MEMBERS_MAX} different fields, {name!r} is one too many. The name "
+        "of a member is cut at the first dot after the last slash, as WebDataset cuts it, so "
+        "a_0.12345.jpg has the field 12345.jpg: write the members anew with '_' for other dots"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,45 +60,37 @@ class Field:
     optional: bool = False
     """Whether some samples may lack it."""
 
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            plain_dtype(self.dtype, f"field {self.name!r}")
+        if self.shape is not None and any(not 0 <= n < 2**48 for n in self.shape):
+            raise FormatError(f"field {self.name!r} has the shape {self.shape}; it is damaged")
+
     @property
     def is_fixed(self) -> bool:
         """Whether every sample has the same type and shape."""
         return self.dtype is not None and self.shape is not None and not self.optional
 
 
-def _decode_jpeg(data: memoryview) -> Any:
-    try:
-        import simplejpeg
-    except ImportError:
-        return _decode_image(data)
-    try:
-        return simplejpeg.decode_jpeg(data, "RGB")
-    except ValueError:
-        # Rare kinds (CMYK, lossless) that libjpeg-turbo does not turn into RGB.
-        return _decode_image(data)
-
-
-def _decode_image(data: memoryview) -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingPackageError("decoding images", "pillow", "jpeg") from None
-    with Image.open(io.BytesIO(data)) as image:
-        # convert() costs as much as decoding, even when there is nothing to do.
-        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _decode_by_content(data: memoryview) -> Any:
-    return _decode_jpeg(data) if bytes(data[:2]) == b"\xff\xd8" else _decode_image(data)
-
-
 def _decode_npy(data: memoryview) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
+    head = parse_header(data, len(data), "the array")
+    order: Literal["C", "F"] = "F" if head.is_fortran else "C"
+    return np.ndarray(head.shape, head.dtype, data, head.data_offset, order=order).copy(order="K")
 
 
 def _decode_npz(data: memoryview) -> Any:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        infos = archive.infolist()
+        claimed = sum(info.file_size for info in infos)
+        if claimed > _NPZ_BYTES_MAX:
+            raise ValueError(f"its arrays take {claimed} bytes, at most {_NPZ_BYTES_MAX} are read")
+        # Read as zipfile checks them: no more than the sizes above, each with its checksum.
+        return {
+            info.filename.removesuffix(".npy"): _decode_npy(memoryview(archive.read(info)))
+            if info.filename.endswith(".npy")
+            else archive.read(info)
+            for info in infos
+        }
 
 
 def _decode_text(data: memoryview) -> str:
@@ -88,26 +101,24 @@ def _decode_int(data: memoryview) -> int:
     return int(bytes(data))
 
 
-def _decode_json(data: memoryview) -> Any:
-    return msgspec.json.decode(data)
-
-
 def _keep(data: memoryview) -> memoryview:
     return data
 
 
 DECODERS: dict[str, Decoder] = {
-    **dict.fromkeys(("jpg", "jpeg"), _decode_jpeg),
-    **dict.fromkeys(("png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"), _decode_image),
+    **dict.fromkeys(("jpg", "jpeg"), decode_jpeg),
+    **dict.fromkeys(
+        ("png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm"), decode_image
+    ),
     **dict.fromkeys(("txt", "text", "str"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "id", "index", "count"), _decode_int),
-    "image": _decode_by_content,
-    "json": _decode_json,
+    "image": decode_by_content,
+    "json": decode_json,
     "npy": _decode_npy,
     "npz": _decode_npz,
     "bytes": _keep,
     "bin": _keep,
-    **leaf_decoders(_decode_by_content),
+    **leaf_decoders(decode_by_content),
 }
 """Built-in decoders by encoding."""
 

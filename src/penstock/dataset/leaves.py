@@ -14,9 +14,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from penstock.dataset.images import pixels_of
+from penstock.dataset.plain_json import decode_json
 from penstock.errors import MissingPackageError
 
 _Decoder = Callable[[memoryview], Any]
@@ -89,7 +90,7 @@ def decode_pil(data: memoryview) -> Any:
         from PIL import Image
     except ImportError:
         raise MissingPackageError(f"images of mode {mode}", "pillow", "jpeg") from None
-    return np.asarray(Image.frombytes(mode, (width, height), bytes(pixels)).convert("RGB"))
+    return pixels_of(Image.frombytes(mode, (width, height), bytes(pixels)))
 
 
 def _decode_images(data: memoryview, image: _Decoder, start: int) -> list[Any]:
@@ -130,7 +131,7 @@ def _decode_headed(data: memoryview, order: str, types: tuple[str, ...]) -> Any:
 def decode_litdata_json(data: memoryview) -> Any:
     """Return a nested value: plain JSON in older files, in newer ones each behind its kind."""
     if not len(data) or data[0] > 0x20:
-        return msgspec.json.decode(data)
+        return decode_json(data)
     return _Nested(data).value()
 
 
@@ -163,7 +164,7 @@ class _Nested:
         number = self._unpack("<I")
         match kind:
             case 0:
-                return msgspec.json.decode(self._take(number))
+                return decode_json(self._take(number))
             case 1:
                 return [self._text() for _ in range(number)]
             case 2 | 3:
@@ -174,6 +175,8 @@ class _Nested:
                 return {self._text(): self.value() for _ in range(number)}
             case 6:
                 keys = [self._text() for _ in range(self._unpack("<I"))]
+                if not keys and number > _EMPTY_MAX:  # These take no bytes, so bytes are no bound.
+                    raise ValueError(f"a list of {number} empty records; it is damaged")
                 return [{key: self.value() for key in keys} for _ in range(number)]
         raise ValueError(f"a nested value of unknown kind {kind} at {self._at}")
 
@@ -183,6 +186,8 @@ class _Nested:
         return self._unpack(layout) if layout else None
 
 
+_EMPTY_MAX = 1 << 16
+"""Records without keys in one list."""
 _SCALARS = {
     **{7: "text", 8: "<q", 9: "<d", 10: "<?", 11: ""},
     **{0x10: "", 0x11: "text", 0x12: "<q", 0x13: "<d", 0x14: "<?"},

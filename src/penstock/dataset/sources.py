@@ -147,7 +147,7 @@ def encoded_samples(bound: BoundPart, local: Ints, readers: Pool) -> Iterator[Sa
     if bound.by_block:
         yield from _from_blocks(bound, local)
     else:
-        yield from bound.format.split(bound.part, local, read_raws(bound, local, readers))
+        yield from bound.split(local, read_raws(bound, local, readers))
 
 
 def _from_blocks(bound: BoundPart, local: Ints) -> list[Sample]:

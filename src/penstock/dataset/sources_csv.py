@@ -116,7 +116,7 @@ def open_csv(uri: str | Path, options: StoreOptions | None, column: str | None) 
     located = resolve(str(uri), options)
     store, info = located.store, located.objects[0]
     where = f"{store.uri}{info.key}"
-    cells = _cells(str(store.read(info.key), "utf-8-sig"), where)
+    cells = _cells(_text(store.read(info.key), where), where)
     chosen = _file_column(cells, column, where)
     folder = info.key.rpartition("/")[0]
     below = f"{folder}/" if folder else ""
@@ -125,9 +125,23 @@ def open_csv(uri: str | Path, options: StoreOptions | None, column: str | None) 
     return CsvSource(store, info.key, columns=cells, files=_infos(store, keys, where))
 
 
+def _text(data: memoryview, where: str) -> str:
+    try:
+        return str(data, "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{where} is not UTF-8 text: byte {error.start} is {bytes(data[error.start :][:1])!r}; "
+            "write it anew as UTF-8 (`iconv -f CP1252 -t UTF-8`)"
+        ) from error
+
+
 def _cells(text: str, where: str) -> Cells:
     """Return the columns of a table by name."""
-    rows = list(csv.reader(io.StringIO(text, newline=""), dialect=_dialect(text)))
+    reader = csv.reader(io.StringIO(text, newline=""), dialect=_dialect(text))
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise FormatError(f"{where}: line {reader.line_num} is not CSV: {error}") from error
     rows = [row for row in rows if row]
     if len(rows) < 2:
         raise FormatError(f"{where} has {len(rows)} rows; a header and at least one row are needed")

@@ -6,21 +6,21 @@ other values: `json` any plain value, `cls` (`cls2`, `id`, `index`, `count`) who
 
 Any other name gets the extension that its value needs, so that it is decoded to the same value when
 it is read: `image` with an array becomes `image.npy`, `label` with an int `label.cls`, `caption`
-with a str `caption.txt`; lists, dictionaries, floats and all else that is plain become `.json`.
-NumPy's own scalars other than integers are arrays without axes. None leaves the field out.
+with a str `caption.txt`; lists, dictionaries, floats and all else that is plain become `.json`, in
+which NaN and infinities are written as Python's `json` writes them. NumPy's own scalars other than
+integers are arrays without axes. None leaves the field out.
 """
 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from penstock.dataset.formats.base import encoding_of
+from penstock.dataset.plain_json import encode_json
 from penstock.errors import MissingPackageError, OptionError
 from penstock.storage.base import Buffer
 
@@ -111,9 +111,7 @@ def _int(value: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"JSON has no {value}; give it as a NumPy number")
-    return msgspec.json.encode(value, enc_hook=_plain)
+    return encode_json(value, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dataset.formats import jsonl
+from penstock.dataset.formats import jsonl, zstd_frames
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.formats.jsonl import JsonlFormat
 from penstock.dataset.part import Part, merge_parts
@@ -100,7 +100,8 @@ def test_lines_are_those_of_a_plain_reader(
     store = MemoryStore("lines")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_READ_BYTES", read_bytes)
-        patch.setattr(jsonl, "_FEED_BYTES", 5)
+        patch.setattr(jsonl, "_SEARCH_BYTES", read_bytes)
+        patch.setattr(zstd_frames, "_FEED_BYTES", 5)
         for key, content in (("a.jsonl", text), ("a.jsonl.zst", zst(*frames))):
             store.clear()
             store.write(key, content)
@@ -213,7 +214,7 @@ def test_a_block_says_what_memory_it_takes(store: MemoryStore) -> None:
 def test_a_block_without_bound_is_refused(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl, "_BLOCK_BYTES_MAX", 1000)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES_MAX", 1000)
     store.write("a.jsonl.zst", zst(lines_of(ROWS)))
     with pytest.raises(FormatError, match=r"unpacks to more than 1000 bytes.*split -l"):
         indexed(store)
@@ -234,8 +235,11 @@ def test_a_cut_off_or_damaged_frame_is_refused(store: MemoryStore) -> None:
 def test_a_block_that_is_not_what_was_indexed_is_named(store: MemoryStore) -> None:
     store.write("a.jsonl.zst", zst(lines_of(ROWS)))
     part = indexed(store)
-    with pytest.raises(FormatError, match=r"the block at byte 0 of a.jsonl.zst"):
+    with pytest.raises(FormatError, match="72 bytes cannot be decompressed"):
         FORMAT.unpack(part, 0, 0, memoryview(b"garbage!" * 9))
+    block = FORMAT.unpack(part, 0, 0, memoryview(zst(b"{}\n")))
+    with pytest.raises(FormatError, match=r"line 7 of the block at byte 0 of a\.jsonl\.zst is not"):
+        block.sample(7)
 
 
 def test_plain_and_compressed_are_not_mixed(store: MemoryStore) -> None:

@@ -183,7 +183,7 @@ def test_no_index_is_an_error_that_says_so(shelf: Any) -> None:
         shelf.index(FORMAT)
 
 
-@pytest.mark.parametrize("text", [b"{", b"{}", b'{"shards": [{"format": "json"}]}'])
+@pytest.mark.parametrize("text", [b"{", b"{}", b'{"shards": [{}]}', b"\xff\xfe", b"[" * 9999])
 def test_a_foreign_index_is_an_error(shelf: Any, text: bytes) -> None:
     shelf.put("index.json", text)
     with pytest.raises(FormatError, match=r"index.json is not the index of an MDS set"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Format
+from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.formats.files import FilesFormat
 from penstock.dataset.formats.jsonl import JsonlFormat
 from penstock.dataset.formats.litdata import LitDataFormat
@@ -36,7 +37,7 @@ def format_named(name: str) -> Format:
     """Return a format by its name."""
     if name not in FORMATS:
         raise OptionError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
-    return FORMATS[name]
+    return CheckedFormat(FORMATS[name])
 
 
 def format_of(objects: Sequence[ObjectInfo]) -> Format:
@@ -46,15 +47,9 @@ def format_of(objects: Sequence[ObjectInfo]) -> Format:
     is.
     """
     assert objects
-    claimed = {
-        f.name: sum(o.size_bytes + 1 for o in objects if f.claims(o.key))
-        for f in FORMATS.values()
-        if f.name != "files"
-    }
+    others = [f for f in FORMATS.values() if f.name != "files"]
+    claimed = {f.name: sum(o.size_bytes + 1 for o in objects if f.claims(o.key)) for f in others}
     claimed["files"] = sum(
-        o.size_bytes + 1 for o in objects if not any(f.claims(o.key) for f in _OTHERS)
+        o.size_bytes + 1 for o in objects if not any(f.claims(o.key) for f in others)
     )
-    return FORMATS[max(claimed, key=lambda name: claimed[name])]
-
-
-_OTHERS = [f for f in FORMATS.values() if f.name != "files"]
+    return format_named(max(claimed, key=lambda name: claimed[name]))

@@ -5,7 +5,8 @@ and is no image is left out, as torchvision's ImageFolder does. Objects of one o
 a field of that name; a mixture is the field `data`, as bytes. Where all objects lie in folders,
 `class` is the number of the top folder among all of them, sorted by name: again as ImageFolder has
 it. The names are in the data set's `options["classes"]`; `classes=False` leaves the field out,
-`extensions=["png"]` says which objects to take.
+`extensions=["png"]` says which objects to take. Tables, archives and other files of many samples
+are refused unless `extensions` names them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Options, Sample, SampleFormat, Unit
+from penstock.dataset.formats.containers import refuse_containers
 from penstock.dataset.part import Ints, Part, Rows, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
@@ -47,6 +49,8 @@ class FilesFormat(SampleFormat):
                 f"{store.uri}: none of {len(objects)} objects can be a sample: names that start "
                 f"with a dot cannot, nor can others than extensions={options.get('extensions')}"
             )
+        if "extensions" not in options:
+            refuse_containers(chosen, store.uri)
         names = _classes(chosen, store) if options.get("classes", True) else None
         name, encoding = _field_of({_extension(o.key) for o in chosen})
         if names is not None and name == "class":

@@ -18,22 +18,31 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import zstandard
 
 from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Options, Sample, Unit, block_rows, one_unit_each
+from penstock.dataset.formats.zstd_frames import (
+    BLOCK_BYTES_MAX,
+    Frames,
+    inflated_frames,
+    unpacked_bytes_max,
+)
 from penstock.dataset.part import Ints, Part, Rows, make_part
+from penstock.dataset.plain_json import decode_json
 from penstock.errors import DecodeError, FormatError, OptionError
 from penstock.storage.base import ObjectInfo, Store
 
 _READ_BYTES = 8 << 20
 _LINE_BYTES_MAX = 256 << 20
-_BLOCK_BYTES_MAX = 512 << 20
-# A few bytes of zstd can stand for 128 KiB, so what one feed becomes is bounded by feeding little.
-_FEED_BYTES = 8 << 10
-_BOM = b"\xef\xbb\xbf"
+_BLOCK_LINES_MAX = 1 << 24
+"""Lines of one block: where each of them lies takes 8 bytes while the block is kept."""
+_FIELDS_MAX = 4096
+"""Keys of a first line: a file that is one large object by id is not JSON lines."""
+_NEAR_BYTES = 4 << 10
+_SEARCH_BYTES = 1 << 20
+"""Text that is searched for line ends at once: short lines take 24 times their size meanwhile."""
 _PLAIN = (".jsonl", ".ndjson")
 _ZSTD = tuple(plain + end for plain in _PLAIN for end in (".zst", ".zstd"))
 _REFUSED = tuple(plain + end for plain in _PLAIN for end in (".gz", ".bz2", ".xz"))
@@ -79,6 +88,11 @@ class JsonlFormat:
         value = _decoded_first(first, where) if first else {}
         is_object = isinstance(value, dict)
         names = options.get("fields") or (list(value) if is_object else ["value"])
+        if len(names) > _FIELDS_MAX:
+            raise FormatError(
+                f"{where}: the first line has {len(names)} keys, a sample may have {_FIELDS_MAX}; "
+                "name those to read with fields=[...], or make each value a line: `jq -c '.[]'`"
+            )
         return make_part(
             format=self.name,
             fields=[Field(name=name, encoding=VALUE, optional=True) for name in names],
@@ -94,23 +108,20 @@ class JsonlFormat:
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> LineBlock:
         """Return the lines of some frames."""
         where = f"the block at byte {offset} of {part.tables[0].key(number)}"
-        try:
-            unpacker = zstandard.ZstdDecompressor()
-            with unpacker.stream_reader(raw, read_across_frames=True) as reader:
-                data = reader.readall()
-        except zstandard.ZstdError as error:
-            raise FormatError(f"{where} cannot be decompressed: {error}") from error
-        return LineBlock(data, _LineReader(part), where)
+        return LineBlock(inflated_frames(raw, BLOCK_BYTES_MAX), _LineReader(part), where)
 
 
 class LineBlock:
     """Lines of a compressed object, found but not yet parsed."""
 
-    def __init__(self, data: bytes, read: _LineReader, where: str) -> None:
-        self._data = memoryview(data)
+    def __init__(self, data: memoryview, read: _LineReader, where: str) -> None:
+        self._data = data
         self._read = read
         self._where = where
-        self._starts, self._ends = _lines(data)
+        # A block is smaller than 4 GiB.
+        found = [(a.astype(np.uint32), b.astype(np.uint32)) for a, b in _all_lines(data)]
+        self._starts = np.concatenate([a for a, _ in found] or [np.zeros(0, np.uint32)])
+        self._ends = np.concatenate([b for _, b in found] or [np.zeros(0, np.uint32)])
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +130,12 @@ class LineBlock:
 
     def sample(self, row: int) -> Sample:
         """Return one line, parsed."""
-        line = self._data[self._starts[row] : self._ends[row]]
+        if row >= len(self._starts):
+            raise FormatError(
+                f"line {row} of {self._where} is not there: it has {len(self._starts)} lines, more "
+                "were indexed; copy it anew"
+            )
+        line = self._data[int(self._starts[row]) : int(self._ends[row])]
         return self._read(line, lambda: f"line {row} of {self._where}")
 
 
@@ -133,8 +149,8 @@ class _LineReader:
 
     def __call__(self, line: memoryview, where: Callable[[], str]) -> Sample:
         try:
-            value = _decoded(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            value = decode_json(line)
+        except ValueError as error:
             raise DecodeError(
                 f"{where()} ({len(line)} bytes) is not JSON: {error}; correct it and index it again"
             ) from error
@@ -155,19 +171,10 @@ def _place(part: Part, one_id: Ints) -> str:
     return f"the line at byte {found.offset[0]} of {part.tables[0].key(int(found.object[0]))}"
 
 
-def _decoded(line: memoryview | bytes) -> Any:
-    try:
-        return msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        if bytes(line[:3]) == _BOM:
-            return msgspec.json.decode(line[3:])
-        raise
-
-
 def _decoded_first(line: bytes, where: str) -> Any:
     try:
-        return _decoded(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_json(line)
+    except ValueError as error:
         raise FormatError(
             f"{where}: the first line ({len(line)} bytes) is not JSON: {error}; a file that is one "
             "large array becomes lines with `jq -c '.[]'`"
@@ -182,7 +189,7 @@ def _is_blank(line: bytes) -> bool:
     return not line or line.isspace()
 
 
-def _lines(data: bytes) -> tuple[Ints, Ints]:
+def _lines(data: bytes | memoryview) -> tuple[Ints, Ints]:
     """Return start and end of all lines that are not blank, without their line ends.
 
     >>> [a.tolist() for a in _lines(b"1\\r\\n\\n22")]
@@ -197,8 +204,31 @@ def _lines(data: bytes) -> tuple[Ints, Ints]:
     ends -= values[ends - 1] == ord("\r")
     # Few lines start with a space or are empty by now: only these are looked at one by one.
     suspects = np.flatnonzero((ends == starts) | (values[starts] <= ord(" ")))
-    blank = [i for i in suspects.tolist() if _is_blank(data[starts[i] : ends[i]])]
+    blank = [i for i in suspects.tolist() if _is_blank(bytes(data[starts[i] : ends[i]]))]
     return np.delete(starts, blank), np.delete(ends, blank)
+
+
+def _all_lines(data: bytes | memoryview) -> Iterator[tuple[Ints, Ints]]:
+    """Yield what `_lines` finds in a long text, piece by piece."""
+    view = memoryview(data)
+    start, searched = 0, 0
+    while start < len(view):
+        end = min(max(start, searched) + _SEARCH_BYTES, len(view))
+        cut = end if end == len(view) else _last_break(view, max(start, searched), end)
+        searched = end  # In a long line nothing is searched twice.
+        if cut > start:
+            starts, ends = _lines(view[start:cut])
+            yield starts + start, ends + start
+            start = cut
+
+
+def _last_break(view: memoryview, start: int, end: int) -> int:
+    """Return where the last line that ends in a range ends, or 0; it is mostly near the end."""
+    near = max(start, end - _NEAR_BYTES)
+    found = bytes(view[near:end]).rfind(b"\n")
+    if found < 0 and near > start:
+        near, found = start, bytes(view[start:near]).rfind(b"\n")
+    return near + found + 1 if found >= 0 else 0
 
 
 def _ranges(store: Store, info: ObjectInfo) -> Iterator[memoryview]:
@@ -208,21 +238,20 @@ def _ranges(store: Store, info: ObjectInfo) -> Iterator[memoryview]:
 
 def _scan_plain(store: Store, info: ObjectInfo) -> tuple[Rows, bytes]:
     """Return the lines of an object, and the first of them."""
-    starts, ends, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], b""
+    starts, lengths, first = [np.zeros(0, np.int64)], [np.zeros(0, np.uint32)], b""
     rest, rest_at = b"", 0
     for piece in _ranges(store, info):
         data = rest + bytes(piece)
         is_last = rest_at + len(data) == info.size_bytes
         whole = data if is_last else data[: data.rfind(b"\n") + 1]
-        begin, end = _lines(whole)
-        if not first and len(begin):
-            first = whole[begin[0] : end[0]]
-        starts.append(begin + rest_at)
-        ends.append(end + rest_at)
+        for begin, end in _all_lines(whole):
+            if not first and len(begin):
+                first = whole[begin[0] : end[0]]
+            starts.append(begin + rest_at)
+            lengths.append((end - begin).astype(np.uint32))  # A line is shorter than 4 GiB.
         rest, rest_at = data[len(whole) :], rest_at + len(whole)
         _check_line(len(rest), f"{store.uri}{info.key}", rest_at)
-    offset = np.concatenate(starts)
-    length = np.concatenate(ends) - offset
+    offset, length = np.concatenate(starts), np.concatenate(lengths)
     rows = Rows(
         objects=[info],
         counts=[len(offset)],
@@ -242,58 +271,77 @@ def _check_line(length: int, where: str, at: int) -> None:
 
 def _scan_packed(store: Store, info: ObjectInfo) -> tuple[Rows, bytes]:
     """Return the blocks of a compressed object, and its first line."""
-    blocks = _Blocks(f"{store.uri}{info.key}")
-    unpacker = zstandard.ZstdDecompressor()
-    frame = unpacker.decompressobj()
+    blocks = _Blocks(f"{store.uri}{info.key}", unpacked_bytes_max(info.size_bytes))
+    frames = Frames()
     at = 0
-    is_open = False
     for piece in _ranges(store, info):
-        inside = 0
-        while inside < len(piece):
-            feed = piece[inside : inside + _FEED_BYTES]
-            try:
-                blocks.add(frame.decompress(feed))
-            except zstandard.ZstdError as error:
-                raise FormatError(
-                    f"{blocks.where} is not zstd, or is damaged, near byte {at + inside}: {error}"
-                ) from error
-            inside += len(feed) - len(frame.unused_data)
-            is_open = not frame.eof
-            if frame.eof:
-                blocks.end_frame(at + inside, is_last=at + inside == info.size_bytes)
-                frame = unpacker.decompressobj()
+        try:
+            for text in frames.fed(piece):
+                blocks.add(text)
+                if not frames.is_open:
+                    end = at + frames.used
+                    blocks.end_frame(end, is_last=end == info.size_bytes)
+        except zstandard.ZstdError as error:
+            raise FormatError(
+                f"{blocks.where} is not zstd, or is damaged, near byte {at + frames.used}: {error}"
+            ) from error
         at += len(piece)
-    if is_open:
+    if frames.is_open:
         raise FormatError(f"{blocks.where} is cut off: its last frame does not end at {at} bytes")
     return block_rows(info, blocks.rows), blocks.first
 
 
 class _Blocks:
-    """Frames of one object, gathered until a line ends where a frame does."""
+    """Frames of one object, gathered until a line ends where a frame does.
 
-    def __init__(self, where: str) -> None:
+    Of the text only the last, unfinished line is kept: a block is counted, not held.
+    """
+
+    def __init__(self, where: str, size_bytes_max: int) -> None:
         self.where = where
         self.rows: list[tuple[int, int, int]] = []
         self.first = b""
         self._start = 0
-        self._text = bytearray()
+        self._num_lines = 0
+        self._size_bytes = 0
+        self._total_bytes = 0
+        self._total_bytes_max = size_bytes_max
+        self._rest = bytearray()
 
     def add(self, text: bytes) -> None:
-        self._text += text
-        if len(self._text) > _BLOCK_BYTES_MAX:
+        self._size_bytes += len(text)
+        self._total_bytes += len(text)
+        cut = text.rfind(b"\n") + 1
+        if cut:
+            self._count(bytes(self._rest) + text[:cut])
+            self._rest.clear()
+        self._rest += text[cut:]
+        self._refuse_large()
+
+    def _count(self, text: bytes) -> None:
+        for starts, ends in _all_lines(text):
+            if len(starts) and not self.first:
+                self.first = text[starts[0] : ends[0]]
+            self._num_lines += len(starts)
+
+    def _refuse_large(self) -> None:
+        if self._total_bytes > self._total_bytes_max:
+            raise FormatError(
+                f"{self.where} unpacks to more than {self._total_bytes_max} bytes, which no lines "
+                "of text do; it is damaged or made to fill memory"
+            )
+        if self._size_bytes > BLOCK_BYTES_MAX or self._num_lines > _BLOCK_LINES_MAX:
             raise FormatError(
                 f"{self.where}: the block at byte {self._start} unpacks to more than "
-                f"{_BLOCK_BYTES_MAX} bytes; write it in smaller frames: `zstd -dc FILE.jsonl.zst | "
-                "split -l 10000 --filter='zstd -c' > NEW.jsonl.zst`"
+                f"{BLOCK_BYTES_MAX} bytes or {_BLOCK_LINES_MAX} lines; write it in smaller frames: "
+                "`zstd -dc FILE.jsonl.zst | split -l 10000 --filter='zstd -c' > NEW.jsonl.zst`"
             )
 
     def end_frame(self, end: int, *, is_last: bool) -> None:
-        if not is_last and not self._text.endswith(b"\n"):
+        if self._rest and not is_last:
             return
-        text = bytes(self._text)
-        starts, ends = _lines(text)
-        if len(starts):
-            self.first = self.first or text[starts[0] : ends[0]]
-            self.rows.append((self._start, end - self._start, len(starts)))
-            self._start = end
-            self._text.clear()
+        self._count(bytes(self._rest))
+        self._rest.clear()
+        if self._num_lines:
+            self.rows.append((self._start, end - self._start, self._num_lines))
+            self._start, self._num_lines, self._size_bytes = end, 0, 0

@@ -23,7 +23,6 @@ from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Block, Options, Sample, Unit
 from penstock.dataset.formats.litdata_chunks import SCANS, ArrowBlock
 from penstock.dataset.formats.litdata_index import (
-    INDEX,
     Index,
     arrow_fields,
     fields_of,
@@ -31,13 +30,14 @@ from penstock.dataset.formats.litdata_index import (
     layout_of,
 )
 from penstock.dataset.formats.shards import (
+    INDEX,
     SizedBlock,
     SizedColumns,
-    inflated,
     parse_offsets,
     read_offsets,
     table_bytes,
 )
+from penstock.dataset.formats.zstd_frames import check_claim, inflated
 from penstock.dataset.part import Ints, Part, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
@@ -104,13 +104,13 @@ class LitDataFormat:
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
         """Return a chunk, a frame of items or an Arrow table."""
         table = part.tables[0]
+        num_samples = int(table.first_sample[number + 1] - table.first_sample[number])
         if part.options["layout"] == "arrow":
-            return ArrowBlock(part, raw)
+            return ArrowBlock(part, raw, num_samples)
         data = inflated(raw, int.from_bytes(table.blob(number), "little"))
         columns = _columns(part)
         if part.options["layout"] == "frames":
             return SizedBlock(data, columns, columns.starts(data))
-        num_samples = int(table.first_sample[number + 1] - table.first_sample[number])
         offsets = parse_offsets(data, num_samples, len(data), table.key(number))
         return SizedBlock(data, columns, offsets.tolist())
 
@@ -132,6 +132,9 @@ def _units_of(
                 f"{store.uri}{folder}{chunk.filename} is not there, but {where} names it with "
                 f"{chunk.chunk_size} items; copy the missing chunks"
             )
+        raw_bytes = chunk.chunk_bytes + table_bytes(chunk.chunk_size)
+        if layout == "chunk":
+            check_claim(raw_bytes, info.size_bytes, f"{store.uri}{info.key}")
         if number == 0 and layout == "items" and _is_arrow(store, info, chunk.chunk_size):
             layout, fields = "arrow", arrow_fields(index.config, where)
         if number == 0 and layout == "tokens":
@@ -141,7 +144,7 @@ def _units_of(
             "fields": [msgspec.to_builtins(f) for f in fields],
             "num_items": chunk.chunk_size,
             "num_tokens": chunk.dim or 0,
-            "raw_bytes": chunk.chunk_bytes + table_bytes(chunk.chunk_size),
+            "raw_bytes": raw_bytes,
         }
         yield Unit(objects=(info,), note=note)
 

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.dataset.fields import Field
 from penstock.dataset.formats.base import Sample, block_rows
 from penstock.dataset.formats.headers import HeaderReader
-from penstock.dataset.formats.litdata_index import INDEX
-from penstock.dataset.formats.shards import read_offsets, table_bytes
+from penstock.dataset.formats.shards import INDEX, read_offsets, table_bytes
+from penstock.dataset.formats.zstd_frames import check_claim
 from penstock.dataset.part import Part, Rows
 from penstock.errors import FormatError, MissingPackageError
 from penstock.storage.base import ObjectInfo, Store
@@ -61,10 +61,10 @@ def _arrow_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows
     reader = HeaderReader(store, info)
     at = info.size_bytes - _ARROW_TAIL.size
     length, magic = _ARROW_TAIL.unpack(reader.read(at, _ARROW_TAIL.size))
-    if magic != _ARROW_MAGIC or not 0 < length <= at:
+    if magic != _ARROW_MAGIC or not 0 < length <= at - table_bytes(note["num_items"]):
         raise FormatError(
-            f"{store.uri}{info.key} has no Arrow table at its end, as the first chunk of the set "
-            "has; it is cut off: copy it anew"
+            f"{store.uri}{info.key} has no Arrow table of {note['num_items']} rows at its end, as "
+            "the first chunk of the set has one; it is cut off: copy it anew"
         )
     return block_rows(info, [(at - length, length, note["num_items"])], b"")
 
@@ -80,8 +80,14 @@ def _frame_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows
         )
     at = _FRAMES_HEAD.size + 4 * (num_items + 1)
     frames = np.frombuffer(reader.read(at, num_frames * _FRAME.itemsize), _FRAME)
-    if int(frames["count"].sum()) != num_items:
-        raise FormatError(f"{store.uri}{info.key}: its frames do not hold {num_items} items")
+    held = int(frames["count"].sum(dtype=np.uint64))
+    if held != num_items:
+        raise FormatError(
+            f"{store.uri}{info.key} is damaged: its frames hold {held} items, {INDEX} says "
+            f"{num_items}; copy it anew"
+        )
+    for raw_bytes, length in frames[["raw", "length"]].tolist():
+        check_claim(raw_bytes, length, f"{store.uri}{info.key}")
     blocks = frames[["at", "length", "count"]].tolist()
     return block_rows(info, blocks, int(frames["raw"].max(initial=0)).to_bytes(8, "little"))
 
@@ -100,7 +106,7 @@ SCANS = {
 class ArrowBlock:
     """Rows of an Arrow table."""
 
-    def __init__(self, part: Part, raw: memoryview) -> None:
+    def __init__(self, part: Part, raw: memoryview, num_rows: int) -> None:
         try:
             import pyarrow
         except ImportError:
@@ -108,7 +114,15 @@ class ArrowBlock:
         is_file = bytes(raw[:6]) == b"ARROW1"
         source = pyarrow.py_buffer(raw)
         opened = pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
-        self._table = opened.read_all().combine_chunks()
+        table = opened.read_all()
+        # Offsets that point outside of their buffer would end the process when they are followed.
+        table.validate(full=True)
+        if table.num_rows != num_rows:
+            raise FormatError(
+                f"the Arrow table holds {table.num_rows} rows, {INDEX} says {num_rows}; "
+                "copy it anew"
+            )
+        self._table = table.combine_chunks()
         self._fields = [f for f in part.fields if f.name in self._table.column_names]
 
     @property

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.dataset.fields import VALUE, Field
+from penstock.dataset.formats.shards import INDEX, parsed, read_index
 from penstock.dataset.leaves import NUMPY_TYPES, TORCH_TYPES
 from penstock.errors import FormatError, OptionError
 from penstock.storage.base import ObjectInfo, Store
 
-INDEX = "index.json"
 _NUMBERS = {"int": "<i8", "float": "<f8", "bool": "|b1"}
 _ENCODINGS = {
     "text": "str",
@@ -22,17 +22,18 @@ _ENCODINGS = {
     "tiff": "tifffile",
 }
 _DEPTH_MAX = 64
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 
 
 class Chunk(msgspec.Struct):
     """One chunk, as the index names it."""
 
     filename: str
-    chunk_size: int
+    chunk_size: _Count
     """Number of items."""
-    chunk_bytes: int
+    chunk_bytes: _Count
     """Length before compression; older writers leave the table of offsets out of it."""
-    dim: int | None = None
+    dim: _Count | None = None
     """Number of tokens, in token sets."""
 
 
@@ -51,6 +52,16 @@ class Config(msgspec.Struct):
     """The kinds of all keys, in sets that may be stored as Arrow tables."""
 
 
+class Tree(msgspec.Struct):
+    """A node of the tree that an item is."""
+
+    type: str | None
+    """None for a leaf."""
+    context: Any = None
+    """The keys of a dict, as a list or as JSON of it."""
+    children_spec: list[Tree] = []
+
+
 class Index(msgspec.Struct):
     """A parsed `index.json`."""
 
@@ -63,13 +74,17 @@ def indexes_of(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[st
     for info in objects:
         folder, _, name = info.key.rpartition("/")
         if name == INDEX:
-            try:
-                index = msgspec.json.decode(store.read(info.key), type=Index)
-            except msgspec.DecodeError as error:
-                raise FormatError(
-                    f"{store.uri}{info.key} is not the index of a LitData set: {error}"
-                ) from None
+            index = read_index(store, info, Index, "a LitData")
+            _check_names([chunk.filename for chunk in index.chunks], f"{store.uri}{info.key}")
             yield folder + "/" if folder else "", index
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise FormatError(f"{where} is damaged: it names {name!r} twice; copy it anew")
+        seen.add(name)
 
 
 def layout_of(config: Config, options: Mapping[str, Any], where: str) -> str:
@@ -119,37 +134,38 @@ def _check_tokens(config: Config, options: Mapping[str, Any], where: str) -> Non
 
 def fields_of(config: Config, where: str) -> list[Field]:
     """Return the fields of an item, a leaf each."""
-    tree = msgspec.json.decode(config.data_spec)[1] if config.data_spec else _LEAF
-    names = [".".join(path) or "data" for path in _paths(tree, ())]
-    if len(names) != len(config.data_format) or len(set(names)) != len(names):
+    otherwise = f"{where} is damaged: its data_spec is not the tree of an item"
+    tree = parsed(config.data_spec, tuple[int, Tree], otherwise)[1] if config.data_spec else _LEAF
+    names = [".".join(path) or "data" for path in _paths(tree, (), where)]
+    if len(names) != len(config.data_format) or len(set(names)) != len(names) or not names:
         raise FormatError(
             f"{where} is damaged: an item has {len(names)} leaves ({', '.join(names[:8])}) but "
             f"{len(config.data_format)} kinds of them"
         )
-    return [_field(name, kind) for name, kind in zip(names, config.data_format, strict=True)]
+    kinds = zip(names, config.data_format, strict=True)
+    return [_field(name, kind, where) for name, kind in kinds]
 
 
-_LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+_LEAF = Tree(type=None)
 
 
-def _paths(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _paths(tree: Tree, path: tuple[str, ...], where: str) -> Iterator[tuple[str, ...]]:
     """Yield the path to each leaf of a tree."""
-    if tree["type"] is None:
+    if tree.type is None:
         yield path
         return
     if len(path) > _DEPTH_MAX:
-        raise FormatError(f"items are nested deeper than {_DEPTH_MAX}; the index is damaged")
-    children = tree["children_spec"]
-    keys = _keys(tree["context"], len(children))
-    for key, child in zip(keys, children, strict=True):
-        yield from _paths(child, (*path, key))
+        raise FormatError(f"{where} is damaged: items are nested deeper than {_DEPTH_MAX}")
+    keys = _keys(tree.context, len(tree.children_spec))
+    for key, child in zip(keys, tree.children_spec, strict=True):
+        yield from _paths(child, (*path, key), where)
 
 
 def _keys(context: Any, number: int) -> list[str]:
     """Return the keys of a dict's children; their positions where it is not a dict."""
     try:
         keys = msgspec.json.decode(context) if isinstance(context, str) else context
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         keys = None
     if isinstance(keys, dict):
         keys = keys.get("dict_context")
@@ -158,24 +174,28 @@ def _keys(context: Any, number: int) -> list[str]:
     return [str(i) for i in range(number)]
 
 
-def _field(name: str, kind: str) -> Field:
+def _field(name: str, kind: str, where: str) -> Field:
     """Return the field of a leaf.
 
-    >>> _field("x", "int").dtype, _field("x", "no_header_numpy:5").encoding
+    >>> _field("x", "int", "").dtype, _field("x", "no_header_numpy:5", "").encoding
     ('<i8', 'flat:<u2')
     """
     base = kind.partition(":")[0]
     if base in _NUMBERS:
         return Field(name=name, encoding=VALUE, dtype=_NUMBERS[base], shape=())
     if base in ("no_header_numpy", "no_header_tensor"):
-        dtype = token_type(kind)
+        dtype = token_type(kind, where)
         return Field(name=name, encoding=f"flat:{dtype}" if dtype else kind)
     return Field(name=name, encoding=_ENCODINGS.get(base, base))
 
 
-def token_type(kind: str) -> str | None:
+def token_type(kind: str, where: str) -> str | None:
     """Return the NumPy type of a flat array's elements, or None where NumPy has none."""
     base, _, number = kind.partition(":")
+    if not number.isdecimal() or len(number) > 4:
+        raise FormatError(
+            f"{where} is damaged: a leaf is {kind!r}, a number of a type is expected after the ':'"
+        )
     types = NUMPY_TYPES if base == "no_header_numpy" else TORCH_TYPES
     dtype = types[int(number)] if int(number) < len(types) else "bfloat16"
     return None if dtype == "bfloat16" else dtype

@@ -11,59 +11,64 @@ size become values; `pkl` columns stay bytes, because unpickling runs code: pass
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Block, Options, Sample, Unit, block_rows
+from penstock.dataset.formats.mds_columns import column_field
 from penstock.dataset.formats.shards import (
+    INDEX,
     SizedBlock,
     SizedColumns,
-    inflated,
     parse_offsets,
+    parsed,
+    read_index,
     read_offsets,
+    table_bytes,
 )
+from penstock.dataset.formats.zstd_frames import MAGIC, check_claim, inflated
 from penstock.dataset.part import Ints, Part, Rows, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
-_INDEX = "index.json"
 _COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br", ".mds.bz2", ".mds.snappy")
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_SCALARS = frozenset(
-    [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
-    + ["float16", "float32", "float64"]
-)
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _File(msgspec.Struct):
     basename: str
-    bytes: int
+    bytes: _Count
+
+
+class _Kind(msgspec.Struct):
+    """What all kinds of streaming's shards say of themselves."""
+
+    format: str = "mds"
+    version: int = 2
 
 
 class _Shard(msgspec.Struct):
     column_names: list[str]
     column_encodings: list[str]
-    column_sizes: list[int | None]
-    samples: int
+    column_sizes: list[_Count | None]
+    samples: _Count
     raw_data: _File
     zip_data: _File | None = None
     compression: str | None = None
-    format: str = "mds"
-    version: int = 2
 
     @property
     def columns(self) -> list[list[Any]]:
         """Name, encoding and size of each column."""
+        # streaming takes a size of 0 for a column whose size varies.
         sizes = [size or None for size in self.column_sizes]
         columns = zip(self.column_names, self.column_encodings, sizes, strict=True)
         return [list(column) for column in columns]
 
 
 class _Index(msgspec.Struct):
-    shards: list[_Shard]
+    shards: list[msgspec.Raw]
 
 
 class MdsFormat:
@@ -74,7 +79,7 @@ class MdsFormat:
 
     def claims(self, key: str) -> bool:
         """Return whether the name is that of a shard or an index; compressed ones too."""
-        return key.rpartition("/")[2] == _INDEX or key.endswith((".mds", *_COMPRESSED))
+        return key.rpartition("/")[2] == INDEX or key.endswith((".mds", *_COMPRESSED))
 
     def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
         """Return a unit for each shard that an index names."""
@@ -85,7 +90,7 @@ class MdsFormat:
         ]
         if not chosen:
             raise FormatError(
-                f"{store.uri}: {len(objects)} objects, but no {_INDEX} that names an MDS shard; "
+                f"{store.uri}: {len(objects)} objects, but no {INDEX} that names an MDS shard; "
                 f"MDS cannot be read without it (streaming's merge_index can make it again)"
             )
         first, first_info = chosen[0]
@@ -120,7 +125,7 @@ class MdsFormat:
             rows = _samples(info, num_samples, store)
         return make_part(
             format="mds",
-            fields=[_field(name, encoding, size) for name, encoding, size in columns],
+            fields=[column_field(name, kind, size, info.key) for name, kind, size in columns],
             tables=[rows],
             options={"sizes": [size for _, _, size in columns]},
         )
@@ -133,8 +138,13 @@ class MdsFormat:
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
         """Return a whole shard, decompressed."""
         table = part.tables[0]
-        if bytes(raw[:4]) == _ZSTD_MAGIC:
-            raw = inflated(raw, int.from_bytes(table.blob(number), "little"))
+        if bytes(raw[:4]) == MAGIC:
+            claimed = int.from_bytes(table.blob(number), "little")
+            raw = inflated(raw, claimed)
+            if len(raw) != claimed:
+                raise FormatError(
+                    f"the shard unpacks to {len(raw)} bytes, {INDEX} says {claimed}; copy it anew"
+                )
         num_samples = int(table.first_sample[number + 1] - table.first_sample[number])
         offsets = parse_offsets(raw, num_samples, len(raw), table.key(number))
         return SizedBlock(raw, SizedColumns(part, part.options["sizes"]), offsets.tolist())
@@ -142,24 +152,45 @@ class MdsFormat:
 
 def _shards(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, _Shard]]:
     """Yield the shards of all indexes with their folders, those nearest to the root first."""
-    indexes = [o.key for o in objects if o.key.rpartition("/")[2] == _INDEX]
+    indexes = [o for o in objects if o.key.rpartition("/")[2] == INDEX]
     seen: set[str] = set()
-    for key in sorted(indexes, key=lambda key: (key.count("/"), key)):
-        folder = key.removesuffix(_INDEX)
-        try:
-            index = msgspec.json.decode(store.read(key), type=_Index)
-        except msgspec.DecodeError as error:
-            raise FormatError(f"{store.uri}{key} is not the index of an MDS set: {error}") from None
-        for shard in index.shards:
-            if (shard.format, shard.version) != ("mds", 2):
-                raise FormatError(
-                    f"{store.uri}{key}: a shard of format {shard.format!r}, version "
-                    f"{shard.version}; 'mds' of version 2 can be read: write it with MDSWriter"
-                )
+    for info in sorted(indexes, key=lambda info: (info.key.count("/"), info.key)):
+        folder = info.key.removesuffix(INDEX)
+        where = f"{store.uri}{info.key}"
+        for number, text in enumerate(read_index(store, info, _Index, "an MDS").shards):
+            shard = _checked_shard(text, number, where)
             # A merged index names the shards of the folders below it, which have their own index.
             if folder + shard.raw_data.basename not in seen:
                 seen.add(folder + shard.raw_data.basename)
                 yield folder, shard
+
+
+def _checked_shard(text: msgspec.Raw, number: int, where: str) -> _Shard:
+    """Return what an index says of one shard, free of contradictions."""
+    otherwise = f"{where} is not the index of an MDS set: shard {number}"
+    kind = parsed(text, _Kind, otherwise)
+    if (kind.format, kind.version) != ("mds", 2):
+        raise FormatError(
+            f"{where}: shard {number} is of format {kind.format!r}, version {kind.version}; 'mds' "
+            "of version 2 can be read. Write it with MDSWriter; the shards of JSONWriter are JSON "
+            "lines, which are read as they are once they are named .jsonl"
+        )
+    shard = parsed(text, _Shard, otherwise)
+    numbers = [len(shard.column_names), len(shard.column_encodings), len(shard.column_sizes)]
+    if len(set(numbers)) != 1 or not numbers[0] or len(set(shard.column_names)) != numbers[0]:
+        raise FormatError(
+            f"{where} is damaged: shard {number} has {numbers[0]} column_names "
+            f"({', '.join(shard.column_names[:8])}), {numbers[1]} column_encodings and "
+            f"{numbers[2]} column_sizes; copy it anew"
+        )
+    if table_bytes(shard.samples) > shard.raw_data.bytes:
+        raise FormatError(
+            f"{where} is damaged: shard {number} is to hold {shard.samples} samples in "
+            f"{shard.raw_data.bytes} bytes, their table alone takes {table_bytes(shard.samples)}"
+        )
+    for name, encoding, size in shard.columns:
+        column_field(name, encoding, size, where)
+    return shard
 
 
 def _file_of(
@@ -178,13 +209,15 @@ def _file_of(
             )
         if info.size_bytes != file.bytes:
             raise FormatError(
-                f"{store.uri}{info.key} has {info.size_bytes} bytes, {_INDEX} says {file.bytes}; "
+                f"{store.uri}{info.key} has {info.size_bytes} bytes, {INDEX} says {file.bytes}; "
                 "it is cut off or of another data set: copy it anew"
             )
+        if file is shard.zip_data:
+            check_claim(shard.raw_data.bytes, info.size_bytes, f"{store.uri}{info.key}")
         return info
     raise FormatError(
         f"{store.uri}{folder}{shard.raw_data.basename} is not there, raw or compressed, but "
-        f"{folder}{_INDEX} names it with {shard.samples} samples; copy the missing shards"
+        f"{folder}{INDEX} names it with {shard.samples} samples; copy the missing shards"
     )
 
 
@@ -196,32 +229,6 @@ def _samples(info: ObjectInfo, num_samples: int, store: Store) -> Rows:
         addressing="extents",
         columns={"offset": offsets[:-1], "length": np.diff(offsets)},
     )
-
-
-def _field(name: str, encoding: str, size: int | None) -> Field:
-    """Return the field of a column.
-
-    >>> _field("x", "ndarray:int16:2,3", 12).shape, _field("x", "int", 8).dtype
-    ((2, 3), '<i8')
-    """
-    kind, _, rest = encoding.partition(":")
-    if size is not None and (kind == "int" or kind in _SCALARS):
-        dtype = np.dtype("int64" if kind == "int" else kind).newbyteorder("<")
-        return Field(name=name, encoding=VALUE, dtype=dtype.str, shape=())
-    if kind == "ndarray":
-        type_name, _, axes = rest.partition(":")
-        text = np.dtype(type_name).newbyteorder("<").str if type_name else ""
-        if text and axes:
-            shape = tuple(int(n) for n in axes.split(","))
-            return Field(name=name, encoding=VALUE, dtype=text, shape=shape)
-        return Field(name=name, encoding=f"mds_ndarray:{text}" if text else "mds_ndarray")
-    encodings = {
-        "list[pil]": "mds_list:pil",
-        "list[jpeg]": "mds_list:image",
-        "list[png]": "mds_list:image",
-        "jpegarray": "jpeg_array",
-    }
-    return Field(name=name, encoding=encodings.get(encoding, encoding))
 
 
 def _words(shard: _Shard) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Options, Sample, SampleFormat, Unit
-from penstock.dataset.formats.npy_header import ArrayHeader, dtype_text, read_header
+from penstock.dataset.npy_header import ArrayHeader, dtype_text, read_header
 from penstock.dataset.part import Ints, Part, Rows, make_part
 from penstock.errors import FormatError, OptionError
 from penstock.storage.base import ObjectInfo, Store

@@ -1,4 +1,4 @@
-"""What shards of MDS and LitData share: a table of offsets, samples of sized columns, zstd.
+"""What MDS and LitData share: an `index.json`, a table of offsets, samples of sized columns.
 
 A shard starts with the number of its samples and where each begins. A sample starts with the sizes
 of its columns of varying size, then has the columns' bytes one after the other. Compressed, a whole
@@ -9,15 +9,42 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
-import zstandard
 
-from penstock.dataset.fields import VALUE
+from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Ints, Part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
+
+INDEX = "index.json"
+_INDEX_BYTES_MAX = 512 << 20
+"""Size of an index: one of 100,000 shards takes 100 MB."""
+_T = TypeVar("_T")
+
+
+def read_index(store: Store, info: ObjectInfo, kind: type[_T], whose: str) -> _T:
+    """Return a parsed `index.json`, or say why it is not one of these."""
+    where = f"{store.uri}{info.key}"
+    if info.size_bytes > _INDEX_BYTES_MAX:
+        raise FormatError(
+            f"{where} has {info.size_bytes} bytes, at most {_INDEX_BYTES_MAX} are read as an index"
+        )
+    return parsed(store.read(info.key), kind, f"{where} is not the index of {whose} set")
+
+
+def parsed(text: memoryview | bytes | str, kind: type[_T], otherwise: str) -> _T:
+    """Return JSON as a value of a given kind, or raise with the words of `otherwise`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FormatError(f"{otherwise}: {error}") from error
+    except RecursionError as error:
+        raise FormatError(f"{otherwise}: it is nested too deep") from error
 
 
 def table_bytes(num_samples: int) -> int:
@@ -49,32 +76,19 @@ def parse_offsets(data: memoryview, num_samples: int, size_bytes: int, where: st
             f"{where} says that it holds {found} samples, index.json says {num_samples}; "
             "they are not of one data set, or the shard is damaged"
         )
-    offsets = np.frombuffer(data, "<u4", num_samples + 1, 4).astype(np.int64)
-    if (np.diff(offsets) < 0).any() or int(offsets[-1]) > size_bytes:
+    length = table_bytes(num_samples)
+    if length > len(data):
         raise FormatError(
-            f"{where} is cut off or damaged: its samples end at byte {int(offsets[-1])}, "
-            f"the shard at {size_bytes}; copy it anew"
+            f"{where} is cut off: the table of its {num_samples} samples takes {length} bytes, "
+            f"there are {len(data)}; copy it anew"
+        )
+    offsets = np.frombuffer(data, "<u4", num_samples + 1, 4).astype(np.int64)
+    if (np.diff(offsets) < 0).any() or int(offsets[0]) < length or int(offsets[-1]) > size_bytes:
+        raise FormatError(
+            f"{where} is cut off or damaged: its samples lie from byte {int(offsets[0])} to "
+            f"{int(offsets[-1])}, the shard from {length} to {size_bytes}; copy it anew"
         )
     return offsets
-
-
-def inflated(
-    raw: memoryview, size_bytes_max: int, codec: zstandard.ZstdDecompressor | None = None
-) -> memoryview:
-    """Return the content of a zstd frame that must not be longer than `size_bytes_max`."""
-    try:
-        stated = zstandard.frame_content_size(raw)
-        if stated > size_bytes_max:
-            raise FormatError(
-                f"a zstd frame says that it holds {stated} bytes, the index says at most "
-                f"{size_bytes_max}; the shard is damaged or not of this data set"
-            )
-        codec = codec or zstandard.ZstdDecompressor()
-        return memoryview(codec.decompress(raw, max_output_size=size_bytes_max))
-    except zstandard.ZstdError as error:
-        raise FormatError(
-            f"{len(raw)} bytes cannot be decompressed ({error}); the shard is damaged: copy it anew"
-        ) from error
 
 
 class SizedColumns:
@@ -85,11 +99,12 @@ class SizedColumns:
 
     def __init__(self, part: Part, sizes: Sequence[int | None]) -> None:
         self._columns = [
-            (f.name, size, np.dtype(f.dtype) if f.encoding == VALUE else None, f.shape or ())
-            for f, size in zip(part.fields, sizes, strict=True)
+            (f.name, size, *_value_layout(f)) for f, size in zip(part.fields, sizes, strict=True)
         ]
         self._head = struct.Struct(f"<{sum(size is None for size in sizes)}I")
         self._fixed_bytes = self._head.size + sum(size or 0 for size in sizes)
+        if not self._fixed_bytes:
+            raise FormatError("samples of this part have no columns; build the index again")
 
     def _length(self, data: memoryview, at: int) -> tuple[int, tuple[int, ...]]:
         if at + self._head.size > len(data):
@@ -116,11 +131,27 @@ class SizedColumns:
             )
         at, varying = self._head.size, iter(sizes)
         out: Sample = {}
-        for name, size, dtype, shape in self._columns:
+        for name, size, dtype, shape, expected in self._columns:
             end = at + (next(varying) if size is None else size)
-            out[name] = data[at:end] if dtype is None else np.ndarray(shape, dtype, data, at)[()]
+            if dtype is None:
+                out[name] = data[at:end]
+            elif end - at != expected:
+                raise FormatError(
+                    f"a sample is damaged: column {name!r} has {end - at} bytes, {dtype} {shape} "
+                    f"takes {expected}"
+                )
+            else:
+                out[name] = np.ndarray(shape, dtype, data, at)[()]
             at = end
         return out
+
+
+def _value_layout(field: Field) -> tuple[np.dtype[Any] | None, tuple[int, ...], int]:
+    """Return type, shape and length of a column's values; no type where they are bytes."""
+    if field.encoding != VALUE:
+        return None, (), 0
+    dtype, shape = np.dtype(field.dtype), field.shape or ()
+    return dtype, shape, dtype.itemsize * prod(shape)
 
 
 class SizedBlock:
@@ -138,4 +169,8 @@ class SizedBlock:
 
     def sample(self, row: int) -> Sample:
         """Return one sample of the block."""
+        if row + 1 >= len(self._starts):
+            raise FormatError(
+                f"the block holds {len(self._starts) - 1} samples, more were indexed; copy it anew"
+            )
         return self._columns.sample(self._data[self._starts[row] : self._starts[row + 1]])

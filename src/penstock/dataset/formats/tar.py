@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.dataset.fields import Field
+from penstock.dataset.fields import MEMBERS_MAX, Field, too_many_members
 from penstock.dataset.formats.base import (
     Options,
     Sample,
@@ -22,15 +22,17 @@ from penstock.dataset.formats.base import (
     encoding_of,
     one_unit_each,
 )
-from penstock.dataset.formats.headers import HeaderReader
+from penstock.dataset.formats.headers import HeaderReader, like_what
 from penstock.dataset.part import ABSENT, Ints, Part, Rows, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
 _BLOCK = 512
 _LONG_NAME_BYTES_MAX = 1 << 20
+"""Bytes of one PAX or GNU header: names are shorter than 4 KiB on every file system."""
 _REGULAR = (b"0", b"\0", b"7")
 _SKIPPED = (b"1", b"2", b"3", b"4", b"5", b"6")
+_SPARSE = ("GNU.sparse.", "SCHILY.realsize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class _Samples:
             )
         self._seen.add(name)
         number = self._field_numbers.setdefault(name, len(self._field_numbers))
+        if number >= MEMBERS_MAX:
+            raise too_many_members(self._where, name)
         inside = member.offset - self._offsets[-1]
         self._members.append((len(self._keys) - 1, number, inside, member.size_bytes))
         self._ends[-1] = member.offset + member.size_bytes
@@ -180,9 +184,9 @@ def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
             if kind == b"L":
                 long_name = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
             else:
-                records = _pax(text)
+                records = _pax(text, where, at)
                 long_name = records.get("path", long_name)
-                long_size = int(records["size"]) if "size" in records else None
+                long_size = _pax_size(records, where, at)
         elif kind in _REGULAR:
             size_bytes = size_bytes if long_size is None else long_size
             yield Member(long_name or _name(header), data, size_bytes)
@@ -190,7 +194,8 @@ def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
         elif kind in _SKIPPED:
             long_name = long_size = None
         elif kind not in (b"g", b"K"):
-            raise FormatError(f"{where}: member type {kind!r} at byte {at} cannot be read in place")
+            raise _unreadable(kind, where, at)
+        # Sizes are never negative, so every turn comes nearer to the end.
         at = data + -(-size_bytes // _BLOCK) * _BLOCK
     if at > info.size_bytes:
         raise FormatError(
@@ -198,20 +203,49 @@ def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
         )
 
 
+def _unreadable(kind: bytes, where: str, at: int) -> FormatError:
+    if kind == b"S":
+        return _sparse(where, at)
+    return FormatError(
+        f"{where}: member type {kind!r} at byte {at} cannot be read in place; write the archive "
+        "anew with plain files only"
+    )
+
+
+def _sparse(where: str, at: int) -> FormatError:
+    return FormatError(
+        f"{where}: the member at byte {at} is sparse: its holes are left out, so its bytes cannot "
+        "be read in place; unpack the archive and write it anew without `tar --sparse`"
+    )
+
+
 def _parse(header: bytes, where: str, at: int) -> tuple[int, bytes]:
-    stated = header[148:156].strip(b"\0 ")
+    """Return size and type of a member."""
     total = sum(header[:148]) + sum(header[156:]) + 8 * 32
-    try:
-        is_right = int(stated, 8) == total
-        if header[124] & 0x80:
-            size_bytes = int.from_bytes(header[125:136], "big")
-        else:
-            size_bytes = int(header[124:136].strip(b"\0 ") or b"0", 8)
-    except ValueError:
-        is_right = False
-    if not is_right:
-        raise FormatError(f"{where} is not a tar archive, or is damaged, at byte {at}")
+    if _octal(header[148:156]) != total:
+        looks = f"; {like_what(header)}" if at == 0 else ""
+        raise FormatError(f"{where} is not a tar archive, or is damaged, at byte {at}{looks}")
+    size_bytes: int | None
+    if header[124] & 0x80:  # Base 256, of which the first bit is the sign.
+        size_bytes = int.from_bytes(header[125:136], "big") if header[124] == 0x80 else None
+    else:
+        size_bytes = _octal(header[124:136])
+    if size_bytes is None:
+        raise FormatError(
+            f"{where} is damaged: the member at byte {at} has the size {header[124:136]!r}; "
+            "copy it anew"
+        )
     return size_bytes, header[156:157]
+
+
+def _octal(field: bytes) -> int | None:
+    """Return a number of a header, or None if it is none; int() alone takes `-7` and `1_0`.
+
+    >>> _octal(b"0000644\\0"), _octal(b"\\0\\0"), _octal(b"-7 ")
+    (420, 0, None)
+    """
+    digits = field.strip(b"\0 ")
+    return int(digits or b"0", 8) if not digits.strip(b"01234567") else None
 
 
 def _name(header: bytes) -> str:
@@ -222,19 +256,38 @@ def _name(header: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _pax(text: bytes) -> dict[str, str]:
+def _pax(text: bytes, where: str, at: int) -> dict[str, str]:
     """Return the records of a PAX header: `LENGTH key=value\\n`, the length counting itself."""
     records: dict[str, str] = {}
-    at = 0
-    while at < len(text):
-        length_text, space, _ = text[at : at + 20].partition(b" ")
-        if not space or not length_text.isdigit() or int(length_text) < 5:
-            break
-        record = text[at + len(length_text) + 1 : at + int(length_text) - 1]
-        key, _, value = record.partition(b"=")
+    start = 0
+    while start < len(text) and text[start]:
+        digits = text[start : start + 20].partition(b" ")[0]
+        length = int(digits) if digits.isdigit() else 0
+        record = text[start + len(digits) + 1 : start + max(length - 1, 0)]
+        key, equals, value = record.partition(b"=")
+        # A record is longer than nothing, so every turn comes nearer to the end.
+        if not equals or start + length > len(text):
+            raise FormatError(
+                f"{where} is damaged: the PAX header at byte {at} has "
+                f"{text[start : start + 40]!r}, which is not a record; copy it anew"
+            )
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
-        at += int(length_text)
+        start += length
+    if any(key.startswith(_SPARSE) for key in records):
+        raise _sparse(where, at)
     return records
+
+
+def _pax_size(records: dict[str, str], where: str, at: int) -> int | None:
+    """Return the size that a PAX header gives to the next member."""
+    text = records.get("size")
+    # No object has more than 18 digits of bytes, and int() refuses texts of thousands.
+    if text is not None and not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise FormatError(
+            f"{where} is damaged: the PAX header at byte {at} gives a member the size "
+            f"{text[:40]!r}; copy it anew"
+        )
+    return None if text is None else int(text)
 
 
 def _checked(size_bytes: int, where: str, at: int) -> int:
