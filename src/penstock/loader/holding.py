@@ -25,7 +25,7 @@ from penstock.loader.gather import copy_rows
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters, TierStats
 from penstock.loader.warmth import Warmth
-from penstock.plan.placement import Floats, layout_of
+from penstock.plan.placement import Floats, Kept, kept_by, layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers
@@ -74,6 +74,7 @@ class Holding:
         numbers = reversed(list(enumerate(self.bounds)))
         self._numbers = {id(bound): n for n, bound in numbers}
         self._recent: list[tuple[int, Block]] = []
+        self._kept: tuple[int, Kept] | None = None
         shape = TierShape(
             name=self.units.name if uses is None else _name_with(self.units.name, uses),
             offsets=self.layout.offsets,
@@ -92,6 +93,12 @@ class Holding:
         """Keep the units of some spans of the layout here."""
         self.tiers.place(span_bytes, spans)
         self.warm_bytes = max(self.warm_bytes, self.tiers.present_bytes)
+
+    def kept(self, capacity_bytes: int) -> Kept:
+        """Return what tiers of some bytes keep of the data set; computed once for a capacity."""
+        if self._kept is None or self._kept[0] != capacity_bytes:
+            self._kept = capacity_bytes, kept_by(self.units, self.layout, capacity_bytes)
+        return self._kept[1]
 
     def close(self) -> None:
         """Let go of the tiers."""
