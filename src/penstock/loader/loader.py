@@ -60,7 +60,8 @@ class Loader:
         seed: of the order, and of the random numbers that a transform may ask for.
         shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for
             remote stores; mixes inside a window), "blocks-first" (blocks in epoch 0, while tiers
-            are empty, global in all later ones) or None (as stored).
+            are empty, global in all later ones) or None (as stored). The default is "global", and
+            an error where that would read the blocks of a format over and over.
         drop_last: leave out an incomplete last batch; else it is filled up, and `batch.mask` says
             with what.
         world: who takes part; by default torch's process group if there is one, else what
@@ -95,7 +96,7 @@ class Loader:
         global_batch_size: int | None = None,
         epochs: int | None = 1,
         seed: int = 0,
-        shuffle: Literal["global", "blocks", "blocks-first"] | None = "global",
+        shuffle: Literal["default", "global", "blocks", "blocks-first"] | None = "default",
         drop_last: bool = False,
         world: World | None = None,
         transform: Transform | None = None,
@@ -135,6 +136,7 @@ class Loader:
             threads=threads,
             tiers=checked_tiers(tiers),
             look_ahead_bytes=bytes_of(look_ahead),
+            is_default_order=shuffle == "default",
         )
         self._peers = peers
         self._assignment = assignment

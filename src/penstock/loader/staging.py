@@ -66,6 +66,10 @@ class At(NamedTuple):
     offset: int
 
 
+Unpacked = Callable[[float], None]
+"""Is told how many times its stored length the first unpacked block takes; may refuse to go on."""
+
+
 class Measured(Protocol):
     """What is known of the stores by now."""
 
@@ -90,8 +94,10 @@ class Stager:
         runs: Runs | None,
         measured: Measured,
         reads_ahead: bool,
+        unpacked: Unpacked | None = None,
     ) -> None:
         self._pool = pool
+        self._unpacked = unpacked
         self._counters = around.counters
         self._stage_bytes = stage_bytes
         self._reads_ahead = reads_ahead
@@ -432,6 +438,9 @@ class Stager:
             number, offset = int(e.object[j]), int(e.offset[j])
             data = self.read_sample(group, 0, j) if raw is None else np.asarray(raw()).data
             block = group.bound.unpack_raw(number, offset, data)
+            if (unpacked := self._unpacked) is not None:
+                unpacked(block.size_bytes / max(1, len(data)))
+                self._unpacked = None  # Blocks of one set are alike: the first ones tell.
             return block, block.size_bytes
 
         return self._blocks.get(name, load)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.machine import TierModel
+from penstock.plan import rereads
 from penstock.plan.summary import Summary
 from penstock.plan.work import Mode, Peers, Work
 
@@ -149,7 +150,7 @@ def times_read(summary: Summary, work: Work, held: Held, mode: Mode) -> float:
     # In a uniform shuffle all further uses find it in the stage as often as that holds blocks.
     rest_bytes = max(1.0, summary.size_bytes - held.total_bytes)
     stage_bytes = work.stage_bytes * work.world.num_ranks / nodes
-    return touched + (block - touched) * (1 - min(1.0, stage_bytes / rest_bytes))
+    return touched * rereads.times_read(block / touched, rest_bytes, stage_bytes)
 
 
 def _run_bytes(summary: Summary) -> float:
