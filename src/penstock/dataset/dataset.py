@@ -21,6 +21,7 @@ from penstock.dataset.formats.base import Block
 from penstock.dataset.part import Ints, Part, merge_fields
 from penstock.errors import OptionError
 from penstock.storage.base import Store
+from penstock.storage.passing import PassedBytes
 
 _BLOCKS_KEPT = 4
 
@@ -44,6 +45,8 @@ class Dataset(Sequence[dict[str, Any]]):
         self.origin = origin
         """The catalog that the version was found in, where that is known."""
         self.selection = selection
+        self.passed: PassedBytes | None = None
+        """What was read to index it, until tiers take it; not of a copy in another process."""
         self._parts = tuple(parts)
         self._decoders: Decoders = dict(decoders or {})
         starts = np.cumsum([0] + [p.num_samples for p in self._parts])
@@ -203,7 +206,7 @@ class Dataset(Sequence[dict[str, Any]]):
                     f"ids run from 0 to {len(self) - 1}, got {ids.min()} … {ids.max()}"
                 )
             selection = self.base_ids(ids)
-        return Dataset(
+        view = Dataset(
             store=self.store,
             parts=self._parts,
             decoders=self._decoders,
@@ -211,6 +214,8 @@ class Dataset(Sequence[dict[str, Any]]):
             selection=selection,
             origin=self.origin,
         )
+        view.passed = self.passed
+        return view
 
     def _select_range(self, chosen: range) -> range | Ints:
         if len(chosen) and not (
@@ -227,7 +232,7 @@ class Dataset(Sequence[dict[str, Any]]):
 
     def with_decoders(self, decoders: Decoders) -> Dataset:
         """Return the same samples with other decoders, by field name or by extension."""
-        return Dataset(
+        other = Dataset(
             store=self.store,
             parts=self._parts,
             decoders=decoders,
@@ -235,6 +240,8 @@ class Dataset(Sequence[dict[str, Any]]):
             selection=self.selection,
             origin=self.origin,
         )
+        other.passed = self.passed
+        return other
 
     def latest(self) -> Dataset:
         """Return the newest version of this data set, which is itself when there is no newer one.

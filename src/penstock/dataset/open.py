@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.locate import Located, open_store, resolve
 from penstock.storage.options import StoreOptions
+from penstock.storage.passing import PassingStore, passing_to
 from penstock.storage.places import split_uri
+from penstock.storage.tier_sizes import Wish
 
 _log = logging.getLogger("penstock.dataset")
 _CHECKED_OBJECTS_MAX = 100_000
@@ -114,6 +116,7 @@ def open(
     store: StoreOptions | None = None,
     check: bool = True,
     report: Report | None = None,
+    tiers: Sequence[Wish] | Wish = (),
     **options: Any,
 ) -> Dataset:
     """Return the data set under a name, as it lies there.
@@ -124,7 +127,9 @@ def open(
         where it is not plain from the names of the objects. decoders: functions from bytes to a
         value, by field name or extension; None leaves bytes. store: endpoint, credentials and the
         like, where the environment does not say. check: compare the objects with those that were
-        indexed, and name what changed. report: called with progress while an index is built.
+        indexed, and name what changed. report: called with progress while an index is built. tiers:
+        those that the loader will be given; what is read of a remote set while an index is built is
+        kept for them, instead of being read again.
         options: of the format, such as `sequence_length` for token arrays.
     """
     direct = _open_index(uri, decoders, store)
@@ -144,8 +149,12 @@ def open(
             return dataset
     if version is not None:
         raise OptionError(f"{found.located.store.uri} is not indexed yet: no version {version}")
-    catalog, manifest = write_index(found, report=report)
-    return _dataset(found.located.store, catalog, manifest, decoders)
+    wishes = tiers if isinstance(tiers, Sequence) else [tiers]
+    passing = passing_to(wishes, found.located.store, found.objects)
+    catalog, manifest = write_index(found, report=report, passing=passing)
+    dataset = _dataset(found.located.store, catalog, manifest, decoders)
+    dataset.passed = None if passing is None else passing.passed
+    return dataset
 
 
 def _read(catalog: Catalog, version: int | None) -> Manifest | None:
@@ -234,20 +243,25 @@ def write_index(
     rebuild: bool = False,
     report: Report | None = None,
     crew: Crew | None = None,
+    passing: PassingStore | None = None,
 ) -> tuple[Catalog, Manifest]:
-    """Build an index and store it beside the data, or in the user's cache where that is refused."""
+    """Build an index and store it beside the data, or in the user's cache where that is refused.
+
+    Objects are read through `passing`, if it is given.
+    """
     refuse_unfinished(found.located.store)
+    recipe = found.recipe if passing is None else replace(found.recipe, store=passing)
     beside, kept = found.catalogs()
     # `open` looks beside the data first, so that is where versions go on once there are any. Plain
     # http can be neither listed nor written.
     if beside.store.can_list and (_has_versions(beside) or not _has_versions(kept)):
         try:
-            return beside, build(found.recipe, beside, rebuild=rebuild, report=report, crew=crew)
+            return beside, build(recipe, beside, rebuild=rebuild, report=report, crew=crew)
         except (StoreError, OSError) as error:
             if isinstance(error, StoreError) and error.retryable:
                 raise
             _log.info("the index cannot be stored at %s (%s)", beside.uri, error)
-    manifest = build(found.recipe, kept, rebuild=rebuild, report=report, crew=crew)
+    manifest = build(recipe, kept, rebuild=rebuild, report=report, crew=crew)
     _log.info("the index of %s is kept in %s", found.located.store.uri, kept.uri)
     return kept, manifest
 

@@ -30,7 +30,7 @@ def least_bytes(
 ) -> tuple[int, int]:
     """Return the least that the first epoch reads, and each later one, all ranks together.
 
-    `warm_bytes` were in the tiers before; blocks stay in `stage_bytes` of memory while there is
+    `warm_bytes` were on the nodes before; blocks stay in `stage_bytes` of memory while there is
     room. Only a rank that `is_alone` on its node reads runs whole in any case.
     """
     in_blocks = isinstance(order, BlocksOrder)
@@ -40,7 +40,7 @@ def least_bytes(
         run_bytes = _run_bytes(dataset) if first_in_runs else size_bytes
         kept = Kept(unit_bytes=0, loose_bytes=size_bytes, loose_run_bytes=run_bytes)
     loose = kept.loose_run_bytes if first_in_runs else kept.loose_bytes
-    first = max(0, kept.unit_bytes - warm_bytes) + loose
+    first = max(0, kept.unit_bytes + loose - warm_bytes)
     later = kept.loose_run_bytes if in_blocks and is_alone else kept.loose_bytes
     stays = in_blocks or any(bound.by_block for bound in dataset.bound)
     return first, max(0, later - stage_bytes) if stays else later

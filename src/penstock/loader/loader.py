@@ -138,8 +138,7 @@ class Loader:
             look_ahead_bytes=bytes_of(look_ahead),
             is_default_order=shuffle == "default",
         )
-        self._peers = peers
-        self._assignment = assignment
+        self._peers, self._assignment = peers, assignment
         self._opened: Opened | None = None
         self._seen = Seen()
         self._live: LiveRates | None = None
