@@ -108,8 +108,10 @@ class RunsCut:
     def wanted_bytes(self) -> Ints:
         """Return the bytes of each unit's samples, without what lies between them."""
         if self._table.addressing == "even":
-            width: Ints = self._table.extents(self._starts).length
-            return width * (self._stops - self._starts)
+            width = self._table.extents(self._starts).length
+            # Windows of a token stream overlap: together they are no more than the unit.
+            even: Ints = np.minimum(self.lengths, width * (self._stops - self._starts))
+            return even
         # Sums from each start to its stop; the sums from a stop to the next start are left out.
         edges = np.stack([self._starts, self._stops], axis=1).reshape(-1)
         lengths = np.append(self._table.sample_bytes(), 0)

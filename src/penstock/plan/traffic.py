@@ -3,9 +3,10 @@
 For S bytes of which the tiers have room for C:
 
 * The units with a place are fetched once, whole, by the first use; from then on tiers serve them.
-* All others come from the store again in each epoch: sample by sample in a uniform shuffle, in runs
-  of megabytes where the order goes block by block. A block of which one sample is needed is read
-  whole; if it does not stay until the next of its samples is due, it is read again.
+* All others come from the store again in each epoch: sample by sample in a uniform shuffle, without
+  the headers of a tar that units hold between small samples, or in runs of megabytes where the
+  order goes block by block. A block of which one sample is needed is read whole; if it does not
+  stay until the next of its samples is due, it is read again.
 * Nodes that read from each other (`peers`) share one set of tiers: of what is held, the share 1-1/N
   comes over the link, or sqrt((1-1/N)/(2πb)) if samples are given to the nodes that hold them, b of
   them on a node in a step. Room for more than the set holds copies: what a node got from another
@@ -98,6 +99,7 @@ def epoch_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> EpochBy
     times = times_read(summary, work, held, mode)
     rest = summary.size_bytes - held.total_bytes
     if mode == "global":
+        rest *= summary.wanted_share  # Samples are read alone, without what lies between them.
         units = summary.units_in(held.total_bytes)
         left = 1 - units / summary.num_units
         reads = (summary.num_blocks or summary.num_reads) * left * times
