@@ -8,7 +8,8 @@ units, and L bytes of samples are left to the store:
 
 K + L is at least S: equal to it where samples are large, lie without gaps, or come in blocks. In a
 uniform shuffle a sample without a place is read alone, and L counts its own bytes. Where the order
-goes block by block, runs are read whole, and L counts what lies between samples, too.
+goes block by block and there is no tier, runs are read whole, and L counts what lies between
+samples, too. With a tier, runs of which it holds a part are not, so L counts samples again.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ def least_bytes(
     room. Only a rank that `is_alone` on its node reads runs whole in any case.
     """
     in_blocks = isinstance(order, BlocksOrder)
-    first_in_runs = is_alone and (in_blocks or isinstance(order, ColdOrder))
-    if kept is None:
-        size_bytes = dataset.size_bytes
-        run_bytes = _run_bytes(dataset) if first_in_runs else size_bytes
-        kept = Kept(unit_bytes=0, loose_bytes=size_bytes, loose_run_bytes=run_bytes)
-    loose = kept.loose_run_bytes if first_in_runs else kept.loose_bytes
-    first = max(0, kept.unit_bytes + loose - warm_bytes)
-    later = kept.loose_run_bytes if in_blocks and is_alone else kept.loose_bytes
+    kept_bytes = 0 if kept is None else kept.unit_bytes
+    first = later = dataset.size_bytes if kept is None else kept.loose_bytes
+    if is_alone and not kept_bytes and (in_blocks or isinstance(order, ColdOrder)):
+        first = _run_bytes(dataset) if kept is None else kept.loose_run_bytes
+        later = first if in_blocks else later
     stays = in_blocks or any(bound.by_block for bound in dataset.bound)
-    return first, max(0, later - stage_bytes) if stays else later
+    later = max(0, later - stage_bytes) if stays else later
+    return max(0, kept_bytes + first - warm_bytes), later
 
 
 def _run_bytes(dataset: Dataset) -> int:
