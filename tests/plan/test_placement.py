@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset.mixture import Mixture
 from penstock.plan import units as units_module
-from penstock.plan.placement import layout_of, offsets_of
+from penstock.plan.placement import kept_by, layout_of, offsets_of
 from penstock.plan.units import Units
 
 
@@ -78,3 +80,22 @@ def test_in_a_shadow_what_is_used_more_often_goes_first(
     one = np.array([0, units.num_units - 1])
     assert (often.offsets[one] - plain.offsets[one]).tolist() == [second, -first]
     assert plain.known != often.known
+
+
+def test_what_tiers_keep_and_leave_adds_up(tmp_path: Path) -> None:
+    """Units hold the headers between rows; rows that have no place are counted without them."""
+    with penstock.Writer(tmp_path / "set", shard_size="200KB") as writer:
+        for number in range(400):
+            writer.write({"bin": bytes(1000 + number), "cls": number})
+    dataset = penstock.open(tmp_path / "set")[50:390]
+    units = Units.of(dataset)
+    layout = layout_of(units)
+    rows = dataset.parts[0].tables[0].sample_bytes()[50:390]
+    for capacity in (0, 1, layout.size_bytes // 3, layout.size_bytes):
+        kept = kept_by(units, layout, capacity)
+        assert kept.unit_bytes <= capacity
+        assert kept.unit_bytes + kept.loose_run_bytes == units.size_bytes
+        ends = layout.offsets[:] + layout.lengths[:]
+        here = np.flatnonzero(ends <= capacity).tolist()
+        inside = [rows[s - 50 : s - 50 + n].sum() for s, n in map(units.samples_of, here)]
+        assert kept.loose_bytes == rows.sum() - sum(inside)

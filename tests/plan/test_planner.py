@@ -355,3 +355,17 @@ def test_a_billion_rows_are_planned_from_a_few_numbers() -> None:
     assert summary.size_bytes == count * 6_000
     assert summary.num_units == pytest.approx(count * 6_000 / (128 << 10), rel=0.01)
     assert peak_bytes < 10e6
+
+
+def test_rows_of_a_tar_are_foretold_without_the_headers_between_them(datasets: Sets) -> None:
+    """Tiers keep rows with their headers; a row without a place is read alone."""
+    dataset = datasets["small_tar"]
+    summary = summary_of(dataset)
+    rows_bytes = dataset.size_bytes
+    assert summary.size_bytes - summary.between_bytes == rows_bytes
+    plan = plan_of(summary, machine_of(0, summary.size_bytes // 2), num_epochs=4)
+    assert plan.later.of("store").size_bytes == pytest.approx(rows_bytes / 2, rel=1e-3)
+    assert plan.store_bytes == pytest.approx(plan.bound_bytes)
+    assert plan_of(summary, machine_of()).bound_bytes == 3 * rows_bytes
+    in_runs = plan_of(summary, machine_of(), shuffle="blocks")
+    assert in_runs.bound_bytes == 3 * summary.size_bytes

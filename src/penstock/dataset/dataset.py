@@ -22,6 +22,7 @@ from penstock.dataset.moved import open_parts
 from penstock.dataset.part import Ints, Part, merge_fields
 from penstock.errors import DatasetError, OptionError
 from penstock.storage.base import Store
+from penstock.storage.passing import PassedBytes
 
 _BLOCKS_KEPT = 4
 
@@ -45,6 +46,8 @@ class Dataset(Sequence[dict[str, Any]]):
         self.origin = origin
         """The catalog that the version was found in, where that is known."""
         self.selection = selection
+        self.passed: PassedBytes | None = None
+        """What was read to index it, until tiers take it; not of a copy in another process."""
         self._parts = tuple(parts)
         self._decoders: Decoders = dict(decoders or {})
         starts = np.cumsum([0] + [p.num_samples for p in self._parts])
@@ -208,14 +211,7 @@ class Dataset(Sequence[dict[str, Any]]):
                     f"ids run from 0 to {len(self) - 1}, got {ids.min()} … {ids.max()}"
                 )
             selection = self.base_ids(ids)
-        return Dataset(
-            store=self.store,
-            parts=self._parts,
-            decoders=self._decoders,
-            version=self.version,
-            selection=selection,
-            origin=self.origin,
-        )
+        return self._like(selection=selection)
 
     def _select_range(self, chosen: range) -> range | Ints:
         if len(chosen) and not (
@@ -232,28 +228,28 @@ class Dataset(Sequence[dict[str, Any]]):
 
     def with_decoders(self, decoders: Decoders) -> Dataset:
         """Return the same samples with other decoders, by field name or by extension."""
-        return Dataset(
-            store=self.store,
-            parts=self._parts,
-            decoders=checked_decoders(decoders, self._parts, self.uri),
-            version=self.version,
-            selection=self.selection,
-            origin=self.origin,
-        )
+        return self._like(decoders=checked_decoders(decoders, self._parts, self.uri))
 
     def with_parts(self, parts: Sequence[Part]) -> Dataset:
         """Return the same samples by other parts, which differ in the marks of objects only."""
         if all(one is other for one, other in zip(parts, self._parts, strict=True)):
             return self
         assert [p.fingerprint for p in parts] == [p.fingerprint for p in self._parts]
-        return Dataset(
-            store=self.store,
-            parts=parts,
-            decoders=self._decoders,
-            version=self.version,
-            selection=self.selection,
-            origin=self.origin,
-        )
+        return self._like(parts=parts)
+
+    def _like(self, **changes: Any) -> Dataset:
+        """Return this data set with something else in its place."""
+        own: dict[str, Any] = {
+            "store": self.store,
+            "parts": self._parts,
+            "decoders": self._decoders,
+            "version": self.version,
+            "selection": self.selection,
+            "origin": self.origin,
+        }
+        other = Dataset(**own | changes)
+        other.passed = self.passed
+        return other
 
     def latest(self) -> Dataset:
         """Return the newest version of this data set, which is itself when there is no newer one.

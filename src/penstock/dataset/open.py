@@ -43,7 +43,9 @@ from penstock.storage.folder import FolderStore
 from penstock.storage.keys import is_hash
 from penstock.storage.locate import open_store, resolve
 from penstock.storage.options import StoreOptions
+from penstock.storage.passing import passing_to
 from penstock.storage.places import split_uri
+from penstock.storage.tier_sizes import Wish
 
 __all__ = ["Found", "Uri", "look_up", "open", "open_unverified", "write_index"]
 
@@ -65,6 +67,7 @@ def open(
     check: bool = True,
     rebuild: bool = False,
     report: Report | None = None,
+    tiers: Sequence[Wish] | Wish = (),
     **options: Any,
 ) -> Dataset:
     """Return the data set under a name, as it lies there.
@@ -76,8 +79,9 @@ def open(
         value, by field name or extension; None leaves bytes. store: endpoint, credentials and the
         like, where the environment does not say. check: compare the objects with those that were
         indexed, and name what changed. rebuild: build the index from scratch, whatever is there.
-        report: called with progress while an index is built. options: of the format, such as
-        `sequence_length` for token arrays.
+        report: called with progress while an index is built. tiers: those that the loader will be
+        given; what is read of a remote set while an index is built is kept for them, instead of
+        being read again. options: of the format, such as `sequence_length` for token arrays.
     """
     version = _checked_version(version, rebuild=rebuild)
     uri = list(uri) if isinstance(uri, Iterable) and not isinstance(uri, str | bytes) else uri
@@ -93,7 +97,7 @@ def open(
     else:
         found = found_in(resolve(uri, store), format, None, ready[1].manifest)
     if rebuild:
-        return _built(found, decoders, report, rebuild=True)
+        return _built(found, decoders, report, tiers, rebuild=True)
     origin = _ready_again(ready, found, format) or indexed(found, version)
     if origin is not None:
         dataset = _dataset(found.store, origin, decoders, found)
@@ -103,7 +107,7 @@ def open(
         have = versions_there(found)
         known = f"it has: {', '.join(map(str, have))}" if have else "it is not indexed yet"
         raise OptionError(f"{found.store.uri} has no version {version}; {known}")
-    return _built(found, decoders, report, rebuild=False)
+    return _built(found, decoders, report, tiers, rebuild=False)
 
 
 def _checked_version(version: Any, *, rebuild: bool) -> int | None:
@@ -122,10 +126,22 @@ def _checked_version(version: Any, *, rebuild: bool) -> int | None:
 
 
 def _built(
-    found: Found, decoders: Decoders | None, report: Report | None, *, rebuild: bool
+    found: Found,
+    decoders: Decoders | None,
+    report: Report | None,
+    tiers: Sequence[Wish] | Wish,
+    *,
+    rebuild: bool,
 ) -> Dataset:
-    catalog, manifest = write_index(found, rebuild=rebuild, beside=False, report=report)
-    return _dataset(found.store, Origin(catalog=catalog, manifest=manifest), decoders, found)
+    wishes = tiers if isinstance(tiers, Sequence) else [tiers]
+    passing = passing_to(wishes, found.store, found.objects)
+    catalog, manifest = write_index(
+        found, rebuild=rebuild, beside=False, report=report, passing=passing
+    )
+    origin = Origin(catalog=catalog, manifest=manifest)
+    dataset = _dataset(found.store, origin, decoders, found)
+    dataset.passed = None if passing is None else passing.passed
+    return dataset
 
 
 def _ready(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -21,6 +22,7 @@ from penstock.dataset.lookup import (
 from penstock.dataset.writer_destination import refuse_unfinished
 from penstock.errors import ExistsError, FormatError, StoreError
 from penstock.storage.folder import FolderStore
+from penstock.storage.passing import PassingStore
 from penstock.units import show_bytes
 
 _log = logging.getLogger("penstock.dataset")
@@ -33,14 +35,17 @@ def write_index(
     beside: bool = True,
     report: Report | None = None,
     crew: Crew | None = None,
+    passing: PassingStore | None = None,
 ) -> tuple[Catalog, Manifest]:
     """Build an index and store it beside the data, or in the user's cache where that is refused.
 
     Without `beside` the user has only opened the data: then nothing is written into a folder.
+    Objects are read through `passing`, if it is given.
     """
     refuse_unfinished(found.store)
     there, own = catalogs_at(found.store, _name(found))
-    job = partial(build, found.recipe, rebuild=rebuild, report=report, crew=crew)
+    recipe = found.recipe if passing is None else replace(found.recipe, store=passing)
+    job = partial(build, recipe, rebuild=rebuild, report=report, crew=crew)
     if _goes_beside(found, there, own, is_asked=beside):
         try:
             if not rebuild:

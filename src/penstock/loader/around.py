@@ -22,3 +22,10 @@ class Around:
     """The tiers of this node."""
     cluster: Cluster | None = None
     """The other nodes."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What the tiers of this node, or of all nodes that share theirs, may keep."""
+        if self.cluster is not None:
+            return self.cluster.capacity_bytes
+        return 0 if self.holding is None else self.holding.tiers.capacity_bytes

@@ -27,9 +27,10 @@ from penstock.loader.raw import RawMaker, can_stay_raw
 from penstock.loader.reads import SampleReader
 from penstock.loader.runner import Runner
 from penstock.loader.runs import Runs
-from penstock.loader.staging import Stager
+from penstock.loader.staging import Stager, Unpacked
 from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of
-from penstock.order import BlocksOrder, ColdOrder, Order
+from penstock.order import BlocksOrder, ColdOrder, Order, SequentialOrder
+from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.world import World
 
@@ -57,6 +58,8 @@ class Wanted:
     threads: int | None
     tiers: tuple[Memory | Disk, ...]
     look_ahead_bytes: int
+    is_default_order: bool
+    """Whether nobody asked for this order in so many words."""
 
     @property
     def copies_only(self) -> bool:
@@ -88,6 +91,7 @@ def make_run(
     wanted: Wanted, stream: Stream, span: Span, around: Around
 ) -> tuple[Runner, ProcessPool | None]:
     """Return what makes the batches of a stream, and the processes that help, if any."""
+    unpacked = _block_check(wanted, stream.world, around)  # First: nothing is open if it refuses.
     num_threads = wanted.threads or _threads_for(stream.world, wanted.copies_only)
     pool = BufferPool(wanted.look_ahead_bytes)
     reader = SampleReader(pool, around.counters, at_random=wanted.order.mode != "sequential")
@@ -105,7 +109,7 @@ def make_run(
     requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=requests_max)
     fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=around.live)
-    stager = _stager(wanted, stream.world, pool, fetcher, around)
+    stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     runner = Runner(
         jobs_of(slots, wanted.dataset, batches_a_job),
@@ -160,9 +164,14 @@ def _batches_a_job(maker: Maker, stream: Stream) -> int:
 
 
 def _stager(
-    wanted: Wanted, world: World, pool: BufferPool, fetcher: Fetcher, around: Around
+    wanted: Wanted,
+    world: World,
+    pool: BufferPool,
+    fetcher: Fetcher,
+    around: Around,
+    *,
+    unpacked: Unpacked | None,
 ) -> Stager:
-    _warn_of_blocks(wanted)
     return Stager(
         pool,
         around,
@@ -170,6 +179,7 @@ def _stager(
         runs=_runs(wanted, world, fetcher),
         measured=fetcher,
         reads_ahead=wanted.workers == "thread",
+        unpacked=unpacked,
     )
 
 
@@ -212,19 +222,39 @@ def _runs(wanted: Wanted, world: World, fetcher: Fetcher) -> Runs | None:
     )
 
 
-def _warn_of_blocks(wanted: Wanted) -> None:
-    dataset = wanted.dataset
-    if wanted.order.mode != "global" or not isinstance(dataset, Dataset):
-        return
-    if dataset.bound[0].by_block and dataset.size_bytes > wanted.stage_bytes:
-        num_blocks = sum(b.part.tables[0].num_blocks for b in dataset.bound)
-        _log.warning(
-            "%s can only be read in blocks of about %d samples: with shuffle='global' most "
-            "samples cost a whole block. Use shuffle='blocks', or write it anew with "
-            "`penstock pack`",
-            dataset.uri,
-            len(dataset) // num_blocks,
+def _block_check(wanted: Wanted, world: World, around: Around) -> Unpacked | None:
+    """Refuse or warn where a uniform shuffle would read blocks over and over.
+
+    The index knows how long blocks are as they are stored. How much memory one takes is known when
+    the first is unpacked, before the first batch is delivered: then the function that is returned
+    looks again.
+    """
+    is_uniform = not isinstance(wanted.order, BlocksOrder | SequentialOrder)
+    if not is_uniform or not any(b.by_block for b in wanted.dataset.bound):
+        return None
+    blocks, tier_bytes = block_set_of(wanted.dataset), around.capacity_bytes
+
+    def check(unpacked: float) -> None:
+        factor = blocks.factor(
+            tier_bytes=tier_bytes,
+            stage_bytes=wanted.stage_bytes,
+            num_ranks=world.num_ranks,
+            unpacked=unpacked,
         )
+        if wanted.is_default_order:
+            refuse_rereads(wanted.dataset, blocks, factor, wanted.stage_bytes)
+        elif factor > FACTOR_MAX:
+            _log.warning(
+                "%r: shuffle=%r reads and unpacks blocks of about %d samples, about %d times the "
+                "data set in each uniform epoch; shuffle='blocks' reads each block once",
+                wanted.dataset,
+                wanted.order.mode,
+                round(blocks.samples_a_block),
+                round(factor),
+            )
+
+    check(1.0)
+    return check if wanted.is_default_order else None
 
 
 def ranks_a_node(world: World) -> int:

@@ -45,8 +45,9 @@ held by a process that is stopped."""
 _MARKS_MAX = 8
 """How often one read can tell the flow that its store wants fewer requests."""
 _REQUESTS = 8
-_GAP_BYTES = 16 << 10
-"""Read rather than asked around in any case: a request costs work, too."""
+_GAP_BYTES = 2 << 10
+"""Read rather than asked around in any case: the headers of a request and of its answer take about
+as many bytes on the wire."""
 
 
 class Outcome(NamedTuple):
@@ -161,16 +162,19 @@ class Fetcher:
         with self._lock:
             return self._flow.rates()
 
-    def gap_bytes(self) -> int:
+    def gap_bytes(self, range_bytes: int) -> int:
         """Return the largest gap between two ranges that is read rather than asked around.
 
         While the flow could have more requests in flight, another one costs no time and a gap does.
-        Where there are as many as there may be, a request costs its share of their time.
+        Where there are as many as there may be, a request costs its share of their time. A gap is
+        never longer than the ranges themselves, `range_bytes` on average: latency and bandwidth are
+        measured on all reads, and fills of many kilobytes say nothing about rows of a few hundred
+        bytes. So at most half of what is read is not wanted.
         """
         sources = self._stores()
         bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
         gaps = [merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound]
-        return max([_GAP_BYTES, *gaps])
+        return max(_GAP_BYTES, min(range_bytes, max(gaps, default=0)))
 
     def patience_s(self) -> float:
         """Return how long to wait for what another process is fetching: longer than it takes."""

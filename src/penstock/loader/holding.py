@@ -25,8 +25,9 @@ from penstock.loader.gather import copy_rows
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters, TierStats
 from penstock.loader.warmth import Warmth
-from penstock.plan.placement import Floats, layout_of
+from penstock.plan.placement import Floats, Kept, kept_by, layout_of
 from penstock.plan.units import UnitExtent, Units
+from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import TierShape
@@ -74,6 +75,7 @@ class Holding:
         numbers = reversed(list(enumerate(self.bounds)))
         self._numbers = {id(bound): n for n, bound in numbers}
         self._recent: list[tuple[int, Block]] = []
+        self._kept: tuple[int, Kept] | None = None
         shape = TierShape(
             name=self.units.name if uses is None else _name_with(self.units.name, uses),
             offsets=self.layout.offsets,
@@ -84,14 +86,22 @@ class Holding:
         self.name, self.uri = shape.name, shape.about["uri"]
         chosen = wishes(shape) if callable(wishes) else wishes
         self.tiers: Tiers = open_tiers(chosen, shape, placed=placed)
-        self.warm_bytes = self.tiers.present_bytes
-        """What was there already."""
+        self._passed = _passed_by(dataset)
+        self._passed_bytes = sum(p.held_bytes for p in set(self._passed.values()))
+        self.warm_bytes = self.tiers.present_bytes + self._passed_bytes
+        """What was there already, in tiers or from indexing."""
         self._warmth = [Warmth() for _ in self.tiers.tiers]
 
     def place(self, span_bytes: int, spans: Flags) -> None:
         """Keep the units of some spans of the layout here."""
         self.tiers.place(span_bytes, spans)
-        self.warm_bytes = max(self.warm_bytes, self.tiers.present_bytes)
+        self.warm_bytes = max(self.warm_bytes, self.tiers.present_bytes + self._passed_bytes)
+
+    def kept(self, capacity_bytes: int) -> Kept:
+        """Return what tiers of some bytes keep of the data set; computed once for a capacity."""
+        if self._kept is None or self._kept[0] != capacity_bytes:
+            self._kept = capacity_bytes, kept_by(self.units, self.layout, capacity_bytes)
+        return self._kept[1]
 
     def close(self) -> None:
         """Let go of the tiers."""
@@ -177,11 +187,21 @@ class Holding:
         return bool(self.tiers.settle(np.array([unit]))[0])
 
     def read_elsewhere(self, unit: int) -> memoryview | None:
-        """Return a unit from another tier than its own: sizes may have changed between runs."""
-        if len(self.tiers.tiers) < 2:
+        """Return a unit that this node has, but not in its tier.
+
+        Another tier may hold it: sizes may have changed between runs. Or it was read while the data
+        set was indexed.
+        """
+        if len(self.tiers.tiers) > 1:
+            found = self.tiers.holder(unit)
+            if found is not None:
+                return found.read(unit)
+        if not self._passed:
             return None
-        found = self.tiers.holder(unit)
-        return found.read(unit) if found is not None else None
+        e = self.extent(unit)
+        passed = self._passed.get(e.bound_number)
+        key = self.bounds[e.bound_number].part.tables[e.table].key(e.object)
+        return None if passed is None else passed.take(key, e.offset, e.length)
 
     def ranges(self, units: Ints, inside: Ints | int, lengths: Ints) -> Ints:
         """Return parts of units as other nodes are asked for them; see `peers.base.Ask`."""
@@ -285,6 +305,13 @@ class Holding:
                 seconds = time.perf_counter() - begin
                 counters.add_reads(tier.source, size_bytes, len(chosen), seconds)
         return np.flatnonzero(~held)
+
+
+def _passed_by(dataset: Dataset | Mixture) -> dict[int, PassedBytes]:
+    """Return what was read to index data sets, by the numbers of their parts."""
+    datasets = dataset.datasets if isinstance(dataset, Mixture) else [dataset]
+    by_part = [one.passed for one in datasets for _ in one.bound]
+    return {number: passed for number, passed in enumerate(by_part) if passed is not None}
 
 
 def _uses(mixture: Mixture, units: Units) -> Floats:

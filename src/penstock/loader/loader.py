@@ -31,15 +31,15 @@ from penstock.loader.convert import converter
 from penstock.loader.decode import Collate, Transform
 from penstock.loader.iteration import InStages, Iteration
 from penstock.loader.job import Slot
+from penstock.loader.least import least_bytes
 from penstock.loader.opening import Meeting, Opened, by_home, open_here, rendezvous_for
 from penstock.loader.reads import is_local
 from penstock.loader.stats import Counters, Seen, Stats, TierStats
 from penstock.loader.stream import Assign, Stream, make_order
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
-from penstock.order import BlocksOrder, Cursor, order_hash
+from penstock.order import Cursor, order_hash
 from penstock.peers.runs import run_name
-from penstock.plan.bound import epoch_bound
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
 from penstock.units import bytes_of
@@ -60,7 +60,8 @@ class Loader:
         seed: of the order, and of the random numbers that a transform may ask for.
         shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for
             remote stores; mixes inside a window), "blocks-first" (blocks in epoch 0, while tiers
-            are empty, global in all later ones) or None (as stored).
+            are empty, global in all later ones) or None (as stored). The default is "global", and
+            an error where that would read the blocks of a format over and over.
         drop_last: leave out an incomplete last batch; else it is filled up, and `batch.mask` says
             with what.
         world: who takes part; by default torch's process group if there is one, else what
@@ -95,7 +96,7 @@ class Loader:
         global_batch_size: int | None = None,
         epochs: int | None = 1,
         seed: int = 0,
-        shuffle: Literal["global", "blocks", "blocks-first"] | None = "global",
+        shuffle: Literal["default", "global", "blocks", "blocks-first"] | None = "default",
         drop_last: bool = False,
         world: World | None = None,
         transform: Transform | None = None,
@@ -135,9 +136,9 @@ class Loader:
             threads=threads,
             tiers=checked_tiers(tiers),
             look_ahead_bytes=bytes_of(look_ahead),
+            is_default_order=shuffle == "default",
         )
-        self._peers = peers
-        self._assignment = assignment
+        self._peers, self._assignment = peers, assignment
         self._opened: Opened | None = None
         self._seen = Seen()
         self._live: LiveRates | None = None
@@ -401,6 +402,7 @@ class Loader:
             if cluster is not None:
                 seen.peers, seen.events = cluster.stats(), tuple(cluster.log)
                 seen.cache_bytes = cluster.capacity_bytes
+            seen.kept = self._opened.holding.kept(seen.cache_bytes)
         return self._seen.tiers
 
     def _progress(self) -> float:
@@ -413,17 +415,17 @@ class Loader:
             return None  # Not every sample once an epoch.
         if not self._wanted.tiers and all(is_local(b) for b in self.dataset.bound):
             return None  # Read where it lies.
-        world = self.world
-        cache_bytes = self._seen.cache_bytes
-        if isinstance(self.order, BlocksOrder):
-            cache_bytes += (
-                self._wanted.stage_bytes * world.num_ranks
-            )  # Blocks stay while there is room.
-        progress = self._progress()
-        size_bytes = self.dataset.size_bytes
-        first = min(1.0, progress) * epoch_bound(size_bytes, self._seen.warm_bytes or 0)
-        later = max(0.0, progress - 1) * epoch_bound(size_bytes, cache_bytes)
-        return round((first + later) / world.num_ranks)
+        world, progress = self.world, self._progress()
+        first, later = least_bytes(
+            self.dataset,
+            self.order,
+            self._seen.kept,
+            warm_bytes=self._seen.warm_bytes or 0,
+            stage_bytes=self._wanted.stage_bytes * world.num_ranks,
+            is_alone=world.num_ranks == world.num_nodes,
+        )
+        least = min(1.0, progress) * first + max(0.0, progress - 1) * later
+        return round(least / world.num_ranks)
 
     def __repr__(self) -> str:
         size = self.batch_size or self.global_batch_size

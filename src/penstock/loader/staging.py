@@ -34,6 +34,7 @@ from penstock.loader.peer_reads import PeerRanges, RangesRead
 from penstock.loader.reads import is_local
 from penstock.loader.runs import Runs
 from penstock.loader.stages import Blocks, Ranges, Raw, Spread, Tiered
+from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
 from penstock.trace import Kind
@@ -64,10 +65,14 @@ class At(NamedTuple):
     offset: int
 
 
+Unpacked = Callable[[float], None]
+"""Is told how many times its stored length the first unpacked block takes; may refuse to go on."""
+
+
 class Measured(Protocol):
     """What is known of the stores by now."""
 
-    def gap_bytes(self) -> int:
+    def gap_bytes(self, range_bytes: int) -> int:
         """Return the largest gap between two ranges that is read rather than asked around."""
         ...
 
@@ -88,8 +93,10 @@ class Stager:
         runs: Runs | None,
         measured: Measured,
         reads_ahead: bool,
+        unpacked: Unpacked | None = None,
     ) -> None:
         self._pool = pool
+        self._unpacked = unpacked
         self._counters = around.counters
         self._stage_bytes = stage_bytes
         self._reads_ahead = reads_ahead
@@ -297,7 +304,8 @@ class Stager:
         if new and self._runs is not None and self._runs.are_used_in(epoch):
             around = self._units_around(group)
             new = new + [fill for fill, is_new in self._fills_of(around) if is_new]
-        return self.fills.reads(new, self._measured.gap_bytes())
+        # Between two units lies no more than a unit itself may hold between two samples.
+        return self.fills.reads(new, max(GAP_BYTES, self._measured.gap_bytes(RUN_BYTES)))
 
     def _units_around(self, group: Group, *, placed_only: bool = True) -> Ints:
         """Return the units of all runs that some samples of a group lie in."""
@@ -390,7 +398,7 @@ class Stager:
             merged = merge_ranges(
                 numbers * _OBJECT_SPACING + e.offset,
                 e.length,
-                gap_bytes_max=self._measured.gap_bytes(),
+                gap_bytes_max=self._measured.gap_bytes(int(e.length.mean())),
                 length_bytes_max=_RANGE_BYTES_MAX,
             )
             ends = np.cumsum(merged.lengths)
@@ -440,6 +448,9 @@ class Stager:
             number, offset = int(e.object[j]), int(e.offset[j])
             data = self.read_sample(group, 0, j) if raw is None else np.asarray(raw()).data
             block = group.bound.unpack_raw(number, offset, data)
+            if (unpacked := self._unpacked) is not None:
+                unpacked(block.size_bytes / max(1, len(data)))
+                self._unpacked = None  # Blocks of one set are alike: the first ones tell.
             return block, block.size_bytes
 
         return self._blocks.get(name, load, beside=beside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from penstock.plan.placement import Kept
 from penstock.units import show_bytes, show_count, show_seconds
 
 
@@ -66,8 +67,8 @@ class Stats:
     """The tiers of this node."""
     bound_bytes: int | None = None
     """The least that this rank's part of the job could have read from stores so far, with these
-    tiers, whatever the order and the policy; None where samples are read where they lie. Exact at
-    the end of an epoch, for all ranks together: one rank may fetch what another uses."""
+    tiers; None where samples are read where they lie. Exact at the end of an epoch, for all ranks
+    together: one rank may fetch what another uses. `loader.least` says what is counted."""
     epochs: float = 0.0
     """Epochs that were delivered."""
     peers: tuple[PeerStats, ...] = ()
@@ -140,6 +141,8 @@ class Seen:
     events: tuple[str, ...] = ()
     cache_bytes: int = 0
     """What all nodes together may keep."""
+    kept: Kept | None = None
+    """What of the data set that is; None without tiers."""
     warm_bytes: int | None = None
     """What they held when they were first opened."""
 

@@ -180,7 +180,7 @@ def make_order(
 ) -> Order:
     """Return the order that a user's words mean."""
     if isinstance(dataset, Mixture):
-        if shuffle != "global":
+        if shuffle not in ("global", "default"):
             raise OptionError(f"a mixture is shuffled globally; shuffle={shuffle!r} is not for it")
         return MixtureOrder(
             sizes=tuple(map(len, dataset.datasets)),
@@ -193,7 +193,7 @@ def make_order(
         raise OptionError(f"{dataset!r} is empty; there is nothing to load")
     if shuffle is None or shuffle == "sequential":
         return SequentialOrder(num_samples=len(dataset))
-    if shuffle == "global":
+    if shuffle in ("global", "default"):
         return GlobalOrder(num_samples=len(dataset), seed=seed)
     if shuffle in ("blocks", "blocks-first"):
         starts = block_starts(dataset)

@@ -78,6 +78,10 @@ class AloneCut:
         """Return the sample."""
         return unit + self._first, 1
 
+    def wanted_bytes(self) -> Ints:
+        """Return the bytes of each unit's samples: all of it."""
+        return self.lengths
+
 
 class RunsCut:
     """Units are runs of samples."""
@@ -100,6 +104,19 @@ class RunsCut:
         """Return the first sample and the number of samples of a unit."""
         first = int(self._starts[unit])
         return first, int(self._stops[unit]) - first
+
+    def wanted_bytes(self) -> Ints:
+        """Return the bytes of each unit's samples, without what lies between them."""
+        if self._table.addressing == "even":
+            width = self._table.extents(self._starts).length
+            # Windows of a token stream overlap: together they are no more than the unit.
+            even: Ints = np.minimum(self.lengths, width * (self._stops - self._starts))
+            return even
+        # Sums from each start to its stop; the sums from a stop to the next start are left out.
+        edges = np.stack([self._starts, self._stops], axis=1).reshape(-1)
+        lengths = np.append(self._table.sample_bytes(), 0)
+        sums: Ints = np.add.reduceat(lengths, edges, dtype=np.int64)[::2]
+        return sums
 
 
 class BlocksCut:
@@ -129,6 +146,10 @@ class BlocksCut:
         block = int(self._blocks(np.array([unit], np.int64))[0])
         first, stop = self._table.block_starts()[block : block + 2].tolist()
         return first, stop - first
+
+    def wanted_bytes(self) -> Ints:
+        """Return the bytes of each block: its samples cannot be read without it."""
+        return self.lengths
 
 
 KeptCut = AloneCut | RunsCut | BlocksCut

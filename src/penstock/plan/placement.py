@@ -70,6 +70,41 @@ def layout_of(units: Units, uses: Floats | None = None) -> Layout:
     return Layout(offsets=offsets_of(lengths, uses), lengths=lengths, size_bytes=units.size_bytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A data set as tiers of some size divide it.
+
+    Tiers keep whole units, with what lies between their samples (headers of a tar file). Samples
+    without a place are read alone in a uniform shuffle, and whole runs of them where the order goes
+    block by block.
+    """
+
+    unit_bytes: int
+    """Bytes of the units that have a place."""
+    loose_bytes: int
+    """Bytes of the samples that have none."""
+    loose_run_bytes: int
+    """The same with what lies between them."""
+
+
+def kept_by(units: Units, layout: Layout, capacity_bytes: int) -> Kept:
+    """Return what tiers of some bytes keep, and what they leave to the store."""
+    if units.is_computed:
+        # Nothing is known of single units. A shadow cuts by the object, so it is nearly exact.
+        kept = min(capacity_bytes, layout.size_bytes)
+        rest = layout.size_bytes - kept
+        return Kept(unit_bytes=kept, loose_bytes=rest, loose_run_bytes=rest)
+    assert isinstance(layout.offsets, np.ndarray)
+    assert isinstance(layout.lengths, np.ndarray)
+    is_kept = layout.offsets + layout.lengths <= capacity_bytes
+    kept = int(layout.lengths[is_kept].sum())
+    return Kept(
+        unit_bytes=kept,
+        loose_bytes=int(units.wanted_bytes[~is_kept].sum()),
+        loose_run_bytes=layout.size_bytes - kept,
+    )
+
+
 def _shadow_of(units: Units, uses: Floats | None) -> Layout:
     sizes = np.array(units.table_bytes, np.int64)
     order = np.arange(len(sizes))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from penstock.errors import OptionError
 from penstock.machine import Machine, TierModel
-from penstock.plan.bound import epochs_bound
 from penstock.plan.cost import (
     connection_bytes_s,
     look_ahead_s,
@@ -111,8 +110,19 @@ class Plan:
 
     @property
     def bound_bytes(self) -> int:
-        """The least that any loader could read from the store, with as much room."""
-        return epochs_bound(self.summary.size_bytes, self.cache_bytes, self.work.num_epochs)
+        """The least that could be read from the store, with as much room for whole units.
+
+        Samples without a place are read alone, or in runs where the order goes block by block.
+        """
+        kept = min(self.summary.size_bytes, self.cache_bytes)
+        loose = self.summary.size_bytes - kept
+        in_first, in_later = (
+            loose * (self.summary.wanted_share if self.work.mode(epoch) == "global" else 1.0)
+            for epoch in (0, 1)
+        )
+        if not self.work.num_epochs:
+            return 0
+        return round(kept + in_first + (self.work.num_epochs - 1) * in_later)
 
     @property
     def first(self) -> EpochPlan:

@@ -35,6 +35,8 @@ class Summary:
     """Bytes of the units of each class."""
     num_blocks: int = 0
     """Blocks, where samples are addressed by block; else 0."""
+    between_bytes: int = 0
+    """Of the units' bytes, those between samples: headers and padding of a tar."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1 or self.num_reads < 1:
@@ -53,7 +55,12 @@ class Summary:
     @property
     def read_bytes(self) -> float:
         """Bytes of one read, where each sample is read for itself."""
-        return max(1.0, self.size_bytes / self.num_reads)
+        return max(1.0, (self.size_bytes - self.between_bytes) / self.num_reads)
+
+    @property
+    def wanted_share(self) -> float:
+        """The share of the units' bytes that are samples'."""
+        return 1 - self.between_bytes / max(1, self.size_bytes)
 
     @property
     def samples_a_block(self) -> float:
@@ -75,13 +82,14 @@ def summary_of(dataset: Dataset | Mixture) -> Summary:
     """Return a data set, or a view of one, in a few numbers."""
     counts = np.zeros(NUM_CLASSES, np.int64)
     sizes = np.zeros(NUM_CLASSES, np.int64)
-    num_reads = num_blocks = 0
+    num_reads = num_blocks = between_bytes = 0
     for tables, chosen in chosen_by_part(dataset):
         for table in tables if len(chosen) else ():
             found = _of_table(table, chosen)
             counts += found[0]
             sizes += found[1]
             num_reads += len(chosen)
+            between_bytes += int(found[1].sum()) - _wanted_bytes(table, chosen, int(found[1].sum()))
             num_blocks += int(found[0].sum()) if table.addressing == "blocks" else 0
     return Summary(
         num_samples=len(dataset),
@@ -89,7 +97,26 @@ def summary_of(dataset: Dataset | Mixture) -> Summary:
         class_counts=tuple(counts.tolist()),
         class_bytes=tuple(sizes.tolist()),
         num_blocks=num_blocks,
+        between_bytes=between_bytes,
     )
+
+
+def _wanted_bytes(table: Table, chosen: Chosen, unit_bytes: int) -> int:
+    """Return the bytes of the chosen samples themselves; blocks are wanted whole.
+
+    Windows of a token stream may overlap: they are no more than the units that hold them.
+    """
+    if table.addressing == "blocks":
+        return unit_bytes
+    if table.addressing == "even":
+        first = table.first_sample
+        if not isinstance(chosen, range):
+            return min(unit_bytes, int(table.extents(chosen).length.sum()))
+        rows = np.clip(first[1:], *_ends(chosen)) - np.clip(first[:-1], *_ends(chosen))
+        return min(unit_bytes, int((rows * table.even_layout()[2]).sum()))
+    lengths = table.sample_bytes()
+    some = lengths[chosen.start : chosen.stop] if isinstance(chosen, range) else lengths[chosen]
+    return min(unit_bytes, int(some.sum(dtype=np.int64)))
 
 
 def summary_of_sizes(lengths: Ints) -> Summary:

@@ -3,9 +3,10 @@
 For S bytes of which the tiers have room for C:
 
 * The units with a place are fetched once, whole, by the first use; from then on tiers serve them.
-* All others come from the store again in each epoch: sample by sample in a uniform shuffle, in runs
-  of megabytes where the order goes block by block. A block of which one sample is needed is read
-  whole; if it does not stay until the next of its samples is due, it is read again.
+* All others come from the store again in each epoch: sample by sample in a uniform shuffle, without
+  the headers of a tar that units hold between small samples, or in runs of megabytes where the
+  order goes block by block. A block of which one sample is needed is read whole; if it does not
+  stay until the next of its samples is due, it is read again.
 * Nodes that read from each other (`peers`) share one set of tiers: of what is held, the share 1-1/N
   comes over the link, or sqrt((1-1/N)/(2πb)) if samples are given to the nodes that hold them, b of
   them on a node in a step. Room for more than the set holds copies: what a node got from another
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.machine import TierModel
+from penstock.plan import rereads
 from penstock.plan.summary import Summary
 from penstock.plan.work import Mode, Peers, Work
 
@@ -97,6 +99,7 @@ def epoch_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> EpochBy
     times = times_read(summary, work, held, mode)
     rest = summary.size_bytes - held.total_bytes
     if mode == "global":
+        rest *= summary.wanted_share  # Samples are read alone, without what lies between them.
         units = summary.units_in(held.total_bytes)
         left = 1 - units / summary.num_units
         reads = (summary.num_blocks or summary.num_reads) * left * times
@@ -149,7 +152,7 @@ def times_read(summary: Summary, work: Work, held: Held, mode: Mode) -> float:
     # In a uniform shuffle all further uses find it in the stage as often as that holds blocks.
     rest_bytes = max(1.0, summary.size_bytes - held.total_bytes)
     stage_bytes = work.stage_bytes * work.world.num_ranks / nodes
-    return touched + (block - touched) * (1 - min(1.0, stage_bytes / rest_bytes))
+    return touched * rereads.times_read(block / touched, rest_bytes, stage_bytes)
 
 
 def _run_bytes(summary: Summary) -> float:

@@ -32,6 +32,7 @@ from penstock.plan.cuts import (
     UNITS_MAX,
     Chosen,
     Cut,
+    KeptCut,
     cut_table_to,
 )
 from penstock.plan.cuts_computed import (
@@ -127,6 +128,15 @@ class Units:
             return sum(size for size in self.table_bytes)
         assert isinstance(self.lengths, np.ndarray)
         return int(self.lengths.sum())
+
+    @cached_property
+    def wanted_bytes(self) -> Ints:
+        """Bytes of each unit's samples, without what lies between them; not of computed units."""
+        parts = []
+        for _, _, cut in self._cuts:
+            assert isinstance(cut, KeptCut), type(cut)
+            parts.append(cut.wanted_bytes())
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     @property
     def table_bytes(self) -> list[int]:

@@ -142,7 +142,7 @@ class Message:
 
 def messages_of(store: Store, info: ObjectInfo) -> Iterator[Message]:
     """Yield the messages of a stream or file, reading heads only."""
-    reader = HeaderReader(store, info)
+    reader = HeaderReader(store, info, walks=True)
     where = f"{store.uri}{info.key}"
     at = 8 if bytes(reader.read(0, min(8, info.size_bytes)))[:6] == _MAGIC else 0
     while at < info.size_bytes:

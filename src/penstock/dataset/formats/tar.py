@@ -1,9 +1,9 @@
 """WebDataset tar: consecutive members of one base name are one sample.
 
 `a/0001.jpg`, `a/0001.cls` make the sample `a/0001` with the fields `jpg` and `cls`: the name is cut
-at the first dot after the last slash. Only the headers are read for the index. A sample's extent
-runs from its first member's data to its last member's, headers between them included, so one read
-brings all.
+at the first dot after the last slash. The index needs the headers alone; what is read to find them
+is the matter of `headers`. A sample's extent runs from its first member's data to its last
+member's, headers between them included, so one read brings all.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
-    """Yield the regular files of an archive, reading headers only."""
-    reader = HeaderReader(store, info)
+    """Yield the regular files of an archive, header by header."""
+    reader = HeaderReader(store, info, walks=True)
     where = f"{store.uri}{info.key}"
     at = 0
     long_name: str | None = None
