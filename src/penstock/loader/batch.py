@@ -75,5 +75,9 @@ class Batch(dict[str, Any]):
 def _moved(value: Any, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(value, list):
         return [_moved(v, verb, args, kwargs) for v in value]
+    if type(value) is tuple:
+        return tuple(_moved(v, verb, args, kwargs) for v in value)
+    if type(value) is dict:
+        return {name: _moved(v, verb, args, kwargs) for name, v in value.items()}
     move = getattr(value, verb, None)
     return value if move is None else move(*args, **kwargs)
