@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import MissingPackageError, OptionError
+from penstock.errors import MissingPackageError
 from penstock.loader.cuts import Cuts
 
 Convert = Callable[[Any], Any]
@@ -31,8 +31,6 @@ _NEVER_ARRAYS = frozenset(
 
 def converter(output: str) -> Convert:
     """Return the function that every array of a batch goes through."""
-    if output not in ("auto", "torch", "numpy"):
-        raise OptionError(f"output={output!r}: there are 'auto', 'torch' and 'numpy'")
     has_torch = output != "numpy" and importlib.util.find_spec("torch") is not None
     if output == "torch" and not has_torch:
         raise MissingPackageError("output='torch'", "torch", "torch")
