@@ -1,6 +1,7 @@
 """What becomes of what a transform returns: tensors, numbers, images, nested values."""
 
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,21 @@ def test_worker_processes_return_tensors_too(dataset: penstock.Dataset) -> None:
     batch = first(dataset, both, pad={"ragged": 0}, workers="process", threads=1)
     assert batch["x"].tolist() == first(dataset, as_tensor)["x"].tolist()
     assert (batch["ragged"].dtype, batch["ragged"].shape) == (torch.bfloat16, (8, 3, 2))
+
+
+def drawn(sample: dict[str, Any]) -> dict[str, Any]:
+    numbers = [torch.rand(()).item(), random.random(), np.random.rand()]
+    return {"drawn": np.array(numbers)}
+
+
+def test_worker_processes_draw_the_same_numbers_for_a_sample_in_every_run(
+    dataset: penstock.Dataset,
+) -> None:
+    options: dict[str, Any] = {"transform": drawn, "workers": "process", "threads": 1}
+    batch = next(iter(penstock.Loader(dataset, batch_size=16, seed=7, **options)))
+    again = next(iter(penstock.Loader(dataset[:], batch_size=8, seed=7, **options)))
+    assert torch.equal(batch["drawn"][:8], again["drawn"])
+    assert (batch["drawn"].unique(dim=0)).shape == (16, 3)
 
 
 def test_a_part_of_a_tensor_travels_without_the_rest() -> None:

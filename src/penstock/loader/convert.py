@@ -84,5 +84,11 @@ def tensor_reducers() -> dict[type, Callable[[Any], Any]]:
     return reducers
 
 
+def seed_tensors(key: int) -> None:
+    """Seed torch's own generator, where this process has torch."""
+    if "torch" in sys.modules:
+        _tensors().seed(key)
+
+
 def _tensors() -> Any:
     return importlib.import_module("penstock.torch.tensors")

@@ -13,6 +13,7 @@ import copyreg
 import io
 import multiprocessing
 import pickle
+import random
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -22,7 +23,8 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError, WorkerError
-from penstock.loader.convert import tensor_reducers
+from penstock.loader.convert import seed_tensors, tensor_reducers
+from penstock.order import key_of
 
 _payload = b""
 _unpacked: tuple[Any, Any, int, Any] | None = None
@@ -96,14 +98,24 @@ def _make(epoch: int, ids: list[int], uses: list[int], raws: list[list[bytes]] |
         samples = holding.samples(dataset, np.array(ids, np.int64))
     if transform is None:
         return packed(samples)
-    if wants_generator(transform):
-        return packed(
-            [
-                transform(s, generator_for(seed, epoch, i, use))
-                for i, use, s in zip(ids, uses, samples, strict=True)
-            ]
-        )
-    return packed([transform(s) for s in samples])
+    takes_generator = wants_generator(transform)
+    out = []
+    for i, use, sample in zip(ids, uses, samples, strict=True):
+        _seed_generators(key_of(seed, "transform", epoch, i, use))
+        more = (generator_for(seed, epoch, i, use),) if takes_generator else ()
+        out.append(transform(sample, *more))
+    return packed(out)
+
+
+def _seed_generators(key: int) -> None:
+    """Seed the generators that all code of this process shares, for one use of a sample.
+
+    Here one sample is transformed at a time. Unseeded, torch's would give the same numbers in every
+    process that is spawned, and the others' different ones in every run.
+    """
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    seed_tensors(key)
 
 
 def packed(samples: list[Any]) -> bytes:

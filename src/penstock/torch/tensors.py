@@ -42,6 +42,11 @@ def tensors_of(cuts: Cuts) -> list[Any]:
     return values
 
 
+def seed(key: int) -> None:
+    """Seed the generator of the CPU; no other device is woken up for that."""
+    torch.default_generator.manual_seed(key % 2**63)
+
+
 def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor, of whatever class."""
     return isinstance(value, torch.Tensor)
