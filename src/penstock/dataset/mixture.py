@@ -82,7 +82,7 @@ class Mixture(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         parts = ", ".join(
-            f"{w:g} × {d!r}" for w, d in zip(self.weights, self.datasets, strict=True)
+            f"{float(w):g} × {d!r}" for w, d in zip(self.weights, self.datasets, strict=True)
         )
         return f"Mixture({parts})"
 

@@ -104,7 +104,7 @@ class Loader:
         pad: Mapping[str, Any] | None = None,
         workers: Literal["thread", "process"] = "thread",
         threads: int | None = None,
-        tiers: Sequence[Memory | Disk] | None = (),
+        tiers: Sequence[Memory | Disk] = (),
         peers: bool | str | os.PathLike[str] = False,
         assignment: Literal["fixed", "locality"] = "fixed",
         look_ahead: int | str = "512MB",
@@ -264,7 +264,7 @@ class Loader:
 
     def part(self, first: int, every: int) -> Iterator[Any]:
         """Iterate over every n-th batch from the first on; others are other processes' work."""
-        return self._begin((first, every))
+        return self._begin((count_of("first", first, least=0), count_of("every", every)))
 
     def stages(self, *, only_asked: bool = False) -> InStages:
         """Iterate in stages, for a step in which fetching and decoding are lanes of their own.

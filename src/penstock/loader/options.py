@@ -44,7 +44,7 @@ class LoaderOptions:
     pad: Mapping[str, Any] | None = None
     workers: str = "thread"
     threads: int | None = None
-    tiers: Sequence[Memory | Disk] | None = ()
+    tiers: Sequence[Memory | Disk] = ()
     peers: bool | str | os.PathLike[str] = False
     assignment: str = "fixed"
     look_ahead: int | str = "512MB"
@@ -89,12 +89,10 @@ class LoaderOptions:
             )
         if self.collate is not None and self.pad:
             raise OptionError("pad= fills up what Penstock joins; with collate= you join yourself")
-        unknown = self.padding.keys() - self.dataset.fields.keys()
-        if unknown and self.transform is None:
-            raise OptionError(
-                f"pad= names a field {min(unknown)!r}, samples have: "
-                f"{', '.join(self.dataset.fields)}"
-            )
+        if self.pad and self.transform is None:
+            fields = self.dataset.fields
+            for name in self.pad.keys() - fields.keys():
+                raise OptionError(f"pad= names a field {name!r}, samples have: {', '.join(fields)}")
 
     @property
     def padding(self) -> Mapping[str, Any]:
@@ -104,7 +102,7 @@ class LoaderOptions:
     @property
     def wishes(self) -> tuple[Memory | Disk, ...]:
         """The tiers that were asked for."""
-        return tuple(self.tiers or ())
+        return tuple(self.tiers)
 
     @property
     def look_ahead_bytes(self) -> int:
@@ -171,8 +169,6 @@ def _padding_of(pad: Any) -> dict[str, Any]:
 
 
 def _tiers_of(tiers: Any) -> tuple[Memory | Disk, ...]:
-    if tiers is None:
-        return ()
     several = tiers if isinstance(tiers, list | tuple) else [tiers]
     for tier in several:
         if not isinstance(tier, Memory | Disk):

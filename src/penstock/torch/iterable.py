@@ -57,7 +57,7 @@ class ViewOptions(TypedDict, total=False):
     collate: Collate | None
     pad: Mapping[str, Any] | None
     threads: int | None
-    tiers: Sequence[Memory | Disk] | None
+    tiers: Sequence[Memory | Disk]
     look_ahead: int | str
     output: Literal["auto", "torch", "numpy"]
 
