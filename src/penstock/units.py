@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError
 
 _FACTORS = {
@@ -20,16 +21,12 @@ def bytes_of(size: int | str) -> int:
     >>> bytes_of("1.5 GB"), bytes_of("4KiB"), bytes_of(12)
     (1500000000, 4096, 12)
     """
-    if isinstance(size, int):
-        value = size
-    else:
+    if isinstance(size, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", size)
         if match is None or match[2].lower() not in _FACTORS:
             raise OptionError(f"{size!r} is not a size; write for example 128MB, 4GiB or 1000000")
-        value = int(float(match[1]) * _FACTORS[match[2].lower()])
-    if value < 0:
-        raise OptionError(f"a size cannot be negative, got {size!r}")
-    return value
+        return int(float(match[1]) * _FACTORS[match[2].lower()])
+    return count_of("a size in bytes", size, least=0, hint="write for example 128MB or 1000000")
 
 
 def show_bytes(size_bytes: float) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError
 
 
@@ -91,6 +92,8 @@ class World:
     """Tells apart worlds of one job that look alike, as those of ranks that split a model."""
 
     def __post_init__(self) -> None:
+        for name in ("rank", "num_ranks", "num_nodes", "node", "local_rank", "num_local_ranks"):
+            object.__setattr__(self, name, count_of(name, getattr(self, name), least=-1))
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
             raise OptionError(
                 f"rank {self.rank} of {self.num_ranks}: ranks run from 0 to num_ranks - 1"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import DatasetError, DecodeError
+from penstock.errors import DecodeError, OptionError
 from penstock.loader.block_stage import BlockStage
 from penstock.loader.buffers import BufferPool
 
@@ -124,7 +124,7 @@ def test_ragged_arrays_are_padded_on_request(tmp_path: Path) -> None:
         for i, row in zip(batch.ids.tolist(), batch["x.npy"], strict=True):
             assert (row[: i % 5 + 1] == i).all()
             assert (row[i % 5 + 1 :] == -1).all()
-    with pytest.raises(DatasetError, match="names a field 'y'"):
+    with pytest.raises(OptionError, match="names a field 'y'"):
         next(iter(penstock.Loader(dataset, batch_size=20, pad={"y": 0})))
 
 

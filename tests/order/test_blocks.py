@@ -96,5 +96,5 @@ def test_windows_that_do_not_exist_are_refused() -> None:
         order.blocks_of(0, 1)
     with pytest.raises(OptionError, match="5 samples"):
         order.window_of(0, 5)
-    with pytest.raises(OptionError, match="at least 1 block"):
+    with pytest.raises(OptionError, match="window_blocks must be at least 1, got 0"):
         order_of([2, 3], 0)

@@ -49,13 +49,13 @@ def test_a_state_is_pinned_by_value() -> None:
     [
         ({"format": 2}, "format 2.*reads format 1"),
         ({"format": None}, "format None"),
-        ({"fingerprint": "beef"}, f"data set 'beef', this run has '{PRINT}'"),
+        ({"fingerprint": "beef"}, f"data set beef, this run has {PRINT}"),
         ({"seed": 8}, "seed 8, this run has 7"),
-        ({"order": "blocks:00"}, "order 'blocks:00', this run has 'global:"),
+        ({"order": "blocks:00"}, "order shuffle='blocks', this run has shuffle='global'"),
         ({"position": 1_281_168}, "1281168 lies beyond an epoch of 1281167"),
-        ({"position": -1}, "position -1"),
-        ({"epoch": "3"}, "epoch '3'"),
-        ({"epoch": None}, "epoch None"),
+        ({"position": -1}, "position must be at least 0, got -1"),
+        ({"epoch": "3"}, "epoch must be a whole number, got '3'"),
+        ({"epoch": None}, "epoch must be a whole number, got None"),
     ],
 )
 def test_a_state_of_something_else_is_refused(changes: dict[str, object], message: str) -> None:
@@ -74,5 +74,5 @@ def test_a_state_does_not_load_into_another_order(order: Order) -> None:
 def test_a_cursor_outside_the_epoch_is_refused() -> None:
     with pytest.raises(OptionError, match="beyond"):
         Cursor.at(ORDER, fingerprint=PRINT, position=1_281_168)
-    with pytest.raises(OptionError, match="counts from 0"):
+    with pytest.raises(OptionError, match="epoch must be at least 0, got -1"):
         Cursor.at(ORDER, fingerprint=PRINT, epoch=-1)

@@ -119,6 +119,15 @@ def test_a_whole_epoch_of_natural_weights_uses_every_sample_once() -> None:
     assert sorted(stream(order, 1)) == list(range(200))
 
 
+def test_a_source_of_weight_0_changes_nothing_for_the_others() -> None:
+    with_it, without = interleave_of(shares_of((0.3, 0, 0.7))), interleave_of(shares_of((0.3, 0.7)))
+    assert with_it.source_at.tolist() == [2 * source for source in without.source_at.tolist()]
+    order = MixtureOrder(sizes=(5, 5, 5), weights=(1, 0, 1), seed=7)
+    ids = np.concatenate([order.ids(epoch, 0, 15) for epoch in range(3)])
+    assert not ((ids >= 5) & (ids < 10)).any()
+    assert order.positions(1, [4, 5, 9]).tolist()[1:] == [-1, -1]
+
+
 def test_weights_are_taken_as_written() -> None:
     assert shares_of((0.7, 0.2, 0.1)) == (7, 2, 1)
     assert shares_of((70, 20, 10)) == (7, 2, 1)
@@ -133,7 +142,9 @@ def test_nonsense_is_refused_at_birth() -> None:
     with pytest.raises(OptionError, match="for each source"):
         MixtureOrder(sizes=(5, 5), weights=(1,), seed=7)
     with pytest.raises(OptionError, match="positive"):
-        MixtureOrder(sizes=(5, 5), weights=(1, 0), seed=7)
+        MixtureOrder(sizes=(5, 5), weights=(0, 0), seed=7)
+    with pytest.raises(OptionError, match="from 0 on, got -1"):
+        MixtureOrder(sizes=(5, 5), weights=(1, -1), seed=7)
     with pytest.raises(OptionError, match="less than 1/65536"):
         MixtureOrder(sizes=(5, 5), weights=(1, 1e-7), seed=7)
     with pytest.raises(OptionError, match="period"):

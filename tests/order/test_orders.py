@@ -144,7 +144,7 @@ def test_positions_outside_the_epoch_are_refused(order: Order) -> None:
     for start, stop in ((-1, 3), (0, 41), (5, 4)):
         with pytest.raises(OptionError, match="40 samples"):
             order.ids(0, start, stop)
-    with pytest.raises(OptionError, match="epoch -1"):
+    with pytest.raises(OptionError, match="epoch must be at least 0, got -1"):
         order.ids(-1, 0, 1)
     for sample_id in (-1, 40):
         with pytest.raises(OptionError, match="between 0 and 39"):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock.arguments import count_of
 from penstock.dataset.bound import BoundPart, Decoders, checked_decoders
 from penstock.dataset.catalog import EVERYTHING_SPEC, Origin
 from penstock.dataset.fields import Field
@@ -266,6 +267,7 @@ class Dataset(Sequence[dict[str, Any]]):
         for up to `wait_s`.
         """
         origin = self._whole()
+        version = count_of("version", version)
         if version == self.version:
             return self
         manifest = origin.catalog.read_soon(version, wait_s)

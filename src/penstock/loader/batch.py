@@ -6,6 +6,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+_KINDS_SHOWN = 3
+"""Kinds of entries of a list that are named when a batch is printed."""
+
 
 class Batch(dict[str, Any]):
     """Field → array, tensor or list, one entry a sample.
@@ -42,6 +45,16 @@ class Batch(dict[str, Any]):
         batch.positions = positions
         return batch
 
+    def __repr__(self) -> str:
+        """One line a field, never the data: a batch may have gigabytes."""
+        lines = {**self, "ids": self.ids, "mask": self.mask}
+        width = max(map(len, map(str, lines)))
+        num_samples = "" if self.ids is None else f" of {len(self.ids)} samples"
+        said = [f"Batch{num_samples}, epoch {self.epoch}, step {self.step}"]
+        return "\n".join(
+            [*said, *(f"  {name!s:{width}}  {_shown(v)}" for name, v in lines.items())]
+        )
+
     def __copy__(self) -> Batch:
         return Batch.of(
             self,
@@ -75,5 +88,28 @@ class Batch(dict[str, Any]):
 def _moved(value: Any, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(value, list):
         return [_moved(v, verb, args, kwargs) for v in value]
+    if type(value) is tuple:
+        return tuple(_moved(v, verb, args, kwargs) for v in value)
+    if type(value) is dict:
+        return {name: _moved(v, verb, args, kwargs) for name, v in value.items()}
     move = getattr(value, verb, None)
     return value if move is None else move(*args, **kwargs)
+
+
+def _shown(value: Any) -> str:
+    """Return what a field is: type, shape and place of its elements."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
+        device = getattr(value, "device", "cpu")
+        place = f" on {device}" if str(device) != "cpu" else ""
+        return f"{kind} {list(shape)}{place}"
+    if isinstance(value, list | tuple):
+        kinds = list(dict.fromkeys(_shown(v) if hasattr(v, "shape") else _name(v) for v in value))
+        some = ", ".join(kinds[:_KINDS_SHOWN]) + ", …" * (len(kinds) > _KINDS_SHOWN)
+        return f"{type(value).__name__} of {len(value)}" + f": {some}" * bool(kinds)
+    return _name(value)
+
+
+def _name(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

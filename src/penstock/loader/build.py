@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
@@ -18,20 +17,20 @@ from penstock.flow import Budget, Flow
 from penstock.loader.ahead import FillAhead
 from penstock.loader.around import Around
 from penstock.loader.buffers import BufferPool
-from penstock.loader.decode import Collate, DecodeMaker, Transform, Wishes
+from penstock.loader.decode import DecodeMaker, Wishes
 from penstock.loader.fetcher import Fetcher
 from penstock.loader.gather import GatherMaker, can_gather
 from penstock.loader.job import Maker, Slot
+from penstock.loader.options import LoaderOptions
 from penstock.loader.processes import ProcessPool
-from penstock.loader.raw import RawMaker, can_stay_raw
+from penstock.loader.raw import RawMaker
 from penstock.loader.reads import SampleReader
 from penstock.loader.runner import Runner
 from penstock.loader.runs import Runs
 from penstock.loader.staging import Stager, Unpacked
-from penstock.loader.stream import WINDOW_BYTES, Stream, jobs_of
-from penstock.order import BlocksOrder, ColdOrder, Order, SequentialOrder
+from penstock.loader.stream import Stream, jobs_of
+from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
-from penstock.storage.tier_sizes import Disk, Memory
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
@@ -42,38 +41,6 @@ _THREADS_MAX = 32
 _COPY_THREADS_MAX = 4
 _TINY_JOB_BYTES = 4 << 20
 _BATCHES_A_JOB_MAX = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a user asked a loader for, as far as it decides how a run is made."""
-
-    dataset: Dataset | Mixture
-    order: Order
-    seed: int
-    transform: Transform | None
-    collate: Collate | None
-    pad: Mapping[str, Any]
-    workers: str
-    threads: int | None
-    tiers: tuple[Memory | Disk, ...]
-    look_ahead_bytes: int
-    is_default_order: bool
-    """Whether nobody asked for this order in so many words."""
-
-    @property
-    def copies_only(self) -> bool:
-        """Whether bytes go into the batch as they are."""
-        is_plain = self.transform is None and self.collate is None and not self.pad
-        bounds = self.dataset.bound
-        near = can_gather(bounds) or can_stay_raw(bounds)
-        return is_plain and self.workers == "thread" and near
-
-    @property
-    def stage_bytes(self) -> int:
-        """The memory for blocks: the window in use, and the next one on its way."""
-        in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
-        return max(self.look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +55,7 @@ class Span:
 
 
 def make_run(
-    wanted: Wanted, stream: Stream, span: Span, around: Around
+    wanted: LoaderOptions, stream: Stream, span: Span, around: Around
 ) -> tuple[Runner, ProcessPool | None]:
     """Return what makes the batches of a stream, and the processes that help, if any."""
     unpacked = _block_check(wanted, stream.world, around)  # First: nothing is open if it refuses.
@@ -102,7 +69,7 @@ def make_run(
             wanted.dataset,
             wanted.transform,
             wanted.seed,
-            wanted.tiers if around.cluster is None else (),
+            wanted.wishes if around.cluster is None else (),
         )
     maker = _maker(wanted, pool, reader, around, num_threads=num_threads, processes=processes)
     batches_a_job = _batches_a_job(maker, stream)
@@ -125,7 +92,7 @@ def make_run(
 
 
 def _maker(
-    wanted: Wanted,
+    wanted: LoaderOptions,
     pool: BufferPool,
     reader: SampleReader,
     around: Around,
@@ -141,7 +108,7 @@ def _maker(
     wishes = Wishes(
         transform=wanted.transform,
         collate=wanted.collate,
-        padding=wanted.pad,
+        padding=wanted.padding,
         seed=wanted.seed,
         repeats=isinstance(wanted.dataset, Mixture),
     )
@@ -164,7 +131,7 @@ def _batches_a_job(maker: Maker, stream: Stream) -> int:
 
 
 def _stager(
-    wanted: Wanted,
+    wanted: LoaderOptions,
     world: World,
     pool: BufferPool,
     fetcher: Fetcher,
@@ -184,7 +151,7 @@ def _stager(
 
 
 def _fill_ahead(
-    wanted: Wanted, stream: Stream, span: Span, stager: Stager, batches_a_job: int
+    wanted: LoaderOptions, stream: Stream, span: Span, stager: Stager, batches_a_job: int
 ) -> FillAhead | None:
     if stager.fills is None:
         return None
@@ -204,7 +171,7 @@ def _fill_ahead(
     return ahead
 
 
-def _runs(wanted: Wanted, world: World, fetcher: Fetcher) -> Runs | None:
+def _runs(wanted: LoaderOptions, world: World, fetcher: Fetcher) -> Runs | None:
     """Return the runs that the order goes by, where samples of a run are neighbours."""
     order = wanted.order.first if isinstance(wanted.order, ColdOrder) else wanted.order
     dataset = wanted.dataset
@@ -222,7 +189,7 @@ def _runs(wanted: Wanted, world: World, fetcher: Fetcher) -> Runs | None:
     )
 
 
-def _block_check(wanted: Wanted, world: World, around: Around) -> Unpacked | None:
+def _block_check(wanted: LoaderOptions, world: World, around: Around) -> Unpacked | None:
     """Refuse or warn where a uniform shuffle would read blocks over and over.
 
     The index knows how long blocks are as they are stored. How much memory one takes is known when

@@ -1,33 +1,42 @@
-"""From arrays to what the training loop wants: torch's tensors where torch is there.
+"""Between samples and the training loop: what is an array on the way in, what becomes a tensor on
+the way out.
 
 The one room that imports torch lies above this one, so it is found by name, as a plug-in would be.
+Tensors that a transform returned are treated as arrays that look into their memory: whoever joins
+them copies once, and need not know torch.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.errors import MissingPackageError, OptionError
+from penstock.errors import MissingPackageError
 from penstock.loader.cuts import Cuts
 
 Convert = Callable[[Any], Any]
+Special = Any
+"""One of torch's types that NumPy lacks, such as bfloat16."""
+
+_NEVER_ARRAYS = frozenset(
+    {str, int, float, bool, complex, type(None), dict, list, tuple, bytes, bytearray, memoryview}
+)
 
 
 def converter(output: str) -> Convert:
     """Return the function that every array of a batch goes through."""
-    if output not in ("auto", "torch", "numpy"):
-        raise OptionError(f"output={output!r}: there are 'auto', 'torch' and 'numpy'")
     has_torch = output != "numpy" and importlib.util.find_spec("torch") is not None
     if output == "torch" and not has_torch:
         raise MissingPackageError("output='torch'", "torch", "torch")
     if not has_torch:
         return _as_arrays
-    tensors = importlib.import_module("penstock.torch.tensors")
+    tensors = _tensors()
     return lambda value: _as_tensors(value, tensors.tensor_of, tensors.tensors_of)
 
 
@@ -43,3 +52,43 @@ def _as_tensors(value: Any, tensor_of: Convert, tensors_of: Convert) -> Any:
     if isinstance(value, list):
         return [tensor_of(v) if isinstance(v, np.ndarray) else v for v in value]
     return value
+
+
+def array_of(value: Any, name: str) -> tuple[npt.NDArray[Any], Special | None] | None:
+    """Return a value of field `name` as an array, or None if it is none; nothing is copied.
+
+    A tensor's array looks into its memory. Where NumPy lacks the tensor's type, it comes with the
+    array, whose elements are then integers of the same size.
+    """
+    if isinstance(value, np.ndarray):
+        return None if value.dtype == object else (value, None)
+    if type(value) in _NEVER_ARRAYS or isinstance(value, np.generic):
+        return None
+    if "torch" in sys.modules and (tensors := _tensors()).is_tensor(value):
+        found: tuple[npt.NDArray[Any], Special | None] | None = tensors.array_of(value, name)
+        return found
+    # Images of Pillow say so, and are what our own decoders would have made of them.
+    return (np.asarray(value), None) if hasattr(value, "__array_interface__") else None
+
+
+def special_of(array: npt.NDArray[Any], special: Special) -> Any:
+    """Return an array's memory as a tensor of a type that NumPy lacks."""
+    return _tensors().tensor_as(array, special)
+
+
+def tensor_reducers() -> dict[type, Callable[[Any], Any]]:
+    """Return how a pickler shall take tensors apart; nothing where this process has none."""
+    reducers: dict[type, Callable[[Any], Any]] = (
+        _tensors().REDUCERS if "torch" in sys.modules else {}
+    )
+    return reducers
+
+
+def seed_tensors(key: int) -> None:
+    """Seed torch's own generator, where this process has torch."""
+    if "torch" in sys.modules:
+        _tensors().seed(key)
+
+
+def _tensors() -> Any:
+    return importlib.import_module("penstock.torch.tensors")

@@ -21,28 +21,29 @@ from typing import Any, Literal, Self
 
 import xxhash
 
+from penstock.arguments import count_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
 from penstock.loader.around import Around
-from penstock.loader.build import Span, Wanted, make_run
+from penstock.loader.build import Span, make_run
 from penstock.loader.convert import converter
 from penstock.loader.decode import Collate, Transform
 from penstock.loader.iteration import InStages, Iteration
 from penstock.loader.job import Slot
 from penstock.loader.least import least_bytes
 from penstock.loader.opening import Meeting, Opened, by_home, open_here, rendezvous_for
+from penstock.loader.options import LoaderOptions
 from penstock.loader.reads import is_local
 from penstock.loader.stats import Counters, Seen, Stats, TierStats
-from penstock.loader.stream import Assign, Stream, make_order
+from penstock.loader.stream import Assign, Stream
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor, order_hash
 from penstock.peers.runs import run_name
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
-from penstock.units import bytes_of
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
@@ -61,7 +62,8 @@ class Loader:
         shuffle: "global" (a fresh uniform permutation each epoch), "blocks" (large reads for
             remote stores; mixes inside a window), "blocks-first" (blocks in epoch 0, while tiers
             are empty, global in all later ones) or None (as stored). The default is "global", and
-            an error where that would read the blocks of a format over and over.
+            an error where that would read the blocks of a format over and over. True is the
+            default, False None.
         drop_last: leave out an incomplete last batch; else it is filled up, and `batch.mask` says
             with what.
         world: who takes part; by default torch's process group if there is one, else what
@@ -96,7 +98,7 @@ class Loader:
         global_batch_size: int | None = None,
         epochs: int | None = 1,
         seed: int = 0,
-        shuffle: Literal["default", "global", "blocks", "blocks-first"] | None = "default",
+        shuffle: Literal["default", "global", "blocks", "blocks-first"] | bool | None = "default",
         drop_last: bool = False,
         world: World | None = None,
         transform: Transform | None = None,
@@ -105,56 +107,60 @@ class Loader:
         workers: Literal["thread", "process"] = "thread",
         threads: int | None = None,
         tiers: Sequence[Memory | Disk] = (),
-        peers: bool | str = False,
+        peers: bool | str | os.PathLike[str] = False,
         assignment: Literal["fixed", "locality"] = "fixed",
         look_ahead: int | str = "512MB",
         output: Literal["auto", "torch", "numpy"] = "auto",
         trace: str | Path | None = None,
     ) -> None:
-        check_batch(batch_size, global_batch_size)
-        check_counts(epochs=epochs, threads=threads, look_ahead=bytes_of(look_ahead))
-        check_words(workers=workers, assignment=assignment)
-        if collate is not None and pad:
-            raise OptionError("pad= fills up what Penstock joins; with collate= you join yourself")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.global_batch_size = global_batch_size
-        self.epochs = epochs
-        self.seed = seed
-        self.drop_last = drop_last
-        self.order = make_order(dataset, shuffle, seed, global_batch_size)
-        self._shuffle = shuffle
-        self._world = world
-        self._wanted = Wanted(
-            dataset=dataset,
-            order=self.order,
-            seed=seed,
-            transform=transform,
-            collate=collate,
-            pad=dict(pad or {}),
-            workers=workers,
-            threads=threads,
-            tiers=checked_tiers(tiers),
-            look_ahead_bytes=bytes_of(look_ahead),
-            is_default_order=shuffle == "default",
+        self._take(
+            LoaderOptions(
+                dataset=dataset,
+                batch_size=batch_size,
+                global_batch_size=global_batch_size,
+                epochs=epochs,
+                seed=seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                world=world,
+                transform=transform,
+                collate=collate,
+                pad=pad,
+                workers=workers,
+                threads=threads,
+                tiers=tiers,
+                peers=peers,
+                assignment=assignment,
+                look_ahead=look_ahead,
+                output=output,
+                trace=trace,
+            )
         )
-        self._peers, self._assignment = peers, assignment
         self._opened: Opened | None = None
         self._seen = Seen()
         self._live: LiveRates | None = None
-        self._output = output
-        self._trace_path = trace
         self._recorder = Recorder() if trace is not None else None
         self._counters = Counters()
         self._cursor = self._begin_at = (0, 0)
         self._current: weakref.ref[Iteration] | None = None
+
+    def _take(self, options: LoaderOptions) -> None:
+        """Read what checked options ask for, from the next iteration on."""
+        self._options = options
+        self.dataset = options.dataset
+        self.batch_size = options.batch_size
+        self.global_batch_size = options.global_batch_size
+        self.epochs = options.epochs
+        self.seed = options.seed
+        self.drop_last = options.drop_last
+        self.order = options.order
 
     # -- where the stream stands -------------------------------------------------------------
 
     @property
     def world(self) -> World:
         """The world of this loader; read from the environment when none was given."""
-        return self._world or _world_here()
+        return self._options.world or _world_here()
 
     @property
     def epoch(self) -> int:
@@ -175,9 +181,10 @@ class Loader:
 
     def _assign(self) -> Assign | None:
         """Return who computes which sample, where that is not for the position to say."""
-        if self._assignment == "fixed" or self._opened is None or self._opened.cluster is None:
+        opened = self._opened
+        if self._options.assignment == "fixed" or opened is None or opened.cluster is None:
             return None
-        return by_home(self._opened.holding, self._opened.cluster, self.dataset)
+        return by_home(opened.holding, opened.cluster, self.dataset)
 
     def __len__(self) -> int:
         if self.epochs is None:
@@ -197,15 +204,22 @@ class Loader:
 
         If the data set has newer versions since, the one that the state was saved with is read.
         """
-        saved = state.get("fingerprint")
+        options = self._options
+        saved = state.get("fingerprint") if isinstance(state, Mapping) else None
         if isinstance(self.dataset, Dataset) and isinstance(saved, str):
-            self._move_to(version_with(self.dataset, saved) or self.dataset)
-        cursor = Cursor.from_state(state, order=self.order, fingerprint=self.dataset.fingerprint)
+            found = version_with(self.dataset, saved)
+            if found is not None and found is not self.dataset:
+                options = replace(options, dataset=found)
+        fingerprint = options.dataset.fingerprint
+        cursor = Cursor.from_state(state, order=options.order, fingerprint=fingerprint)
+        # Only now, so that a state that is refused changes nothing.
+        self._move_to(options)
         self._end_iteration()
         self._cursor = self._begin_at = (cursor.epoch, cursor.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at an epoch; nothing changes if it would anyway."""
+        epoch = count_of("epoch", epoch, least=0)
         if epoch != self._begin_at[0]:
             self._cursor = self._begin_at = (epoch, 0)
 
@@ -222,27 +236,28 @@ class Loader:
         self._begin_at = self._cursor
         place, key = None, ""
         if self.world.num_ranks > 1:
-            place = rendezvous_for(self._peers, self.world)
+            place = rendezvous_for(self._options.meets_at, self.world)
             name = xxhash.xxh3_64_hexdigest(self.dataset.uri.encode())
             key = f"{self._run_key()}/version/{name}/{self._cursor[0]}"
-        return self._move_to(newest_for_all(self.dataset, place, key))
+        found = newest_for_all(self.dataset, place, key)
+        if found is self.dataset:
+            return False
+        self._move_to(replace(self._options, dataset=found))
+        return True
 
     def _run_key(self) -> str:
         """Return what keys of this run begin with."""
         cluster = None if self._opened is None else self._opened.cluster
         return run_name() if cluster is None else cluster.run_id.hex()
 
-    def _move_to(self, dataset: Dataset) -> bool:
-        """Read another version of the data set from now on."""
-        if dataset is self.dataset:
-            return False
+    def _move_to(self, options: LoaderOptions) -> None:
+        """Read another version of the data set from now on, if these options name one."""
+        if options.dataset is self.dataset:
+            return
         self._end_iteration()
         self._close_tiers()
-        self.dataset = dataset
-        self.order = make_order(dataset, self._shuffle, self.seed, self.global_batch_size)
-        self._wanted = replace(self._wanted, dataset=dataset, order=self.order)
+        self._take(options)
         self._seen = Seen()
-        return True
 
     # -- iterating ---------------------------------------------------------------------------
 
@@ -251,7 +266,7 @@ class Loader:
 
     def part(self, first: int, every: int) -> Iterator[Any]:
         """Iterate over every n-th batch from the first on; others are other processes' work."""
-        return self._begin((first, every))
+        return self._begin((count_of("first", first, least=0), count_of("every", every)))
 
     def stages(self, *, only_asked: bool = False) -> InStages:
         """Iterate in stages, for a step in which fetching and decoding are lanes of their own.
@@ -277,7 +292,7 @@ class Loader:
         epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         runner, processes = make_run(
-            self._wanted,
+            self._options,
             stream,
             Span(start=self._begin_at, end_epoch=end_epoch, part=part),
             Around(
@@ -292,7 +307,7 @@ class Loader:
         return Iteration(
             runner,
             self._counters,
-            converter(self._output),
+            converter(self._options.output),
             delivered=self._moves,
             processes=processes,
             recorder=self._recorder,
@@ -302,14 +317,14 @@ class Loader:
 
     def _open(self) -> None:
         """Open the tiers and meet the other nodes, in the first iteration of this process."""
-        if not (self._wanted.tiers or self._peers):
+        if not (self._options.tiers or self._options.peers):
             return
         if self._opened is None or self._opened.pid != os.getpid():
             self._opened = open_here(
                 self.dataset,
-                self._wanted.tiers,
+                self._options.wishes,
                 Meeting(
-                    where=self._peers,
+                    where=self._options.meets_at,
                     world=self.world,
                     num_samples=self.order.num_samples,
                     alike={
@@ -351,8 +366,9 @@ class Loader:
             _log.info("%s", self.stats())
         self._end_iteration()
         self._close_tiers()
-        if self._recorder is not None and self._trace_path is not None and len(self._recorder):
-            world, path = self.world, Path(self._trace_path)
+        trace = self._options.trace
+        if self._recorder is not None and trace is not None and len(self._recorder):
+            world, path = self.world, Path(trace)
             if world.num_ranks > 1:
                 path = path.with_name(f"rank{world.rank}-{path.name}")
             self._recorder.write(path)
@@ -413,7 +429,7 @@ class Loader:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
             return None  # Not every sample once an epoch.
-        if not self._wanted.tiers and all(is_local(b) for b in self.dataset.bound):
+        if not self._options.tiers and all(is_local(b) for b in self.dataset.bound):
             return None  # Read where it lies.
         world, progress = self.world, self._progress()
         first, later = least_bytes(
@@ -421,55 +437,21 @@ class Loader:
             self.order,
             self._seen.kept,
             warm_bytes=self._seen.warm_bytes or 0,
-            stage_bytes=self._wanted.stage_bytes * world.num_ranks,
+            stage_bytes=self._options.stage_bytes * world.num_ranks,
             is_alone=world.num_ranks == world.num_nodes,
         )
         least = min(1.0, progress) * first + max(0.0, progress - 1) * later
         return round(least / world.num_ranks)
 
     def __repr__(self) -> str:
-        size = self.batch_size or self.global_batch_size
-        return f"Loader({self.dataset!r}, batch_size={size}, shuffle={self.order.mode!r})"
-
-
-def check_batch(batch_size: int | None, global_batch_size: int | None) -> None:
-    """Refuse none or both of two ways to say how large a batch is."""
-    check_counts(batch_size=batch_size, global_batch_size=global_batch_size)
-    if (batch_size is None) == (global_batch_size is None):
-        raise OptionError(
-            "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
-            f"of them; got {batch_size} and {global_batch_size}"
+        size = f"global_batch_size={self.global_batch_size}"
+        if self.batch_size is not None:
+            size = f"batch_size={self.batch_size}"
+        return (
+            f"Loader({self.dataset!r}, {size}, epochs={self.epochs}, seed={self.seed}, "
+            f"shuffle={self._options.shuffle!r}, at epoch {self._cursor[0]}, "
+            f"position {self._cursor[1]:,} of {self.order.num_samples:,})"
         )
-
-
-def check_counts(**counts: int | None) -> None:
-    """Refuse what is given and is not at least 1."""
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise OptionError(f"{name} must be at least 1, got {value}")
-
-
-_WORDS = {"workers": ("thread", "process"), "assignment": ("fixed", "locality")}
-
-
-def check_words(**words: str) -> None:
-    """Refuse words that mean nothing."""
-    for name, word in words.items():
-        if word not in _WORDS[name]:
-            first, second = _WORDS[name]
-            raise OptionError(f"{name}={word!r}: there are {first!r} and {second!r}")
-
-
-def checked_tiers(tiers: Any) -> tuple[Memory | Disk, ...]:
-    """Return the tiers that were asked for, or say how to ask for them."""
-    several = tiers if isinstance(tiers, list | tuple) else [tiers]
-    for tier in several:
-        if not isinstance(tier, Memory | Disk):
-            raise OptionError(
-                f"tiers={tier!r}: a tier is a place and a size, such as "
-                'tiers=[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]'
-            )
-    return tuple(several)
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:

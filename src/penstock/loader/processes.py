@@ -9,8 +9,11 @@ reaches the caller with the traceback of the process it happened in.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import multiprocessing
 import pickle
+import random
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +23,8 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError, WorkerError
+from penstock.loader.convert import seed_tensors, tensor_reducers
+from penstock.order import key_of
 
 _payload = b""
 _unpacked: tuple[Any, Any, int, Any] | None = None
@@ -50,7 +55,9 @@ class ProcessPool:
     ) -> list[Any]:
         """Return transformed samples, made by a process; of `raws`, if these are given."""
         try:
-            return self._executor.submit(_make, epoch, ids.tolist(), uses.tolist(), raws).result()
+            made = self._executor.submit(_make, epoch, ids.tolist(), uses.tolist(), raws)
+            samples: list[Any] = pickle.loads(made.result())
+            return samples
         except BrokenProcessPool as error:
             raise WorkerError(
                 "a worker process died without an error of its own: it ran out of memory, was "
@@ -74,7 +81,7 @@ def _start(payload: bytes) -> None:
     _payload = payload  # Unpacked with the first batch: an error there has a way back.
 
 
-def _make(epoch: int, ids: list[int], uses: list[int], raws: list[list[bytes]] | None) -> list[Any]:
+def _make(epoch: int, ids: list[int], uses: list[int], raws: list[list[bytes]] | None) -> bytes:
     from penstock.loader.decode import generator_for, wants_generator
     from penstock.loader.holding import Holding
 
@@ -90,13 +97,38 @@ def _make(epoch: int, ids: list[int], uses: list[int], raws: list[list[bytes]] |
     else:
         samples = holding.samples(dataset, np.array(ids, np.int64))
     if transform is None:
-        return list(samples)
-    if wants_generator(transform):
-        return [
-            transform(s, generator_for(seed, epoch, i, use))
-            for i, use, s in zip(ids, uses, samples, strict=True)
-        ]
-    return [transform(s) for s in samples]
+        return packed(samples)
+    takes_generator = wants_generator(transform)
+    out = []
+    for i, use, sample in zip(ids, uses, samples, strict=True):
+        _seed_generators(key_of(seed, "transform", epoch, i, use))
+        more = (generator_for(seed, epoch, i, use),) if takes_generator else ()
+        out.append(transform(sample, *more))
+    return packed(out)
+
+
+def _seed_generators(key: int) -> None:
+    """Seed the generators that all code of this process shares, for one use of a sample.
+
+    Here one sample is transformed at a time. Unseeded, torch's would give the same numbers in every
+    process that is spawned, and the others' different ones in every run.
+    """
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    seed_tensors(key)
+
+
+def packed(samples: list[Any]) -> bytes:
+    """Return samples as bytes for another process.
+
+    The executor's own pickler would do as torch tells it, and send a file descriptor for each
+    tensor: more than a process may have, for a batch of samples.
+    """
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **tensor_reducers()}
+    pickler.dump(samples)
+    return out.getvalue()
 
 
 def _decoded(dataset: Any, ids: Ints, raws: list[list[bytes]]) -> list[Any]:

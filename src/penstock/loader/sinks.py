@@ -1,19 +1,28 @@
-"""Where decoded samples go: straight into the batch's array while shapes agree, into a list when
-not."""
+"""Where the values of samples go: straight into the batch's memory while they fit together, into a
+list when not.
+
+Arrays, tensors and images of one type and shape are copied side by side into one leased buffer, by
+the thread that made them. Numbers become one array. Bytes become pieces of one buffer. Everything
+else is a list with one entry a sample.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import DatasetError
+from penstock.errors import DatasetError, OptionError
 from penstock.loader.buffers import BufferPool
+from penstock.loader.convert import Special, array_of, special_of
+from penstock.loader.cuts import Cuts
 
 _NUMBERS = (bool, int, float, complex, np.generic)
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class Sinks:
@@ -23,6 +32,7 @@ class Sinks:
         self._num_samples = num_samples
         self._pool = pool
         self._lock = threading.Lock()
+        """Guards that a field gets one sink, and a sink one array, whoever comes first."""
         self._sinks: dict[str, FieldSink] = {}
 
     def put(self, i: int, sample: Mapping[str, Any]) -> None:
@@ -32,7 +42,7 @@ class Sinks:
             if sink is None:
                 with self._lock:
                     sink = self._sinks.setdefault(
-                        name, FieldSink(self._num_samples, self._pool, self._lock)
+                        name, FieldSink(name, self._num_samples, self._pool, self._lock)
                     )
             sink.put(i, value)
 
@@ -43,7 +53,7 @@ class Sinks:
                 f"pad= names a field {name!r}, samples have: {', '.join(self._sinks)}"
             )
         return {
-            name: sink.padded(name, padding[name]) if name in padding else sink.result()
+            name: sink.padded(padding[name]) if name in padding else sink.result()
             for name, sink in self._sinks.items()
         }
 
@@ -51,11 +61,14 @@ class Sinks:
 class FieldSink:
     """One field of one batch."""
 
-    def __init__(self, num_samples: int, pool: BufferPool, lock: threading.Lock) -> None:
+    def __init__(self, name: str, num_samples: int, pool: BufferPool, lock: threading.Lock) -> None:
+        self._name = name
         self._num_samples = num_samples
         self._pool = pool
         self._lock = lock
         self._array: npt.NDArray[Any] | None = None
+        self._special: Special | None = None
+        """Type of the array's elements, where that is one of torch's that NumPy lacks."""
         self._others: dict[int, Any] = {}
         """Values that do not fit the array, by place."""
         self._in_array = bytearray(num_samples)
@@ -63,56 +76,122 @@ class FieldSink:
 
     def put(self, i: int, value: Any) -> None:
         """Take the value of sample i."""
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            array = self._array
-            if array is None:
-                with self._lock:
-                    if self._array is None:
-                        shape = (self._num_samples, *value.shape)
-                        self._array = self._pool.array(shape, value.dtype)
-                    array = self._array
-            if array.shape[1:] == value.shape and array.dtype == value.dtype:
-                array[i] = value
-                self._in_array[i] = 1
-                return
-        self._others[i] = value
+        found = array_of(value, self._name)
+        if found is None:
+            self._others[i] = value
+            return
+        array, special = found
+        target = self._array
+        if target is None:
+            with self._lock:
+                if self._array is None:
+                    self._special = special
+                    # The array comes last: who sees it without the lock sees its type as well.
+                    self._array = self._pool.array((self._num_samples, *array.shape), array.dtype)
+                target = self._array
+        fits = target.shape[1:] == array.shape and target.dtype == array.dtype
+        if fits and special is self._special:
+            target[i] = array
+            self._in_array[i] = 1
+        else:
+            self._others[i] = array if special is None else special_of(array, special)
 
     def values(self) -> list[Any]:
         """Return the values one by one, None where a sample had none."""
-        array, in_array = self._array, self._in_array
+        rows = None if self._array is None else self._restored(self._array)
+        in_array = self._in_array
         return [
-            array[i] if array is not None and in_array[i] else self._others.get(i)
+            rows[i] if rows is not None and in_array[i] else self._others.get(i)
             for i in range(self._num_samples)
         ]
 
+    def _restored(self, array: npt.NDArray[Any]) -> Any:
+        """Return the array, or the same memory as a tensor where NumPy lacks its type."""
+        return array if self._special is None else special_of(array, self._special)
+
     def result(self) -> Any:
         """Return one array if all values have one type and shape, else a list."""
-        if all(self._in_array):
-            return self._array
+        if self._array is not None and all(self._in_array):
+            return self._restored(self._array)
         values = self.values()
         if all(isinstance(v, _NUMBERS) for v in values):
-            return np.array(values)
+            return _numbers(values)
+        if all(v is None or isinstance(v, _BYTES) for v in values):
+            return self._pieces(values)
         return values
 
-    def padded(self, name: str, fill: Any) -> npt.NDArray[Any]:
+    def _pieces(self, values: list[Any]) -> Any:
+        """Return bytes as pieces of one buffer, as batches of nothing but bytes have them."""
+        if all(v is None for v in values):
+            return values
+        arrays = [np.frombuffer(b"" if v is None else v, np.uint8) for v in values]
+        ends = np.cumsum([len(a) for a in arrays], dtype=np.int64)
+        buffer = self._pool.array((int(ends[-1]),), np.uint8)
+        if len(buffer):
+            np.concatenate(arrays, out=buffer)
+        lengths = [-1 if v is None else len(a) for v, a in zip(values, arrays, strict=True)]
+        starts = ends - np.array([len(a) for a in arrays], np.int64)
+        return Cuts(buffer, starts, np.array(lengths, np.int64))
+
+    def padded(self, fill: Any) -> Any:
         """Return one array; each axis is as long as the longest sample needs."""
-        values = [np.asarray(v) for v in self.values() if v is not None]
-        if len(values) < self._num_samples:
+        found = [self._to_pad(v) for v in self.values()]
+        arrays, specials = [array for array, _ in found], {special for _, special in found}
+        ranks, kinds = {a.ndim for a in arrays}, {a.dtype for a in arrays}
+        if len(ranks) != 1 or len(specials) != 1 or (len(kinds) > 1 and specials != {None}):
+            names = sorted({str(special or a.dtype) for a, special in found})
             raise DatasetError(
-                f"field {name!r} cannot be padded: {self._num_samples - len(values)} of "
-                f"{self._num_samples} samples of the batch do not have it"
+                f"field {self._name!r} cannot be padded: samples have {sorted(ranks)} axes and "
+                f"types {names}; a transform can bring them to one"
             )
-        ranks = {v.ndim for v in values}
-        kinds = {v.dtype for v in values}
-        if len(ranks) != 1 or object in kinds:
-            raise DatasetError(
-                f"field {name!r} cannot be padded: samples have {sorted(ranks)} axes and types "
-                f"{sorted(map(str, kinds))}"
-            )
-        shape = tuple(int(max(n)) for n in zip(*(v.shape for v in values), strict=True))
+        shape = tuple(int(max(n)) for n in zip(*(a.shape for a in arrays), strict=True))
+        special = specials.pop()
         kind = np.result_type(*kinds)
+        if special is None:
+            _check_fill(self._name, fill, kind)
         out = self._pool.array((self._num_samples, *shape), kind)
-        out.fill(fill)
-        for row, value in zip(out, values, strict=True):
-            row[tuple(slice(0, n) for n in value.shape)] = value
-        return out
+        result = out if special is None else special_of(out, special)
+        result[...] = fill
+        for row, array in zip(out, arrays, strict=True):
+            row[tuple(slice(0, n) for n in array.shape)] = array
+        return result
+
+    def _to_pad(self, value: Any) -> tuple[npt.NDArray[Any], Special | None]:
+        """Return the value of one sample as an array of numbers."""
+        found = array_of(value, self._name)
+        if found is None and isinstance(value, _BYTES):
+            found = np.frombuffer(value, np.uint8), None
+        if found is None and isinstance(value, (*_NUMBERS, list, tuple)):
+            with suppress(ValueError):  # Lists inside of lists, of different lengths.
+                found = np.asarray(value), None
+        if found is None or found[0].dtype.kind not in "biufc":
+            what = "no value in one sample" if value is None else f"values of {type(value)}"
+            raise DatasetError(
+                f"field {self._name!r} cannot be padded: it has {what}; pad= fills up arrays and "
+                "lists of numbers"
+            )
+        return found
+
+
+def _numbers(values: list[Any]) -> Any:
+    """Return numbers as an array, or as they are where no type of NumPy's holds them all."""
+    array = np.array(values)
+    if array.dtype.kind == "f" and all(isinstance(v, int | np.integer) for v in values):
+        return values  # Of -1 and 2**63 NumPy would make floats that are neither.
+    return values if array.dtype == object else array
+
+
+def _check_fill(name: str, fill: Any, kind: np.dtype[Any]) -> None:
+    """Refuse a value that an array of some type cannot hold, and would round or wrap."""
+    if kind.kind == "f" and not isinstance(fill, complex):
+        return
+    if kind.kind == "c" or (kind.kind == "b" and fill in (0, 1)):
+        return
+    if kind.kind in "iu" and not isinstance(fill, complex) and float(fill).is_integer():
+        limits = np.iinfo(kind)
+        if limits.min <= fill <= limits.max:
+            return
+    raise OptionError(
+        f"pad={{{name!r}: {fill!r}}}: the field holds {kind} numbers, and {fill!r} is none; give a "
+        "value of that type, or make the field another one in a transform"
+    )

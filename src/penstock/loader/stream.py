@@ -176,12 +176,15 @@ def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> Group:
 
 
 def make_order(
-    dataset: Dataset | Mixture, shuffle: str | None, seed: int, global_batch_size: int | None
+    dataset: Dataset | Mixture, shuffle: str | bool | None, seed: int, global_batch_size: int | None
 ) -> Order:
     """Return the order that a user's words mean."""
+    shuffle = shuffle_of(shuffle)
     if isinstance(dataset, Mixture):
         if shuffle not in ("global", "default"):
-            raise OptionError(f"a mixture is shuffled globally; shuffle={shuffle!r} is not for it")
+            raise OptionError(
+                f"shuffle={shuffle!r}: a mixture is drawn at random; leave out shuffle="
+            )
         return MixtureOrder(
             sizes=tuple(map(len, dataset.datasets)),
             weights=dataset.weights,
@@ -191,19 +194,35 @@ def make_order(
         )
     if len(dataset) == 0:
         raise OptionError(f"{dataset!r} is empty; there is nothing to load")
-    if shuffle is None or shuffle == "sequential":
+    if shuffle is None:
         return SequentialOrder(num_samples=len(dataset))
     if shuffle in ("global", "default"):
         return GlobalOrder(num_samples=len(dataset), seed=seed)
-    if shuffle in ("blocks", "blocks-first"):
-        starts = block_starts(dataset)
-        blocks = BlocksOrder(
-            block_starts=starts, seed=seed, window_blocks=_window_blocks(dataset, starts)
-        )
-        if shuffle == "blocks":
-            return blocks
-        return ColdOrder(first=blocks, later=GlobalOrder(num_samples=len(dataset), seed=seed))
-    raise OptionError(f"shuffle={shuffle!r}: there are 'global', 'blocks', 'blocks-first' and None")
+    starts = block_starts(dataset)
+    blocks = BlocksOrder(
+        block_starts=starts, seed=seed, window_blocks=_window_blocks(dataset, starts)
+    )
+    if shuffle == "blocks":
+        return blocks
+    return ColdOrder(first=blocks, later=GlobalOrder(num_samples=len(dataset), seed=seed))
+
+
+def shuffle_of(shuffle: str | bool | None) -> str | None:
+    """Return the kind of order that was asked for; None, False and "sequential" are as stored.
+
+    True is what torch's users write: the default, which is "global" unless that would read blocks
+    over and over.
+    """
+    if isinstance(shuffle, bool | np.bool_):
+        return "default" if shuffle else None
+    if shuffle is None or shuffle == "sequential":
+        return None
+    if isinstance(shuffle, str) and shuffle in ("default", "global", "blocks", "blocks-first"):
+        return shuffle
+    raise OptionError(
+        f"shuffle={shuffle!r}: there are 'global' (or True), 'blocks', 'blocks-first' and None "
+        "(or False)"
+    )
 
 
 def _window_blocks(dataset: Dataset, starts: Ints) -> int:

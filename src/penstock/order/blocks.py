@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError
-from penstock.order.keys import Ids, check_epoch, check_seed, key_of
-from penstock.order.orders import Description, check_num_samples, check_range, checked_ids
+from penstock.order.keys import Ids, check_epoch, key_of, seed_of
+from penstock.order.orders import Description, check_range, checked_ids, num_samples_of
 from penstock.order.permutation import Permutation
 
 _LAYOUTS_KEPT = 4
@@ -55,10 +56,9 @@ class BlocksOrder:
                 "block_starts must be the first sample id of each block, rising from 0, and then "
                 f"the number of samples; got {starts[:4].tolist()} … of shape {starts.shape}"
             )
-        check_num_samples(int(starts[-1]))
-        check_seed(self.seed)
-        if self.window_blocks < 1:
-            raise OptionError(f"a window has at least 1 block, got {self.window_blocks}")
+        num_samples_of(int(starts[-1]))
+        object.__setattr__(self, "seed", seed_of(self.seed))
+        object.__setattr__(self, "window_blocks", count_of("window_blocks", self.window_blocks))
         starts.setflags(write=False)
         object.__setattr__(self, "block_starts", starts)
         digest = xxhash.xxh3_64_hexdigest(starts.astype("<i8", copy=False).tobytes())

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError, StateError
 from penstock.order.orders import Order, order_hash
 
@@ -42,10 +43,8 @@ class Cursor:
     """Samples that the whole world has been given in this epoch."""
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.position < 0:
-            raise OptionError(
-                f"a cursor counts from 0, got epoch {self.epoch} and position {self.position}"
-            )
+        for name in ("epoch", "position"):
+            object.__setattr__(self, name, count_of(name, getattr(self, name), least=0))
 
     @classmethod
     def at(cls, order: Order, *, fingerprint: str, epoch: int = 0, position: int = 0) -> Cursor:
@@ -69,38 +68,69 @@ class Cursor:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], *, order: Order, fingerprint: str) -> Cursor:
         """Return the cursor of a saved state, or raise if it belongs to something else."""
-        if state.get("format") != cls.FORMAT:
+        if not isinstance(state, Mapping) or "format" not in state:
+            has = list(state) if isinstance(state, Mapping) else type(state).__name__
             raise StateError(
-                f"the saved state has format {state.get('format')!r}, this version of Penstock "
+                f"this is no state of a Penstock loader, which has a 'format'; it has {has}: give "
+                "what state_dict() returned"
+            )
+        if state["format"] != cls.FORMAT:
+            raise StateError(
+                f"the saved state has format {state['format']!r}, this version of Penstock "
                 f"reads format {cls.FORMAT}; load it with the version that saved it"
             )
+        _check_same(state, cls.at(order, fingerprint=fingerprint))
         epoch, position = _count(state, "epoch"), _count(state, "position")
         if position > order.num_samples:
             raise StateError(
                 f"the saved position {position} lies beyond an epoch of {order.num_samples} "
                 "samples; load the state with the order that it was saved with"
             )
-        expected = cls.at(order, fingerprint=fingerprint, epoch=epoch, position=position)
-        _check_same(state, expected)
-        return expected
+        return cls.at(order, fingerprint=fingerprint, epoch=epoch, position=position)
 
 
 def _count(state: Mapping[str, Any], name: str) -> int:
-    value = state.get(name)
-    if not isinstance(value, int) or value < 0:
-        raise StateError(f"the saved state has {name} {value!r}, where a count from 0 is needed")
-    return value
+    try:
+        return count_of(name, state.get(name), least=0)
+    except OptionError as error:
+        raise StateError(f"the saved state is damaged: {error}") from error
 
 
 def _check_same(state: Mapping[str, Any], expected: Cursor) -> None:
-    reasons = {
-        "fingerprint": ("data set", "open the version that it was saved with, or start a new run"),
-        "seed": ("seed", "give that seed, or start a new run"),
-        "order": ("order", "give the mode and parameters that it was saved with"),
-    }
-    for name, (what, way_out) in reasons.items():
-        saved, current = state.get(name), getattr(expected, name)
-        if saved != current:
-            raise StateError(
-                f"the saved state is for {what} {saved!r}, this run has {current!r}; {way_out}"
-            )
+    """Refuse the state of another run, and say what to give instead.
+
+    The kind of order comes first, because it explains what else differs: an order as stored, for
+    one, has seed 0.
+    """
+    saved, current = str(state.get("order")), expected.order
+    saved_mode, mode = saved.partition(":")[0], current.partition(":")[0]
+    if saved_mode != mode:
+        raise _other("order", _words(saved_mode), _words(mode), f"give it {_words(saved_mode)}")
+    if state.get("fingerprint") != expected.fingerprint:
+        way_out = "open the data set, version and view that it was saved with"
+        raise _other("data set", state.get("fingerprint"), expected.fingerprint, way_out)
+    if state.get("seed") != expected.seed:
+        way_out = f"give seed={state.get('seed')}"
+        raise _other("seed", state.get("seed"), expected.seed, way_out)
+    if saved != current:
+        raise _other("order", saved, current, _PARAMETERS.get(mode, "give what it was saved with"))
+
+
+_PARAMETERS = {
+    "mixture": "give the weights, samples_per_epoch and global_batch_size that it was saved with",
+}
+"""What an order of a kind has beside data set and seed."""
+
+
+def _words(mode: str) -> str:
+    """Return how a user asks for a kind of order."""
+    if mode == "mixture":
+        return "a Mixture"
+    return "shuffle=None" if mode == "sequential" else f"shuffle={mode!r}"
+
+
+def _other(what: str, saved: object, current: object, way_out: str) -> StateError:
+    return StateError(
+        f"the saved state is for {what} {saved}, this run has {current}; {way_out}, or begin a new "
+        "run without the state"
+    )

@@ -20,6 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import number_of
 from penstock.errors import OptionError
 from penstock.order.keys import Ids
 
@@ -78,14 +79,15 @@ def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
     """Return whole numbers in proportion to the weights.
 
     Exact when the weights, as written, have a common denominator of at most `TOTAL_MAX`; otherwise
-    rounded to parts of `TOTAL_MAX`, largest remainder first.
+    rounded to parts of `TOTAL_MAX`, largest remainder first. A source of weight 0 is never drawn.
 
     >>> shares_of([0.7, 0.3]), shares_of([2, 2, 4])
     ((7, 3), (1, 1, 2))
     >>> shares_of([1 / 3, 2 / 3]), sum(shares_of([1, 2**0.5]))
     ((1, 2), 32768)
     """
-    if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+    weights = [number_of("a weight", weight) for weight in weights]
+    if not any(weights):
         raise OptionError(f"weights are positive numbers, one for each source; got {weights}")
     if len(weights) > SOURCES_MAX:
         raise OptionError(f"a mixture has at most {SOURCES_MAX} sources, got {len(weights)}")
@@ -99,11 +101,12 @@ def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
     by_remainder = sorted(range(len(parts)), key=lambda j: (shares[j] - parts[j] * TOTAL_MAX, j))
     for j in by_remainder[: TOTAL_MAX - sum(shares)]:
         shares[j] += 1
-    if min(shares) == 0:
-        raise OptionError(
-            f"weight {min(weights)} is less than 1/{TOTAL_MAX} of the sum {sum(weights)}; "
-            "leave that source out, or give it more"
-        )
+    for share, weight in zip(shares, weights, strict=True):
+        if share == 0 and weight:
+            raise OptionError(
+                f"weight {weight} is less than 1/{TOTAL_MAX} of the sum {sum(weights)}; "
+                "leave that source out, or give it more"
+            )
     divisor = math.gcd(*shares)
     return tuple(share // divisor for share in shares)
 
@@ -131,7 +134,7 @@ def interleave_of(shares: tuple[int, ...]) -> Interleave:
 def _schedule(shares: tuple[int, ...]) -> list[int]:
     """Return the source of each slot: of the draws released so far, the one due first."""
     total = sum(shares)
-    slack = max(2 * len(shares) - 2, 2)
+    slack = max(2 * sum(map(bool, shares)) - 2, 2)
     releases = sorted(
         (
             -(-total * (slack * draw + 1) // (slack * share)),

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError
 
 Words: TypeAlias = npt.NDArray[np.uint64]
@@ -33,8 +34,7 @@ def key_of(seed: int, *parts: int | str) -> int:
     >>> key_of(7, "global", 0) == key_of(7, "global", 1)
     False
     """
-    check_seed(seed)
-    data = [struct.pack("<Q", seed)]
+    data = [struct.pack("<Q", seed_of(seed))]
     for part in parts:
         if isinstance(part, str):
             text = part.encode()
@@ -44,16 +44,22 @@ def key_of(seed: int, *parts: int | str) -> int:
     return xxhash.xxh3_64_intdigest(b"".join(data))
 
 
-def check_seed(seed: int) -> None:
-    """Raise unless the seed fits the eight bytes that keys are made from."""
-    if not 0 <= seed < NUM_KEYS:
-        raise OptionError(f"a seed lies between 0 and 2**64 - 1, got {seed}")
+def seed_of(seed: int) -> int:
+    """Return a seed, or raise unless it fits the eight bytes that keys are made from."""
+    if seed is None:
+        raise OptionError(
+            "seed=None: without a seed no run could be resumed and no rank would know what others "
+            "read; give a number, and another one for another order"
+        )
+    number = count_of("seed", seed, least=0)
+    if number >= NUM_KEYS:
+        raise OptionError(f"a seed lies between 0 and 2**64 - 1, got {number}")
+    return number
 
 
 def check_epoch(epoch: int) -> None:
     """Raise unless the epoch is one that a run can be in."""
-    if epoch < 0:
-        raise OptionError(f"epochs count from 0, got epoch {epoch}")
+    count_of("epoch", epoch, least=0, hint="epochs count from 0")
 
 
 def mix64(words: Words) -> Words:

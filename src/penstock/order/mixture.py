@@ -20,10 +20,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError
 from penstock.order.interleave import Interleave, interleave_of, shares_of
-from penstock.order.keys import Ids, check_epoch, check_seed, key_of
-from penstock.order.orders import Description, check_num_samples, check_range, checked_ids
+from penstock.order.keys import Ids, check_epoch, key_of, seed_of
+from penstock.order.orders import Description, check_range, checked_ids, num_samples_of
 from penstock.order.permutation import PermutationFamily
 
 PERIOD_DEFAULT = 256
@@ -56,17 +57,16 @@ class MixtureOrder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
         object.__setattr__(self, "weights", tuple(self.weights))
-        object.__setattr__(self, "num_samples", self.num_samples or sum(self.sizes))
-        check_num_samples(self.num_samples)
-        check_num_samples(sum(self.sizes))
-        check_seed(self.seed)
+        num_samples_of(sum(self.sizes))
+        num_samples = num_samples_of(self.num_samples or sum(self.sizes))
+        object.__setattr__(self, "num_samples", num_samples)
+        object.__setattr__(self, "seed", seed_of(self.seed))
         if len(self.sizes) != len(self.weights) or min(self.sizes) < 1:
             raise OptionError(
                 "a mixture has a size of at least 1 and a weight for each source; "
                 f"got sizes {self.sizes} and weights {self.weights}"
             )
-        if self.period < 1:
-            raise OptionError(f"a period has at least 1 position, got {self.period}")
+        object.__setattr__(self, "period", count_of("period", self.period))
         object.__setattr__(self, "shares", shares_of(self.weights))
 
     @property

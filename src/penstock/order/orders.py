@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError
-from penstock.order.keys import Ids, check_epoch, check_seed, key_of
+from penstock.order.keys import Ids, check_epoch, key_of, seed_of
 from penstock.order.permutation import SIZE_MAX, Permutation
 
 Description: TypeAlias = dict[str, int | str | list[int]]
@@ -65,7 +66,7 @@ class SequentialOrder:
     """Samples in the data set."""
 
     def __post_init__(self) -> None:
-        check_num_samples(self.num_samples)
+        object.__setattr__(self, "num_samples", num_samples_of(self.num_samples))
 
     @property
     def seed(self) -> int:
@@ -105,8 +106,8 @@ class GlobalOrder:
     """Picks the permutations of all epochs."""
 
     def __post_init__(self) -> None:
-        check_num_samples(self.num_samples)
-        check_seed(self.seed)
+        object.__setattr__(self, "num_samples", num_samples_of(self.num_samples))
+        object.__setattr__(self, "seed", seed_of(self.seed))
 
     def ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Return the sample ids at positions start to stop of an epoch."""
@@ -133,10 +134,12 @@ def order_hash(order: Order) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
-def check_num_samples(num_samples: int) -> None:
-    """Raise unless an order of so many samples can be made."""
-    if not 1 <= num_samples <= SIZE_MAX - 1:
-        raise OptionError(f"an order has between 1 and 2**63 - 1 samples, got {num_samples}")
+def num_samples_of(num_samples: int) -> int:
+    """Return a number of samples, or raise unless an order of so many can be made."""
+    number = count_of("the number of samples of an order", num_samples)
+    if number > SIZE_MAX - 1:
+        raise OptionError(f"an order has between 1 and 2**63 - 1 samples, got {number}")
+    return number
 
 
 def check_range(order: Order, epoch: int, start: int, stop: int) -> None:

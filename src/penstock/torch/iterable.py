@@ -22,13 +22,15 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from torch.utils import data
 
+from penstock.arguments import count_of, flag_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.errors import OptionError
 from penstock.loader.convert import Convert, converter
 from penstock.loader.decode import Collate, Transform
 from penstock.loader.loader import Loader
-from penstock.order import Cursor, Steps
+from penstock.loader.options import LoaderOptions
+from penstock.order import Cursor, Order, Steps
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.torch.callers import check_batch_size, refuse_splitters
 from penstock.torch.place import Place, worker_here
@@ -42,18 +44,19 @@ _THREADS_MAX = 2
 _LOOK_AHEAD = "512MB"
 
 
-class LoaderOptions(TypedDict, total=False):
+class ViewOptions(TypedDict, total=False):
     """Options that mean here what they mean for `penstock.Loader`."""
 
     batch_size: int | None
     global_batch_size: int | None
     epochs: int | None
     seed: int
-    shuffle: Literal["global", "blocks", "blocks-first"] | None
+    shuffle: Literal["default", "global", "blocks", "blocks-first"] | bool | None
     drop_last: bool
     transform: Transform | None
     collate: Collate | None
     pad: Mapping[str, Any] | None
+    threads: int | None
     tiers: Sequence[Memory | Disk]
     look_ahead: int | str
     output: Literal["auto", "torch", "numpy"]
@@ -73,8 +76,8 @@ class IterableDataset(data.IterableDataset[Any]):
         samples: yield single samples instead of batches.
         world: who takes part; by default torch's process group, or what a launcher says.
         options: as for `penstock.Loader`: `batch_size` or `global_batch_size`, `epochs`, `seed`,
-            `shuffle`, `drop_last`, `transform`, `collate`, `pad`, `tiers`, `look_ahead`,
-            `output`.
+            `shuffle`, `drop_last`, `transform`, `collate`, `pad`, `threads` (of each worker),
+            `tiers`, `look_ahead`, `output`.
     """
 
     def __init__(
@@ -83,29 +86,31 @@ class IterableDataset(data.IterableDataset[Any]):
         *,
         samples: bool = False,
         world: World | None = None,
-        **options: Unpack[LoaderOptions],
+        **options: Unpack[ViewOptions],
     ) -> None:
+        for name in options.keys() - ViewOptions.__annotations__.keys():
+            raise OptionError(_why_not(name))
         if samples and (options.get("collate") or options.get("pad")):
             raise OptionError(
                 "with samples=True the DataLoader makes the batches: give it collate_fn= instead "
                 "of collate= or pad= here"
             )
-        if {"peers", "assignment"} & set(options):
-            raise OptionError(
-                "worker processes of a DataLoader come and go, so nodes cannot lend each other "
-                "what they hold here: use penstock.Loader for peers= and assignment="
-            )
-        self.dataset = dataset
-        self.samples = samples
+        # Checked once here, so that nothing is refused in a worker process; `threads` and
+        # `look_ahead` of a worker follow from these.
+        checked = LoaderOptions(dataset=dataset, world=world, **options)
+        self.samples = flag_of("samples", samples)
         self._world = world
-        self._options = options
-        self._turns = Turns(options.get("epochs", 1))
+        self._options = {name: getattr(checked, name) for name in options}
+        self._turns = Turns(checked.epochs)
         self._place: Place | None = None
         self._resumed: Place | None = None
-        # Made once to refuse what makes no sense, and to know the order by its name.
-        loader = self._loader(World(), threads=1, share=1)
-        self._num_samples = loader.order.num_samples
-        self._cursor = Cursor.at(loader.order, fingerprint=dataset.fingerprint)
+        self._read(dataset, checked.order)
+
+    def _read(self, dataset: Dataset | Mixture, order: Order) -> None:
+        """Read a data set in an order, from the next iteration on."""
+        self.dataset = dataset
+        self._num_samples = order.num_samples
+        self._cursor = Cursor.at(order, fingerprint=dataset.fingerprint)
 
     @property
     def world(self) -> World:
@@ -115,7 +120,8 @@ class IterableDataset(data.IterableDataset[Any]):
     @property
     def epochs(self) -> int | None:
         """Epochs of one iteration; None never ends."""
-        return self._options.get("epochs", 1)
+        epochs: int | None = self._options.get("epochs", 1)
+        return epochs
 
     def _steps(self, world: World) -> Steps:
         total = self._options.get("global_batch_size")
@@ -142,6 +148,7 @@ class IterableDataset(data.IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at an epoch, in all workers; nothing if it would anyway."""
+        epoch = count_of("epoch", epoch, least=0)
         if self._resumed is not None and self._resumed.epoch == epoch:
             return
         self._resumed = None
@@ -156,12 +163,15 @@ class IterableDataset(data.IterableDataset[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved place: this worker's own, or that of a `penstock.Loader`."""
-        self._loader(World(), threads=1, share=1).load_state_dict(state)
+        loader = self._loader(World(), share=1)
+        loader.load_state_dict(state)
         if "num_workers" in state:
             self._resumed = Place.from_state(state, self._first_place(tag_here()))
         else:
             self._resumed = None
-            self._turns.put(state["epoch"], state["position"])
+            self._turns.put(loader.state_dict()["epoch"], loader.state_dict()["position"])
+        # The loader has gone to the version that the state was saved with.
+        self._read(loader.dataset, loader.order)
 
     def _first_place(self, tag: int) -> Place:
         worker, num_workers = worker_here()
@@ -191,8 +201,7 @@ class IterableDataset(data.IterableDataset[Any]):
     def _items(self, place: Place, world: World) -> Iterator[Any]:
         share = self._steps(world).share(world.rank)
         check_batch_size(sys._getframe(1), share[1] - share[0] if self.samples else None)
-        threads = _threads_for(world, place.num_workers)
-        loader = self._loader(world, threads=threads, share=place.num_workers)
+        loader = self._loader(world, share=place.num_workers)
         begin = replace(self._cursor, epoch=place.epoch, position=place.position)
         loader.load_state_dict(begin.to_state())
         with loader:
@@ -213,13 +222,14 @@ class IterableDataset(data.IterableDataset[Any]):
             self._place = replace(place, steps=place.steps + done, samples=0 if done else i + 1)
             yield _converted(several[i], convert)
 
-    def _loader(self, world: World, *, threads: int | None, share: int) -> Loader:
-        options = dict(self._options)
-        options["look_ahead"] = bytes_of(self._options.get("look_ahead", _LOOK_AHEAD)) // share
+    def _loader(self, world: World, *, share: int) -> Loader:
+        """Return the loader of one of `share` worker processes."""
+        options = {"look_ahead": _LOOK_AHEAD, **self._options}
+        options["look_ahead"] = max(1, bytes_of(options["look_ahead"]) // share)
+        options["threads"] = options.get("threads") or _threads_for(world, share)
         if self.samples:
             options["collate"] = _as_they_are
-        made: Loader = Loader(self.dataset, world=world, threads=threads, **options)  # type: ignore[arg-type]
-        return made
+        return Loader(self.dataset, world=world, **options)
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker knows neither process group nor, always, the launcher's variables.
@@ -232,6 +242,21 @@ class IterableDataset(data.IterableDataset[Any]):
 
 
 _SAMPLES = "samples"
+_WHY_NOT = {
+    "peers": "worker processes of a DataLoader come and go, so nodes cannot lend each other what "
+    "they hold here: use penstock.Loader for peers= and assignment=",
+    "workers": "its processes are those of the DataLoader: give that num_workers=",
+    "trace": "only penstock.Loader sees the whole run: use it for trace=",
+}
+_WHY_NOT["assignment"] = _WHY_NOT["peers"]
+
+
+def _why_not(name: str) -> str:
+    why = f"{_WHY_NOT[name]}. " if name in _WHY_NOT else ""
+    return (
+        f"IterableDataset has no option {name!r}: {why}It has samples, world, "
+        f"{', '.join(ViewOptions.__annotations__)}"
+    )
 
 
 def _as_they_are(samples: list[Any]) -> dict[str, list[Any]]:

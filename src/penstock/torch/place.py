@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from penstock.arguments import count_of
 from penstock.errors import OptionError, StateError
 
 WORKERS_MAX = 1024
@@ -66,7 +67,10 @@ class Place:
                     f"goes on with its own steps, so {name} must stay what it was; the state of "
                     "penstock.Loader knows no workers and can be loaded with any batch size"
                 )
-        return cls(**{name: int(state[name]) for name in asdict(here)})
+        try:
+            return cls(**{n: count_of(n, state.get(n), least=0) for n in asdict(here)})
+        except OptionError as error:
+            raise StateError(f"the saved state is damaged: {error}") from error
 
 
 def worker_here() -> tuple[int, int]:

@@ -11,6 +11,7 @@ import importlib
 import logging
 from typing import Any
 
+from penstock.arguments import count_of
 from penstock.errors import MissingPackageError, OptionError
 from penstock.loader import Loader
 from penstock.order import Steps
@@ -20,6 +21,7 @@ _log = logging.getLogger("penstock.torch")
 
 def seek(loader: Loader, *, epoch: int, step: int) -> None:
     """Let the next iteration begin where so many batches of an epoch have been used."""
+    epoch, step = count_of("epoch", epoch, least=0), count_of("step", step, least=0)
     world = loader.world
     steps = Steps(
         num_samples=loader.order.num_samples,
@@ -27,7 +29,7 @@ def seek(loader: Loader, *, epoch: int, step: int) -> None:
         num_ranks=world.num_ranks,
         drop_last=loader.drop_last,
     )
-    if epoch < 0 or not 0 <= step < steps.steps_per_epoch:
+    if step >= steps.steps_per_epoch:
         raise OptionError(
             f"there is no step {step} in epoch {epoch}: an epoch has {steps.steps_per_epoch} steps "
             f"of {steps.global_batch_size} samples, both count from 0"
