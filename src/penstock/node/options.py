@@ -28,7 +28,7 @@ from penstock.node.folders import Owner, owner_named
 from penstock.node.grants import Limits
 from penstock.peers.base import Address
 from penstock.peers.local import SYSTEM_SOCKET
-from penstock.storage.tier_sizes import Disk, Memory, Wish
+from penstock.storage.tier_sizes import Wish, disk_of, memory_of
 from penstock.units import bytes_of
 
 LISTEN = "0.0.0.0:7410"
@@ -70,8 +70,8 @@ def options_of(given: Mapping[str, Any], config: Mapping[str, Any]) -> NodeOptio
     """Return the options from flags, by name, over those of the file."""
     said = {**config, **{name: value for name, value in given.items() if value not in (None, [])}}
     memory, disks = said.get("memory"), said.get("disk", [])
-    wishes: list[Wish] = [] if memory is None else [_memory(str(memory))]
-    wishes += [_disk(str(text)) for text in ([disks] if isinstance(disks, str) else disks)]
+    wishes: list[Wish] = [] if memory is None else [memory_of(str(memory))]
+    wishes += [disk_of(str(text)) for text in ([disks] if isinstance(disks, str) else disks)]
     if not wishes:
         raise OptionError(
             "a node service needs something to keep data in; give --memory 64GB, or "
@@ -132,18 +132,6 @@ def address_of(text: str, what: str) -> Address:
         raise OptionError(
             f"--{what} {text!r} is not an address; write for example 0.0.0.0:7410 or [::]:7410"
         ) from None
-
-
-def _memory(text: str) -> Memory:
-    folder, _, size = text.rpartition(":")
-    return Memory(size, folder or None)
-
-
-def _disk(text: str) -> Disk:
-    folder, colon, size = text.rpartition(":")
-    if not colon or not folder:
-        raise OptionError(f"--disk {text!r} lacks a size; write for example --disk /nvme:2TB")
-    return Disk(folder, size)
 
 
 def _share(text: str) -> str:

@@ -133,7 +133,7 @@ class Opened(Word, tag="opened", frozen=True, kw_only=True):
     def wishes(self) -> list[Wish]:
         """What to give to `open_tiers`."""
         return [
-            Memory(tier.size_bytes, tier.path)
+            Memory(tier.size_bytes, folder=tier.path)
             if tier.kind == "memory"
             else Disk(tier.path, tier.size_bytes)
             for tier in self.tiers
