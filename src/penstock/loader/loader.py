@@ -39,8 +39,7 @@ from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import BlocksOrder, Cursor, order_hash
 from penstock.peers.runs import run_name
-from penstock.plan.bound import windows_bound
-from penstock.plan.summary import summary_of
+from penstock.plan.bound import epoch_bound
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
 from penstock.units import bytes_of
@@ -142,7 +141,6 @@ class Loader:
         self._opened: Opened | None = None
         self._seen = Seen()
         self._live: LiveRates | None = None
-        self._distinct: tuple[Dataset, int] | None = None
         self._output = output
         self._trace_path = trace
         self._recorder = Recorder() if trace is not None else None
@@ -421,18 +419,11 @@ class Loader:
             cache_bytes += (
                 self._wanted.stage_bytes * world.num_ranks
             )  # Blocks stay while there is room.
-        num_whole, rest = divmod(self._progress(), 1.0)
-        size_bytes = self._distinct_bytes(self.dataset)
-        windows = [size_bytes] * int(num_whole) + [round(rest * size_bytes)]
-        total_bytes = windows_bound(windows, cache_bytes, self._seen.warm_bytes or 0)
-        return round(total_bytes / world.num_ranks)
-
-    def _distinct_bytes(self, dataset: Dataset) -> int:
-        """Return what an epoch uses at least: samples may overlap, as windows of tokens do."""
-        if self._distinct is None or self._distinct[0] is not dataset:  # A new version is another.
-            size_bytes = min(dataset.size_bytes, summary_of(dataset).size_bytes)
-            self._distinct = (dataset, size_bytes)
-        return self._distinct[1]
+        progress = self._progress()
+        size_bytes = self.dataset.size_bytes
+        first = min(1.0, progress) * epoch_bound(size_bytes, self._seen.warm_bytes or 0)
+        later = max(0.0, progress - 1) * epoch_bound(size_bytes, cache_bytes)
+        return round((first + later) / world.num_ranks)
 
     def __repr__(self) -> str:
         size = self.batch_size or self.global_batch_size
