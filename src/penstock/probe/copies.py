@@ -25,8 +25,8 @@ _DRAWS = 4096
 def copy_curve(cores: int, effort: Effort, available_bytes: int) -> Curve:
     """Return bytes copied a second by threads."""
     size_bytes = copy_working_set(effort, available_bytes)
-    # Never closed by hand: after Ctrl-C, views hang on the traceback, and a map with views cannot be
-    # closed (BufferError). The memory goes with the last of them.
+    # Never closed by hand: after Ctrl-C, views hang on the traceback, and a map with views cannot
+    # be closed (BufferError). The memory goes with the last of them.
     source, target = (_touched(mmap.mmap(-1, size)) for size in (size_bytes, size_bytes // 4))
     return _curve(source, target, cores, effort)
 
