@@ -163,6 +163,8 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[RunMember, ...] = ()
     dataset: str = ""
     """Its URI, for people."""
+    is_left: bool = False
+    """Whether no process of it is connected to the service that tells of it."""
 
     def __repr__(self) -> str:
         return shown(self)
