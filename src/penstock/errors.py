@@ -7,8 +7,8 @@ derive from `PenstockError`; our own are assertions.
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+import pathlib
+import urllib.parse
 
 
 class PenstockError(Exception):
@@ -49,7 +49,7 @@ def install_command(extra: str) -> str:
     if origin is None:
         return f"pip install 'penstock[{extra}]'"
     url = str(origin.get("url", ""))
-    folder = Path(unquote(urlsplit(url).path))
+    folder = pathlib.Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
     if "vcs_info" in origin:
         vcs = origin["vcs_info"]
         return f"pip install 'penstock[{extra}] @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}'"
