@@ -55,7 +55,7 @@ layout = layout_of(units)
 done("layout")
 shape = TierShape(name=units.name, offsets=layout.offsets, lengths=layout.lengths,
                   known=layout.known)
-wish = Memory("64MB", folder) if kind == "memory" else Disk(folder, "64MB")
+wish = Memory("64MB", folder=folder) if kind == "memory" else Disk(folder, "64MB")
 tiers = open_tiers([wish], shape, placed=False)
 done("open_tiers")
 span_bytes = 2**16

@@ -62,7 +62,7 @@ def serve(bind: str, tls_folder: str) -> None:
     shape = TierShape(name="peer-reads", offsets=np.cumsum(lengths) - lengths, lengths=lengths)
     folder = tempfile.mkdtemp(dir="/dev/shm", prefix="penstock-bench-")
     try:
-        with open_tiers([Memory(NUM_SAMPLES * SAMPLE_BYTES, folder)], shape) as tiers:
+        with open_tiers([Memory(NUM_SAMPLES * SAMPLE_BYTES, folder=folder)], shape) as tiers:
             tier = tiers.tiers[0]
             rng = np.random.default_rng(0)
             for unit in range(NUM_SAMPLES):

@@ -42,7 +42,7 @@ def tiers_of(task: dict) -> list[penstock.Memory | penstock.Disk]:
     if not size:
         return []
     if task["variant"] == "memory":
-        return [penstock.Memory(size, task["memory"])]
+        return [penstock.Memory(size, folder=task["memory"])]
     return [penstock.Disk(task["cache"], size)]
 
 

@@ -6,6 +6,10 @@ derive from `PenstockError`; our own are assertions.
 
 from __future__ import annotations
 
+import json
+import pathlib
+import urllib.parse
+
 
 class PenstockError(Exception):
     """Base of all errors that a user can act on."""
@@ -21,12 +25,40 @@ class MissingPackageError(PenstockError, ImportError):
     def __init__(self, feature: str, package: str, extra: str) -> None:
         super().__init__(
             f"{feature} needs the package {package!r}, which is not installed: "
-            f"pip install 'penstock[{extra}]'"
+            f"{install_command(extra)}"
         )
         self._made_of = feature, package, extra
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._made_of
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to Penstock as it is installed here.
+
+    What was installed from a folder or a repository names it (direct_url.json, PEP 610); what came
+    from a package index names none.
+    """
+    from importlib import metadata  # Takes longer to import than all of this module.
+
+    try:
+        text = metadata.distribution("penstock").read_text("direct_url.json")
+        origin = json.loads(text) if text else None
+    except (metadata.PackageNotFoundError, ValueError):
+        origin = {}  # It runs from its sources, as they lie.
+    if origin is None:
+        return f"pip install 'penstock[{extra}]'"
+    url = str(origin.get("url", ""))
+    folder = pathlib.Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        return f"pip install 'penstock[{extra}] @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}'"
+    if "archive_info" in origin:
+        return f"pip install 'penstock[{extra}] @ {url}'"
+    if "dir_info" in origin and (folder / "pyproject.toml").exists():
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        return f"pip install {editable}'{folder}[{extra}]'"
+    return f"pip install '.[{extra}]' in a checkout of Penstock"
 
 
 class StoreError(PenstockError):

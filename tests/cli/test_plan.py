@@ -66,7 +66,7 @@ def test_a_plan_says_what_comes_from_where(penstock: Run, shards: Path) -> None:
 
 def test_a_plan_for_programs(penstock: Run, shards: Path) -> None:
     size_bytes = Units.of(library.open(shards)).size_bytes
-    result = json_of(penstock("plan", shards, "--batch-size", 4, "--disk", "1MB", "--json"))
+    result = json_of(penstock("plan", shards, "--batch-size", 4, "--disk", "/nvme:1MB", "--json"))
     assert result["size_bytes"] == result["held_bytes"] == result["bound_bytes"] == size_bytes
     assert result["first"]["bytes"]["store"] == size_bytes
     assert result["later"]["bytes"] == {"store": 0, "memory": 0, "disk": size_bytes, "peers": 0}
@@ -89,8 +89,8 @@ def test_a_measured_machine_is_believed(penstock: Run, shards: Path, tmp_path: P
 
 def test_many_nodes_and_training(penstock: Run, shards: Path) -> None:
     words = ("plan", shards, "--nodes", 2, "--ranks", 4, "--batch-size", 2, "--json")
-    shared = json_of(penstock(*words, "--disk", "1MB", "--compute", 10))
-    alone = json_of(penstock(*words, "--disk", "1MB", "--compute", 10, "--peers", "none"))
+    shared = json_of(penstock(*words, "--disk", "/nvme:1MB", "--compute", 10))
+    alone = json_of(penstock(*words, "--disk", "/nvme:1MB", "--compute", 10, "--peers", "none"))
     assert alone["store_bytes"] > shared["store_bytes"]
     assert shared["first"]["bytes"]["peers"] == pytest.approx(shared["size_bytes"] / 2, abs=1)
     assert shared["later"]["bottleneck"] == "compute"
@@ -102,7 +102,7 @@ def test_many_nodes_and_training(penstock: Run, shards: Path) -> None:
     ("words", "hint"),
     [
         (["--batch-size", "1000"], "global batch of 1000"),
-        (["--memory", "much"], "'much' is not a size"),
+        (["--memory", "much"], "'much' has no size"),
         (["--machine", "none.toml"], "penstock probe"),
         (["--nodes", "0"], "0 ranks on 0 nodes"),
         (["--nodes", "4", "--ranks", "2"], "2 ranks on 4 nodes"),

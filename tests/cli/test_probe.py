@@ -48,7 +48,7 @@ def test_a_table_is_shown_and_a_machine_written(
 ) -> None:
     library.open(shards)
     (tmp_path / "disk").mkdir()
-    words = ["probe", str(shards), "--disk", str(tmp_path / "disk"), "--quick", "--link", "3GB"]
+    words = ["probe", str(shards), "--disk", f"{tmp_path / 'disk'}:80%", "--quick", "--link", "3GB"]
     assert main(words) == 0
     shown = capsys.readouterr()
     for word in (
@@ -95,8 +95,8 @@ def test_for_programs_and_with_the_name_of_the_machine(
     ("words", "hint"),
     [
         (["nowhere"], "nowhere"),
-        (["--disk", "nowhere"], "nowhere does not exist"),
-        (["--disk", "/sys/kernel"], "may write to"),
+        (["--disk", "nowhere:1GB"], "nowhere does not exist"),
+        (["--disk", "/sys/kernel:1GB"], "may write to"),
         (["--link", "fast"], "is not a size"),
         (["--link", "0"], "carries nothing"),
         (["--output", "/"], "is a folder"),
@@ -124,7 +124,7 @@ def test_an_interrupt_leaves_no_file(environment: dict[str, str], tmp_path: Path
         "from penstock.cli import probe\n"
         "from penstock.cli.main import main\n"
         "probe._report = lambda words: print(words, flush=True)\n"
-        f"sys.exit(main(['probe', '--quick', '--disk', {str(disk)!r}, '--output', 'm.toml']))\n"
+        f"sys.exit(main(['probe', '--quick', '--disk', {f'{disk}:80%'!r}, '--output', 'm.toml']))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],

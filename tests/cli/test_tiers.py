@@ -37,7 +37,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_tiers_are_listed_with_where_what_and_whether(penstock: Run, kept: Path) -> None:
-    with open_tiers([Memory("1MB", kept)], shape("used")):
+    with open_tiers([Memory("1MB", folder=kept)], shape("used")):
         answer = penstock("tiers", "--folder", kept)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert f"{kept}/penstock/kept" in answer.stdout

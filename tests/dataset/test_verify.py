@@ -266,8 +266,28 @@ def test_arrays_side_by_side_are_checked_too(tmp_path: Path) -> None:
 def test_progress_ends_with_everything(folder: Path) -> None:
     progress: list[VerifyProgress] = []
     report = verify(folder, report=progress.append)
-    assert progress[-1].runs_done == progress[-1].runs == len(progress)
-    assert progress[-1].num_samples == report.num_samples
+    assert progress[-1].samples_done == progress[-1].num_samples == report.num_samples
+
+
+def test_progress_of_many_small_files_is_seen(tmp_path: Path) -> None:
+    for number in range(4000):
+        (tmp_path / f"{number:04}.txt").write_text("x")
+    progress: list[VerifyProgress] = []
+    verify(tmp_path, report=progress.append)
+    done = [state.samples_done for state in progress]
+    assert {state.num_samples for state in progress} == {4000}
+    assert max(np.diff([0, *done])) <= 4000 / 50
+    assert done[-1] == 4000
+
+
+def test_objects_and_samples_are_checked_in_turn(tmp_path: Path) -> None:
+    with Writer(tmp_path / "d", shard_size="10KB") as writer:
+        for number in range(200):
+            writer.write({"bin": bytes(900), "cls": number})
+    progress: list[VerifyProgress] = []
+    verify(tmp_path / "d", report=progress.append)
+    half = progress[len(progress) // 2]
+    assert 0.3 < half.samples_done / half.num_samples < 0.7
 
 
 def test_an_older_version_is_checked_by_its_number(folder: Path) -> None:

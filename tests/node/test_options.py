@@ -27,7 +27,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 def test_memory_may_lie_in_another_folder() -> None:
     options = options_of({"memory": "/run/memory:1GB", "socket": "/s", "http": "none"}, {})
-    assert options.wishes == (Memory("1GB", "/run/memory"),)
+    assert options.wishes == (Memory("1GB", folder="/run/memory"),)
     assert options.http is None
 
 
@@ -35,11 +35,11 @@ def test_memory_may_lie_in_another_folder() -> None:
     ("given", "hint"),
     [
         ({}, "needs something to keep data in"),
-        ({"disk": ["/nvme"]}, "lacks a size"),
+        ({"disk": ["/nvme"]}, "has no size"),
         ({"memory": "1GB", "listen": "here"}, "is not an address"),
         ({"memory": "1GB", "share": "friends"}, "none of user, group, all"),
         ({"memory": "1GB", "socket": "/" + 120 * "x"}, "has 121 bytes, and the system takes 107"),
-        ({"memory": "lots"}, "is not a size"),
+        ({"memory": "lots"}, "has no size"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_way_out(given: dict[str, str], hint: str) -> None:

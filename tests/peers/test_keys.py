@@ -21,7 +21,7 @@ RUN, SECRET = bytes(RUN_BYTES), b"s3cret! " * (SECRET_BYTES // 8)
         Roster(run_id=RUN, secret=SECRET, hellos=[]),
         Register(run_id=RUN, secret=SECRET, shelf=bytes(16), dataset="set"),
         SeenRun(run_id=RUN, secret=SECRET),
-        RunFile(run_id=RUN.hex(), secret=SECRET.hex(), members=(), pid=1, pid_began=1, host="h"),
+        RunFile(run_id=RUN.hex(), secret=SECRET.hex(), members=(), mark="b/1|2/3", host="h"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -33,7 +33,7 @@ def find(shelf: Shelf, unit: int) -> Found | None:
 
 
 def test_units_are_found_in_whichever_tier_they_lie(tmp_path: Path) -> None:
-    with open_tiers([Memory(200_000, tmp_path), Disk(tmp_path, "1MB")], SHAPE) as tiers:
+    with open_tiers([Memory(200_000, folder=tmp_path), Disk(tmp_path, "1MB")], SHAPE) as tiers:
         shelf = a_shelf(tiers)
         fill(tiers, list(range(0, 60, 2)))
         for unit in range(60):
@@ -53,7 +53,7 @@ def test_many_ranges_are_found_as_one_by_one(tmp_path: Path) -> None:
         def __init__(self, inner: TierShelf) -> None:
             self.find = inner.find  # type: ignore[method-assign]
 
-    with open_tiers([Memory(200_000, tmp_path), Disk(tmp_path, "1MB")], SHAPE) as tiers:
+    with open_tiers([Memory(200_000, folder=tmp_path), Disk(tmp_path, "1MB")], SHAPE) as tiers:
         fill(tiers, list(range(0, 60, 3)))
         shelf = a_shelf(tiers)
         many, single = (each.lookup(ranges_of(range(60))) for each in (shelf, OneByOne(shelf)))
@@ -73,7 +73,7 @@ def test_what_an_earlier_run_left_is_unchecked_until_it_is_settled(tmp_path: Pat
 
 
 def test_bytes_on_their_way_outlive_the_tiers(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers)
         shelf = a_shelf(tiers)
         found = find(shelf, 5)
@@ -84,7 +84,7 @@ def test_bytes_on_their_way_outlive_the_tiers(tmp_path: Path) -> None:
 
 
 def test_a_spoilt_unit_is_absent(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers)
         shelf = a_shelf(tiers)
         shelf.spoil(5)

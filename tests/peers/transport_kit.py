@@ -67,7 +67,7 @@ class Node:
     """A server in this process with tiers of its own."""
 
     def __init__(self, path: Path, **options: object) -> None:
-        self.tiers: Tiers = open_tiers([Memory("1MB", path)], SHAPE)
+        self.tiers: Tiers = open_tiers([Memory("1MB", folder=path)], SHAPE)
         self.filling = Filling()
         self.shelves = Shelves()
         self.shelves.add(TierShelf(SHELF, self.tiers, self.filling.cursor, self.filling.is_filling))

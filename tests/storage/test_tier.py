@@ -25,7 +25,7 @@ SHAPE = shape_of([1000, 5000, 0, 4096, 1, 20_000] * 10)
 
 
 def test_what_was_written_is_read_from_the_map_and_from_the_file(tmp_path: Path) -> None:
-    with open_tiers([Memory(200_000, tmp_path), Disk(tmp_path, "1MB")], SHAPE) as tiers:
+    with open_tiers([Memory(200_000, folder=tmp_path), Disk(tmp_path, "1MB")], SHAPE) as tiers:
         assert fill(tiers) == list(range(60))
         assert tiers.held(units_of(tiers)).all()
         assert {tier.kind for tier in tiers.tiers} == {"memory", "disk"}
@@ -41,7 +41,7 @@ def test_what_was_written_is_read_from_the_map_and_from_the_file(tmp_path: Path)
 
 
 def test_nobody_can_write_through_the_map(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers, pytest.raises(ValueError):
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers, pytest.raises(ValueError):
         tiers.tiers[0].data[0] = 1
 
 
@@ -69,7 +69,7 @@ def test_cuts_are_disjoint_within_capacity_and_split_no_unit(
 
 def test_units_belong_to_the_tiers_in_turn_and_the_rest_to_none(tmp_path: Path) -> None:
     shape = shape_of([100] * 10)
-    with open_tiers([Memory(350, tmp_path), Disk(tmp_path, 420)], shape) as tiers:
+    with open_tiers([Memory(350, folder=tmp_path), Disk(tmp_path, 420)], shape) as tiers:
         assert tiers.tier_of(units_of(tiers)).tolist() == [0] * 3 + [1] * 4 + [-1] * 3
         assert tiers.placed_bytes == 700
 
@@ -99,7 +99,10 @@ def test_four_processes_fill_each_unit_exactly_once(tmp_path: Path) -> None:
 
 
 def test_threads_of_a_process_do_not_claim_the_same_unit(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers, ThreadPoolExecutor(8) as pool:
+    with (
+        open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers,
+        ThreadPoolExecutor(8) as pool,
+    ):
         taken = list(pool.map(lambda _: tiers.tiers[0].claim(3), range(64)))
         assert taken.count(True) == 1
         tiers.tiers[0].release(3)
@@ -107,7 +110,7 @@ def test_threads_of_a_process_do_not_claim_the_same_unit(tmp_path: Path) -> None
 
 
 def test_a_unit_that_is_there_cannot_be_claimed(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers, [3])
         assert not tiers.tiers[0].claim(3)
         tiers.tiers[0].forget(3)
@@ -115,7 +118,7 @@ def test_a_unit_that_is_there_cannot_be_claimed(tmp_path: Path) -> None:
 
 
 def test_a_unit_must_be_claimed_and_whole(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         with pytest.raises(AssertionError, match="not claimed"):
             tiers.tiers[0].write(0, bytes(1000))
         assert tiers.tiers[0].claim(0)
@@ -127,7 +130,7 @@ def test_a_unit_must_be_claimed_and_whole(tmp_path: Path) -> None:
 def test_kill_in_the_middle_of_a_write_costs_that_unit_only(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = Memory("1MB", tmp_path) if kind == "memory" else Disk(tmp_path, "1MB")
+    wish = Memory("1MB", folder=tmp_path) if kind == "memory" else Disk(tmp_path, "1MB")
 
     def half_then_die(descriptor: int, data: memoryview, offset: int) -> None:
         write_all(descriptor, data[: data.nbytes // 2], offset)
@@ -166,7 +169,7 @@ def test_a_second_loader_of_the_process_that_closes_leaves_the_first_its_claims(
 
 
 def test_a_forked_child_has_claims_of_its_own_and_shares_the_bytes(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers, [0])
         assert tiers.tiers[0].claim(1)
 
@@ -183,7 +186,7 @@ def test_a_forked_child_has_claims_of_its_own_and_shares_the_bytes(tmp_path: Pat
 
 
 def test_a_child_does_not_inherit_claims(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         assert tiers.tiers[0].claim(1)
         waiting, going = os.pipe()
 
@@ -213,7 +216,7 @@ def test_a_child_that_opens_what_its_parent_has_open_keeps_its_own_locks(tmp_pat
 
 
 def test_after_the_fork_each_goes_its_own_way(tmp_path: Path) -> None:
-    wish = Memory("1MB", tmp_path)
+    wish = Memory("1MB", folder=tmp_path)
     tiers = open_tiers([wish], SHAPE)
     fill(tiers)
     waiting, going = os.pipe()
@@ -241,7 +244,7 @@ def test_many_processes_that_come_and_go_leave_nothing(tmp_path: Path, beside: s
 
     def child() -> int:
         for _ in range(40):
-            with open_tiers([Memory("1MB", tmp_path)], shape) as tiers:
+            with open_tiers([Memory("1MB", folder=tmp_path)], shape) as tiers:
                 while not tiers.held(units_of(tiers)).all():
                     fill(tiers)
         return 40
@@ -253,7 +256,7 @@ def test_many_processes_that_come_and_go_leave_nothing(tmp_path: Path, beside: s
 
 
 def test_views_outlive_their_tier(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers)
         view = tiers.tiers[0].read(5)
     assert list(tmp_path.iterdir()) == []
@@ -261,7 +264,7 @@ def test_views_outlive_their_tier(tmp_path: Path) -> None:
 
 
 def test_no_units_at_all(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path), Disk(tmp_path, "1MB")], shape_of([])) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path), Disk(tmp_path, "1MB")], shape_of([])) as tiers:
         assert tiers.held(units_of(tiers)).tolist() == []
         assert tiers.placed_bytes == tiers.present_bytes == 0
 
@@ -270,7 +273,7 @@ def test_no_units_at_all(tmp_path: Path) -> None:
 def test_kills_at_any_moment_leave_only_whole_units_and_no_claims(
     tmp_path: Path, kind: str
 ) -> None:
-    wish = Memory("2MB", tmp_path) if kind == "memory" else Disk(tmp_path, "2MB")
+    wish = Memory("2MB", folder=tmp_path) if kind == "memory" else Disk(tmp_path, "2MB")
     shape = shape_of([100, 9000, 4096, 30_000] * 25)
     random = np.random.default_rng(5)
     told, telling = os.pipe()

@@ -54,7 +54,7 @@ def placed(tiers: Tiers, *spans: int) -> list[int]:
 
 
 def test_a_node_alone_fills_the_first_bytes_of_the_layout(tmp_path: Path) -> None:
-    wishes = [Memory(10 * EVERY + 100, tmp_path), Disk(tmp_path, 20 * EVERY)]
+    wishes = [Memory(10 * EVERY + 100, folder=tmp_path), Disk(tmp_path, 20 * EVERY)]
     with open_tiers(wishes, SHAPE) as tiers:
         owners = tiers.tier_of(units_of(tiers))
         # the eleventh lies across the edge and belongs to nobody
@@ -68,7 +68,7 @@ def test_a_node_alone_fills_the_first_bytes_of_the_layout(tmp_path: Path) -> Non
 
 
 def test_spans_are_placed_whole_and_the_fastest_tier_first(tmp_path: Path) -> None:
-    wishes = [Memory(2 * SPAN, tmp_path), Disk(tmp_path, 2 * SPAN)]
+    wishes = [Memory(2 * SPAN, folder=tmp_path), Disk(tmp_path, 2 * SPAN)]
     with open_tiers(wishes, SHAPE, placed=False) as tiers:
         assert placed(tiers, 3, 5, 9) == [10, 11, 12, 16, 17, 18, 19, 29, 30, 31]
         assert tiers.tier_of(np.array([10, 16, 29])).tolist() == [0, 0, 1]

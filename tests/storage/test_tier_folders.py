@@ -23,7 +23,7 @@ def mode(path: Path) -> int:
 
 
 def test_nobody_else_can_look_into_a_tier(tmp_path: Path) -> None:
-    wishes = [Memory(5000, tmp_path), Disk(tmp_path, "1MB")]
+    wishes = [Memory(5000, folder=tmp_path), Disk(tmp_path, "1MB")]
     umask = os.umask(0)
     try:
         with open_tiers(wishes, SHAPE) as tiers:
@@ -40,7 +40,7 @@ def test_our_own_folder_is_made_private_again(tmp_path: Path) -> None:
     root = tmp_path / f"penstock-{UID}"
     root.mkdir()
     root.chmod(0o777)
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE):
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE):
         assert mode(root) == 0o700
 
 
@@ -56,7 +56,7 @@ def test_links_are_refused_and_not_followed(tmp_path: Path, depth: str, kind: st
         link.mkdir()
         link = link / SHAPE.name
     link.symlink_to(trap)
-    wish = Memory("1MB", shared) if kind == "memory" else Disk(shared, "1MB")
+    wish = Memory("1MB", folder=shared) if kind == "memory" else Disk(shared, "1MB")
     with pytest.raises(OptionError, match="link"):
         open_tiers([wish], SHAPE)
     assert list(trap.iterdir()) == []
@@ -83,7 +83,7 @@ def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
     theirs.mkdir()
     os.chown(theirs, 12345, 12345)
     with pytest.raises(OptionError, match="belongs to user 12345"):
-        open_tiers([Memory("1MB", tmp_path)], SHAPE)
+        open_tiers([Memory("1MB", folder=tmp_path)], SHAPE)
     assert list(theirs.iterdir()) == []
 
 

@@ -124,9 +124,9 @@ def test_generations_that_come_round_again_vouch_for_nothing(quick_folder: Path)
 
 def test_memory_that_grows_finds_units_on_disk(tmp_path: Path) -> None:
     shape = shape_of([10_000] * 10)
-    with open_tiers([Memory(30_000, tmp_path), Disk(tmp_path, 50_000)], shape) as tiers:
+    with open_tiers([Memory(30_000, folder=tmp_path), Disk(tmp_path, 50_000)], shape) as tiers:
         fill(tiers)
-    with open_tiers([Memory(50_000, tmp_path), Disk(tmp_path, 50_000)], shape) as tiers:
+    with open_tiers([Memory(50_000, folder=tmp_path), Disk(tmp_path, 50_000)], shape) as tiers:
         memory, disk = tiers.tiers
         assert tiers.tier_of(units_of(tiers)).tolist() == [0] * 5 + [1] * 5
         holders = [tiers.holder(unit) for unit in range(10)]
@@ -142,7 +142,7 @@ def test_a_disk_tier_keeps_to_its_size_once_the_move_is_over(tmp_path: Path) -> 
     shape = shape_of([65536] * 10)
     sizes = [(131_072, 262_144), (262_144, 262_144)]
     for memory, disk in (*sizes, sizes[-1]):
-        with open_tiers([Memory(memory, tmp_path), Disk(tmp_path, disk)], shape) as tiers:
+        with open_tiers([Memory(memory, folder=tmp_path), Disk(tmp_path, disk)], shape) as tiers:
             fill(tiers)
             path = Path(tiers.tiers[1].path)
             filled = tiers.tiers[1].fill_bytes
@@ -185,7 +185,7 @@ def test_ranks_with_the_same_share_get_the_same_size(tmp_path: Path) -> None:
 
 
 def test_the_last_user_removes_a_memory_tier(tmp_path: Path) -> None:
-    wish = Memory("1MB", tmp_path)
+    wish = Memory("1MB", folder=tmp_path)
     first = open_tiers([wish], SHAPE)
     reading, writing = os.pipe()
 
@@ -212,7 +212,7 @@ def test_a_program_that_ends_without_closing_leaves_no_memory(tmp_path: Path) ->
     def child() -> None:
         import atexit
 
-        tiers = open_tiers([Memory("1MB", tmp_path)], SHAPE)
+        tiers = open_tiers([Memory("1MB", folder=tmp_path)], SHAPE)
         fill(tiers)
         atexit._run_exitfuncs()
 
@@ -223,7 +223,7 @@ def test_a_program_that_ends_without_closing_leaves_no_memory(tmp_path: Path) ->
 def leave_behind(tmp_path: Path, *shapes: object) -> None:
     def child() -> None:
         for shape in shapes:
-            fill(open_tiers([Memory("1MB", tmp_path)], shape))  # type: ignore[arg-type]
+            fill(open_tiers([Memory("1MB", folder=tmp_path)], shape))  # type: ignore[arg-type]
         kill_myself()
 
     die_in(child)
@@ -233,7 +233,7 @@ def test_after_a_kill_a_memory_tier_is_reused_and_an_unrelated_one_swept(tmp_pat
     leave_behind(tmp_path, SHAPE, OTHER)
     names = {path.name for path in (tmp_path / f"penstock-{os.geteuid()}").iterdir()}
     assert names == {"set-one", "set-two"}
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         assert tiers.settle(units_of(tiers)).all()
         names = {path.name for path in (tmp_path / f"penstock-{os.geteuid()}").iterdir()}
         assert names == {"set-one"}
@@ -241,12 +241,12 @@ def test_after_a_kill_a_memory_tier_is_reused_and_an_unrelated_one_swept(tmp_pat
 
 
 def test_a_memory_tier_in_use_is_not_swept(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers)
 
         def child() -> int:
-            with open_tiers([Memory("1MB", tmp_path)], OTHER):
-                return len(found_tiers(Memory(1, tmp_path)))
+            with open_tiers([Memory("1MB", folder=tmp_path)], OTHER):
+                return len(found_tiers(Memory(1, folder=tmp_path)))
 
         assert in_child(child) == 2
         assert all(map(tiers.tiers[0].check, range(SHAPE.num_units)))
@@ -321,7 +321,7 @@ def test_files_of_others_survive_everything(tmp_path: Path) -> None:
 
 
 def test_a_file_beside_ours_keeps_its_folder(tmp_path: Path) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         note = Path(tiers.tiers[0].path) / "note"
         note.write_text("mine")
     assert [path.name for path in note.parent.iterdir()] == ["note"]

@@ -83,7 +83,10 @@ def test_a_tiny_tmpfs_makes_a_smaller_tier_and_says_so(
     mount: Mount, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = mount("size=1m")
-    with caplog.at_level(logging.WARNING), open_tiers([Memory("8MB", folder)], LARGE) as tiers:
+    with (
+        caplog.at_level(logging.WARNING),
+        open_tiers([Memory("8MB", folder=folder)], LARGE) as tiers,
+    ):
         capacity = tiers.tiers[0].capacity_bytes
         assert 800_000 < capacity < 2**20
         assert len(fill(tiers)) == capacity // 100_000
@@ -97,7 +100,10 @@ def test_a_wish_above_what_is_free_is_no_matter_if_the_set_fits(
     mount: Mount, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = mount("size=4m")
-    with caplog.at_level(logging.WARNING), open_tiers([Memory("8GB", folder)], SHAPE) as tiers:
+    with (
+        caplog.at_level(logging.WARNING),
+        open_tiers([Memory("8GB", folder=folder)], SHAPE) as tiers,
+    ):
         assert tiers.placed_bytes == SHAPE.size_bytes
     assert not caplog.records
 
@@ -142,7 +148,7 @@ def test_what_was_half_written_is_given_back(mount: Mount) -> None:
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_looking_at_a_tier_on_a_full_tmpfs_needs_no_room(mount: Mount, kind: str) -> None:
     folder = mount("size=4m")
-    wish = Memory("1MB", folder) if kind == "memory" else Disk(folder, "1MB")
+    wish = Memory("1MB", folder=folder) if kind == "memory" else Disk(folder, "1MB")
     shape = shape_of([3] * 200_000, "tiny")  # the states alone fill many pages
     with open_tiers([wish], shape) as tiers:
         fill(tiers, [0, 199_999])
@@ -167,7 +173,7 @@ def test_no_room_at_all_leaves_the_tier_out(
 ) -> None:
     folder = mount("size=64k")
     (folder / "others").write_bytes(bytes(65536))
-    wishes = [Memory("1MB", folder), Disk(tmp_path, "1MB")]
+    wishes = [Memory("1MB", folder=folder), Disk(tmp_path, "1MB")]
     with caplog.at_level(logging.WARNING), open_tiers(wishes, SHAPE) as tiers:
         assert [tier.kind for tier in tiers.tiers] == ["disk"]
         assert fill(tiers) == list(range(100))
@@ -226,7 +232,7 @@ def test_a_memory_tier_stops_before_the_node_runs_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tier_module, "_LOOK_EVERY_BYTES", 30_000)
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         assert fill(tiers, [0, 1, 2, 3]) == [0, 1, 2, 3]
         monkeypatch.setattr(tier_module, "memory_left_bytes", lambda: 1000)
         assert fill(tiers, [4, 5, 6, 7]) == [4]

@@ -113,7 +113,9 @@ def test_spans_fill_the_tiers_in_turn_and_stay_where_they_are(
 
 def test_what_the_capacity_says_surely_finds_a_place(tmp_path: Path) -> None:
     shape = shape_of([700] * 30)
-    with open_tiers([Memory(5000, tmp_path), Disk(tmp_path, 6000)], shape, placed=False) as tiers:
+    with open_tiers(
+        [Memory(5000, folder=tmp_path), Disk(tmp_path, 6000)], shape, placed=False
+    ) as tiers:
         assert tiers.capacity_bytes == 5000 + 6000 - 700
         tiers.place(700 * 14, np.array([False, True, False]))  # 9800 bytes
         assert tiers.tier_of(np.arange(14, 28)).tolist() == [0] * 7 + [1] * 7
@@ -335,7 +337,7 @@ def test_all_ranks_that_open_at_once_agree_on_who_they_are(tmp_path: Path) -> No
 
 
 def test_memory_alone_has_a_name_until_its_last_user_leaves(tmp_path: Path) -> None:
-    wishes = [Memory("1MB", tmp_path)]
+    wishes = [Memory("1MB", folder=tmp_path)]
     with open_tiers(wishes, SHAPE, placed=False) as tiers:
 
         def rank() -> str:
@@ -350,7 +352,7 @@ def test_memory_alone_has_a_name_until_its_last_user_leaves(tmp_path: Path) -> N
 
 
 def test_a_disk_gives_the_name_also_behind_memory(tmp_path: Path) -> None:
-    (memory, disk) = Memory("1MB", tmp_path), Disk(tmp_path, "1MB")
+    (memory, disk) = Memory("1MB", folder=tmp_path), Disk(tmp_path, "1MB")
     with open_tiers([memory, disk], SHAPE, placed=False) as tiers:
         name = tiers.identity
     with open_tiers([disk], SHAPE, placed=False) as tiers:

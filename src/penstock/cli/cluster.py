@@ -16,9 +16,10 @@ from penstock.cli.options import add_json
 from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.errors import OptionError
 from penstock.node.options import address_of
-from penstock.node.survey import Survey, View, found_here
+from penstock.node.survey import RunsHere, Survey, View, found_here
 from penstock.peers.base import Address
 from penstock.peers.local import Seen, SeenRun
+from penstock.peers.run_files import runs_folder
 
 _EVERY_S = 2.0
 _ONCE_S = 0.5
@@ -50,34 +51,55 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find the run and show it."""
     only = [address_of(text, "address") for text in args.address]
-    runs, seen = found_here()
-    if not runs and seen is not None and not args.run:
-        _show_service(seen, as_json=args.json)
+    found = found_here()
+    if not found.live and found.service is not None and not args.run:
+        _show_service(found.service, as_json=args.json)
+        _tell_of_silent(found.silent)
         return 0
-    chosen = _chosen(runs, args.run)
+    chosen = _chosen(found, args.run)
     with Survey(chosen, only) as survey:
         if args.json:
             print_json(_as_json(_looked(survey)))
         elif args.once or not sys.stdout.isatty():
             _print(page_of(_looked(survey), Screen().width))
-            _tell_of_others(runs, chosen)
+            _tell_of_others(found.live, chosen)
+            _tell_of_silent(found.silent)
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 _live(survey)
     return 0
 
 
-def _chosen(runs: Sequence[SeenRun], wanted: str | None) -> SeenRun:
-    matching = [run for run in runs if run.run_id.hex().startswith((wanted or "").lower())]
+def _chosen(found: RunsHere, wanted: str | None) -> SeenRun:
+    # A run that is named is shown even if it is silent: who asks for it wants to know why.
+    named = found.live + (found.silent if wanted else [])
+    matching = [run for run in named if run.run_id.hex().startswith((wanted or "").lower())]
     if matching:
         return matching[0]
-    if runs:
-        there = ", ".join(run.run_id.hex()[:8] for run in runs)
+    if found.live:
+        there = ", ".join(_short(found.live))
         raise OptionError(f"no run {wanted!r} of yours was found here; there are: {there}")
+    silent = f" ({_silence(found.silent)})" if found.silent else ""
     raise OptionError(
         "no run of yours was found on this host: it needs peers=True and has to be running, with a "
-        "rank here or through the node service of this host"
+        f"rank here or through the node service of this host{silent}"
     )
+
+
+def _short(runs: Sequence[SeenRun]) -> list[str]:
+    return [run.run_id.hex()[:8] for run in runs]
+
+
+def _silence(silent: Sequence[SeenRun]) -> str:
+    return (
+        f"nobody answers for {', '.join(_short(silent))}: over, or out of reach from here; what "
+        f"they left lies in {runs_folder()}"
+    )
+
+
+def _tell_of_silent(silent: Sequence[SeenRun]) -> None:
+    if silent:
+        print(_silence(silent), file=sys.stderr)
 
 
 def _looked(survey: Survey) -> View:
@@ -93,7 +115,7 @@ def _print(lines: Sequence[Line]) -> None:
 
 
 def _tell_of_others(runs: Sequence[SeenRun], chosen: SeenRun) -> None:
-    others = [run.run_id.hex()[:8] for run in runs if run.run_id != chosen.run_id]
+    others = _short([run for run in runs if run.run_id != chosen.run_id])
     if others:
         print(f"other runs here: {', '.join(others)}; choose with --run", file=sys.stderr)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb, args = parse(words)
         return int(importlib.import_module(verb.module).run(args))
     except KeyboardInterrupt as interrupt:
+        if arguments is None:
+            # A second Ctrl-C, while threads end, ends the process at once and without a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         print(": ".join(["penstock: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
+from penstock.cli.options import add_tiers
 from penstock.cli.screen import Screen
 from penstock.node.options import HTTP, LISTEN, SHARES, NodeOptions, config_here, options_of
 from penstock.node.service import Service
@@ -28,15 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLE
     keep = parser.add_argument_group("What it may take")
-    keep.add_argument(
-        "--memory", metavar="SIZE", help="64GB, or FOLDER:64GB for a tmpfs other than /dev/shm"
-    )
-    keep.add_argument(
-        "--disk",
-        metavar="FOLDER:SIZE",
-        action="append",
-        default=[],
-        help="/nvme:2TB; may be repeated",
+    add_tiers(
+        keep,
+        memory="64GB, or FOLDER:64GB for a tmpfs other than /dev/shm",
+        disk="/nvme:2TB; may be repeated",
     )
     keep.add_argument("--limit-dataset", metavar="SIZE", help="the most for one data set")
     keep.add_argument("--limit-user", metavar="SIZE", help="the most for one user")

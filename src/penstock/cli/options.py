@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.errors import OptionError
 from penstock.storage.options import StoreOptions
+from penstock.storage.tier_sizes import Wish, disk_of, memory_of
 
 
 def add_dataset(parser: argparse.ArgumentParser, *, version: bool = False) -> None:
@@ -45,6 +46,30 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--profile", metavar="NAME", help="profile in ~/.aws")
     group.add_argument(
         "--anonymous", action="store_true", help="public bucket: send no credentials"
+    )
+
+
+def add_tiers(group: argparse._ArgumentGroup, memory: str, disk: str) -> None:
+    """Add --memory and --disk, which mean the same in every verb; `tiers_of` reads them."""
+    group.add_argument("--memory", metavar="SIZE", help=memory)
+    group.add_argument("--disk", metavar="FOLDER:SIZE", action="append", default=[], help=disk)
+
+
+def tiers_of(args: argparse.Namespace) -> list[Wish]:
+    """Return the tiers that were named, memory first."""
+    memory = [] if args.memory is None else [memory_of(args.memory)]
+    return [*memory, *map(disk_of, args.disk)]
+
+
+def add_shuffle(group: argparse._ArgumentGroup) -> None:
+    """Add --shuffle with the words that the loader takes; "none" is its None, "sequential"."""
+    group.add_argument(
+        "--shuffle",
+        type=lambda word: "sequential" if word == "none" else word,
+        choices=("global", "blocks", "blocks-first", "sequential"),
+        default="global",
+        metavar="ORDER",
+        help="global (default), blocks, blocks-first or sequential; none is sequential",
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from penstock.cli.opened import open_named, show_place
-from penstock.cli.options import add_dataset, add_json
+from penstock.cli.options import add_dataset, add_json, add_shuffle
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.dataset import Dataset
 from penstock.errors import OptionError
@@ -34,9 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     add_dataset(parser, version=True)
     group = parser.add_argument_group("Order")
-    group.add_argument(
-        "--shuffle", choices=(*_MODES, "blocks-first"), default="global", help="default: global"
-    )
+    add_shuffle(group)
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="as given to the loader (default: 0)"
     )

@@ -57,6 +57,8 @@ VERBS = {
          "what a run will read from where, and what will limit it", "plan"),
         ("simulate", "Look ahead",
          "compare caching policies on machines that are only described", "simulate"),
+        ("completion", "Set up",
+         "let bash, zsh or fish complete verbs and options", "completion"),
     )
 }  # fmt: skip
 
@@ -64,7 +66,7 @@ _OPENING = """\
 Penstock moves every byte a training step waits for, early enough that nothing
 waits. It reads data where it lies: folders, S3, GCS, Azure, HTTP.
 
-Usage: penstock VERB [arguments]        (penstock VERB --help tells more)
+Usage: penstock VERB [arguments]        (penstock help VERB tells more)
 """
 
 _CLOSING = """\
@@ -93,7 +95,7 @@ def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     rest = [word for word in words if word != "--debug"]
     first = rest[0] if rest else "--help"
     if first in ("-h", "--help", "help"):
-        sys.stdout.write(help_page())
+        _show_help(rest[1] if len(rest) > 1 else None)
         sys.exit(0 if rest else EXIT_USAGE)
     if first == "--version":
         from penstock import __version__
@@ -104,6 +106,16 @@ def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
         _refuse(first)
     verb = VERBS[first]
     return verb, parser_of(verb).parse_args(rest[1:])
+
+
+def _show_help(word: str | None) -> None:
+    """Print the help of a verb, or of all; a word that is no verb leaves at once."""
+    if word is None or word.startswith("-"):
+        sys.stdout.write(help_page())
+    elif word in VERBS:
+        parser_of(VERBS[word]).print_help()
+    else:
+        _refuse(word)
 
 
 def parser_of(verb: Verb) -> Parser:
@@ -133,7 +145,7 @@ def help_page() -> str:
     lines = [_OPENING]
     for group in dict.fromkeys(verb.group for verb in VERBS.values()):
         lines.append(group)
-        lines += [f"  {v.name:<8} {v.line}" for v in VERBS.values() if v.group == group]
+        lines += [f"  {v.name:<10} {v.line}" for v in VERBS.values() if v.group == group]
         lines.append("")
     return "\n".join([*lines, _CLOSING])
 

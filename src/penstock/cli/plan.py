@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.opened import open_named, show_place
-from penstock.cli.options import add_dataset, add_json
+from penstock.cli.options import add_dataset, add_json, add_shuffle, add_tiers, tiers_of
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 from penstock.machine import (
@@ -26,17 +26,16 @@ from penstock.plan.planner import EpochPlan, Plan, make_plan
 from penstock.plan.summary import summary_of
 from penstock.plan.what_if import what_if
 from penstock.plan.work import Work
-from penstock.units import bytes_of
+from penstock.storage.tier_sizes import Room, wished_bytes
 from penstock.world import World
 
 _EXAMPLE = """\
 Examples
-  penstock plan s3://bucket/train/ --epochs 90 --memory 8GB --disk 200GB
-  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --disk 1TB
+  penstock plan s3://bucket/train/ --epochs 90 --memory 8GB --disk /nvme:200GB
+  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --disk /nvme:1TB
   penstock plan s3://bucket/train/ --machine machine.toml --json | jq .later
 """
 
-_SHUFFLES = ("global", "blocks", "blocks-first", "sequential")
 _TIER_BYTES_S = {"memory": 10e9, "disk": 2e9}
 
 
@@ -53,9 +52,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--machine", metavar="FILE", help="what `penstock probe` wrote (default: the user's own)"
     )
-    group.add_argument("--memory", metavar="SIZE", help="memory tier of a node, such as 8GB")
-    group.add_argument(
-        "--disk", metavar="SIZE", help="disk tier of a node (without both: as the machine says)"
+    add_tiers(
+        group,
+        memory="memory tier of a node, such as 8GB; 0 for none",
+        disk="disk tier of a node, such as /nvme:1TB; may be repeated (without both: as the "
+        "machine says)",
     )
     add_json(parser)
 
@@ -69,7 +70,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         "--batch-size", type=int, default=256, metavar="N", help="on each rank (default: 256)"
     )
     group.add_argument("--epochs", type=int, default=10, metavar="N", help="default: 10")
-    group.add_argument("--shuffle", choices=_SHUFFLES, default="global", help="default: global")
+    add_shuffle(group)
     group.add_argument(
         "--compute",
         type=float,
@@ -123,11 +124,8 @@ def _machine(args: argparse.Namespace, source: str) -> tuple[Machine, str]:
             f"assumed, {'a local disk' if source == 'folder' else 'a remote store'}; "
             "`penstock probe` measures yours"
         )
-    wished = {"memory": args.memory, "disk": args.disk}
-    if any(size is not None for size in wished.values()):
-        sizes = {kind: bytes_of(size) for kind, size in wished.items() if size is not None}
-        tiers = tuple(_tier(machine, kind, size) for kind, size in sizes.items() if size)
-        machine = replace(machine, tiers=tiers)
+    if args.memory is not None or args.disk:
+        machine = replace(machine, tiers=_tiers(args, machine))
     return machine, note
 
 
@@ -153,12 +151,28 @@ def assumed_machine(source: str, cores: int) -> Machine:
     )
 
 
-def _tier(machine: Machine, kind: Any, size_bytes: int) -> TierModel:
-    """Return a tier of a size: as fast as the machine's of that kind, or as one of its kind is."""
-    rate = Curve.flat(_TIER_BYTES_S[kind])
-    plain = TierModel(kind=kind, capacity_bytes=size_bytes, read=rate, write=rate)
-    known = next((tier for tier in machine.tiers if tier.kind == kind), plain)
-    return replace(known, capacity_bytes=size_bytes)
+def _tiers(args: argparse.Namespace, machine: Machine) -> tuple[TierModel, ...]:
+    """Return the tiers that were named: as fast as the machine's of that kind, or as is usual.
+
+    Their folders are not looked at: the machine that is planned for may be another one.
+    """
+    if args.memory == "0":
+        args = argparse.Namespace(memory=None, disk=args.disk)
+    known = {kind: [tier for tier in machine.tiers if tier.kind == kind] for kind in _TIER_BYTES_S}
+    tiers = []
+    for wish in tiers_of(args):
+        rate = Curve.flat(_TIER_BYTES_S[wish.kind])
+        plain = TierModel(kind=wish.kind, capacity_bytes=0, read=rate, write=rate)
+        like = known[wish.kind].pop(0) if known[wish.kind] else plain
+        room = Room(free_bytes=like.capacity_bytes, bound="the machine's file", way_out="")
+        size_bytes = wished_bytes(wish, room)
+        if not size_bytes:
+            raise OptionError(
+                f"{wish.size} of a {wish.kind} tier that no machine file describes is unknown; "
+                "give a size in bytes, or measure one with `penstock probe`"
+            )
+        tiers.append(replace(like, capacity_bytes=size_bytes))
+    return tuple(tiers)
 
 
 def _result(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,22 @@ from penstock.cli.options import (
     add_format,
     add_json,
     add_store,
+    add_tiers,
     format_options_of,
     store_of,
+    tiers_of,
     uri_of,
 )
 from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, default_machine_path
 from penstock.probe import QUICK, USUAL, Probed, Target, probe_machine, write_machine
+from penstock.storage.tier_sizes import Room, Wish, wished_bytes
 from penstock.units import bytes_of, show_bytes, show_count, show_seconds
 
 _EXAMPLE = """\
 Examples
-  penstock probe s3://bucket/train/ --disk /scratch
+  penstock probe s3://bucket/train/ --disk /scratch:200GB
   penstock probe --quick                       (memory only, a few seconds)
   penstock probe ~/shards --output node.toml
 """
@@ -58,15 +61,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="data in the store to be measured; nothing is written",
     )
-    parser.add_argument(
-        "--disk",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FOLDER",
-        help="a folder on a disk for tiers; may be repeated",
+    add_tiers(
+        parser.add_argument_group("Tiers"),
+        memory="what a memory tier may take: 64GB, 50%%, or FOLDER:64GB for a tmpfs other than "
+        "/dev/shm (default: all that is free)",
+        disk="a disk tier, such as /scratch:200GB or /scratch:80%%; may be repeated",
     )
-    parser.add_argument("--memory", type=Path, metavar="FOLDER", help="a tmpfs (default: /dev/shm)")
     parser.add_argument("--link", metavar="SIZE", help="bytes a second between nodes, such as 3GB")
     parser.add_argument("--quick", action="store_true", help="5 seconds, less exact")
     parser.add_argument(
@@ -86,17 +86,18 @@ def run(args: argparse.Namespace) -> int:
     link = None if args.link is None else _link(args.link)
     if path.is_dir():
         raise OptionError(f"{path} is a folder; name the file to write with --output")
+    wishes = tiers_of(args)
     began_s = time.monotonic()
     target = _target(args)
     probed = probe_machine(
         target=target,
-        memory=args.memory,
-        disks=args.disk,
+        memory=next((Path(wish.place) for wish in wishes if wish.kind == "memory"), None),
+        disks=[Path(wish.place) for wish in wishes if wish.kind == "disk"],
         link=link,
         effort=QUICK if args.quick else USUAL,
         report=_report,
     )
-    probed = replace(probed, machine=_noted(probed.machine, args))
+    probed = replace(probed, machine=_noted(_sized(probed, wishes), args))
     write_machine(probed.machine, path)
     seconds = time.monotonic() - began_s
     if args.json:
@@ -104,6 +105,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(probed, target, path, seconds)
     return 0
+
+
+def _sized(probed: Probed, wishes: Sequence[Wish]) -> Machine:
+    """Return the machine with tiers as large as wished for, where there is room for that."""
+    by_place = {(wish.kind, wish.place): wish for wish in wishes}
+    tiers = []
+    for tier, folder in zip(probed.machine.tiers, probed.folders, strict=True):
+        size_bytes = tier.capacity_bytes
+        wish = by_place.get((tier.kind, str(folder)))
+        if wish is not None:
+            room = Room(free_bytes=size_bytes, bound=str(folder), way_out="")
+            size_bytes = min(size_bytes, wished_bytes(wish, room))
+        tiers.append(replace(tier, capacity_bytes=size_bytes))
+    return replace(probed.machine, tiers=tuple(tiers))
 
 
 def _target(args: argparse.Namespace) -> Target | None:
@@ -140,8 +155,8 @@ def _noted(machine: Machine, args: argparse.Namespace) -> Machine:
 def _command(args: argparse.Namespace) -> str:
     """Return what was measured as a command, without what may be the signature of an address."""
     words = ["penstock", "probe", *(uri.partition("?")[0] for uri in args.uri)]
-    words += [word for disk in args.disk for word in ("--disk", str(disk))]
-    words += ["--memory", str(args.memory)] if args.memory else []
+    words += ["--memory", args.memory] if args.memory else []
+    words += [word for disk in args.disk for word in ("--disk", disk)]
     return shlex.join([*words, *(["--quick"] if args.quick else [])])
 
 
@@ -168,7 +183,7 @@ def _show(probed: Probed, target: Target | None, path: Path, seconds: float) -> 
         screen.heading(f"{tier.kind.capitalize()} tier, reads by threads")
         _show_curve(screen, tier.read)
         facts = (
-            f"{show_bytes(tier.capacity_bytes)} free, latency {show_seconds(tier.latency_s)}, "
+            f"{show_bytes(tier.capacity_bytes)}, latency {show_seconds(tier.latency_s)}, "
             f"writes {show_bytes(tier.write.at(1))}/s, {show_place(f'file://{folder}')}"
         )
         screen.line("  ", (facts, "dim"))

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _places(folders: Sequence[str]) -> list[Wish]:
     places: list[Wish] = [Memory(1)]
     for folder in folders:
-        places += [Memory(1, folder), Disk(folder, 1)]
+        places += [Memory(1, folder=folder), Disk(folder, 1)]
     return list({(wish.kind, wish.place): wish for wish in places}.values())
 
 

@@ -52,15 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(dataset: Dataset, args: argparse.Namespace) -> VerifyReport:
-    with Progress("verifying", "runs") as progress:
+    with Progress("verifying", "samples") as progress:
 
         def report(state: VerifyProgress) -> None:
-            progress.update(
-                state.runs_done,
-                state.runs,
-                samples=state.num_samples,
-                size_bytes=state.size_bytes,
-            )
+            progress.update(state.samples_done, state.num_samples, size_bytes=state.size_bytes)
 
         return verify(dataset, decode=not args.no_decode, problems_max=args.problems, report=report)
 

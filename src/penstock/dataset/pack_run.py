@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from penstock.dataset.versions import Addition
 from penstock.dataset.writer import sample_key, write_shard
 from penstock.dataset.writer_destination import JOBS, Destination, open_destination
 from penstock.dataset.writer_layouts import Layout, TarLayout, npy_layout
-from penstock.errors import DatasetError, OptionError
+from penstock.errors import DatasetError, OptionError, StoreError
 from penstock.storage.options import StoreOptions
 from penstock.storage.pool import Pool
 from penstock.units import bytes_of
@@ -111,23 +111,23 @@ class Packing:
 
     def run(self, crew: Crew, report: Report | None) -> PackReport:
         """Write what is missing, then commit."""
-        latest = self.place.catalog.read()
-        if latest is not None and latest.version > self.place.job.base_version:
+        place = self.place
+        done = place.committed()
+        if done is not None:
             # Killed between the commit and the end: the version is there, the note is left over.
-            self.place.forget()
-            return report_of(
-                self.place.store.uri, latest, self.plan.num_shards, self.plan.num_shards
-            )
+            place.forget(done)
+            return report_of(place.store.uri, done, self.plan.num_shards, self.plan.num_shards)
+        place.refuse_newer()  # Before a shard is replaced that another version may name.
         try:
             self._refuse_memory(crew)
-            self.place.check_layout(self.layout)
+            place.check_layout(self.layout)
             addition, num_reused = self._write_all(crew, report)
         except BaseException:
-            if not self.goes_on and not self._has_written():
-                self.place.forget()
+            self._forget_if_empty()
             raise
-        manifest = self.place.commit(addition, self.layout)
-        return report_of(self.place.store.uri, manifest, self.plan.num_shards, num_reused)
+        manifest = place.commit(addition, self.layout)
+        place.forget(manifest)
+        return report_of(place.store.uri, manifest, self.plan.num_shards, num_reused)
 
     def _write_all(self, crew: Crew, report: Report | None) -> tuple[Addition, int]:
         pieces: dict[int, Piece] = {}
@@ -170,10 +170,13 @@ class Packing:
             return min(_WORKERS_LOCAL_MAX, os.cpu_count() or 1)
         return _WORKERS_REMOTE
 
-    def _has_written(self) -> bool:
-        """Return whether some shard lies there: then what is begun must be finished or cleared."""
+    def _forget_if_empty(self) -> None:
+        """Free the destination if no shard lies there; else the job must be finished."""
         first = self.place.key(0)
-        return any(o.key >= first for o in self.place.store.list(first[: first.index("-") + 1]))
+        with suppress(StoreError):  # The error that led here matters more.
+            shards = self.place.store.list(first[: first.index("-") + 1])
+            if not self.goes_on and not any(shard.key >= first for shard in shards):
+                self.place.forget()
 
     def _refuse_memory(self, crew: Crew) -> None:
         if crew.is_elsewhere and self.place.store.source == "memory":

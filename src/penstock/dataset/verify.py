@@ -97,20 +97,22 @@ def _check_all(
     work: list[Run | Structure] = []
     for each in sound:
         bound = replace(each, store=cast(Store, AsFound(each.store, objects)))
-        work += structures_of(bound, objects)
-        work += runs_of(bound)
+        # Objects and samples in turn, so that what is done grows from the beginning.
+        pieces: list[Run | Structure] = [*structures_of(bound, objects), *runs_of(bound)]
+        work += sorted(pieces, key=lambda piece: piece.first)
     local = dataset.store.source in ("folder", "memory")
     num_threads = _THREADS_LOCAL if local else _THREADS_REMOTE
+    num_samples, samples_done = sum(piece.num_samples for piece in work), 0
     with Pool(_READERS) as readers, Pool(num_threads) as pool:
         checks = Checks(objects=objects, readers=readers, decode=decode)
-        for done, findings in enumerate(pool.map_unordered(lambda w: w.check(checks), work), 1):
+        for piece, findings in pool.map_unordered(lambda w: (w, w.check(checks)), work):
             tally.add(findings)
+            samples_done += piece.num_samples
             if report is not None:
                 report(
                     VerifyProgress(
-                        runs=len(work),
-                        runs_done=done,
-                        num_samples=tally.num_samples,
+                        num_samples=num_samples,
+                        samples_done=samples_done,
                         size_bytes=tally.size_bytes,
                         num_problems=tally.num_problems,
                     )

@@ -36,10 +36,10 @@ class Problem:
 class VerifyProgress:
     """How far a verification has come."""
 
-    runs: int
-    """Pieces of work in all."""
-    runs_done: int = 0
-    num_samples: int = 0
+    num_samples: int
+    """Samples to check in all."""
+    samples_done: int = 0
+    """Samples that were checked, also those that could not be read."""
     size_bytes: int = 0
     num_problems: int = 0
 

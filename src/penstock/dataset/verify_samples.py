@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import xxhash
@@ -20,6 +21,8 @@ from penstock.storage.pool import Pool
 
 _RUN_BYTES = 16 << 20
 _RUN_SAMPLES = 4096
+_RUNS_MIN = 64
+"""A small set has as many runs too: for threads to share, and for its progress to be seen."""
 
 Raws = list[memoryview]
 
@@ -41,6 +44,11 @@ class Run:
     first: int
     stop: int
 
+    @property
+    def num_samples(self) -> int:
+        """How many samples are checked."""
+        return self.stop - self.first
+
     def check(self, checks: Checks) -> Findings:
         """Return what is wrong with these samples; never raises for what they hold."""
         try:
@@ -59,6 +67,13 @@ class Structure:
 
     bound: BoundPart
     number: int
+    num_samples: ClassVar[int] = 0
+    """Samples that are checked: none, their runs do that."""
+
+    @property
+    def first(self) -> int:
+        """The first sample of the object."""
+        return int(self.bound.part.tables[0].first_sample[self.number])
 
     def check(self, checks: Checks) -> Findings:
         """Return whether the format finds in an object what is in the index."""
@@ -107,7 +122,9 @@ def runs_of(bound: BoundPart) -> Iterator[Run]:
     if bound.by_block:
         starts = np.unique(table.block_starts())
     else:
-        starts = cut(stored_bytes(bound.part), _RUN_BYTES, _RUN_SAMPLES)
+        sizes = stored_bytes(bound.part)
+        size_bytes = min(_RUN_BYTES, int(sizes.sum()) // _RUNS_MIN + 1)
+        starts = cut(sizes, size_bytes, min(_RUN_SAMPLES, len(sizes) // _RUNS_MIN + 1))
     for first, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         yield Run(bound=bound, first=first, stop=stop)
 

@@ -58,7 +58,7 @@ class Writer:
     Nothing is visible to readers of the index before `close`, which commits all shards as one
     version; the end of the `with` block calls it. A writer that is left by an exception commits
     nothing: shards that it has written stay where they are, belong to no version, and the
-    exception says which they are.
+    exception says which they are and how to keep them.
     """
 
     def __init__(
@@ -196,6 +196,8 @@ class Writer:
             self._abandon(error)
             raise
         self._stop()
+        # Outside the block above: the version is committed, whatever becomes of the note.
+        place.forget(self._manifest)
 
     def _stop(self) -> None:
         if self._executor is not None:
@@ -205,16 +207,12 @@ class Writer:
     def _abandon(self, error: BaseException) -> None:
         self._stop()
         place, self._records = self._place, []
-        if place is None:
+        if place is None or self._manifest is not None:
             return
         if not self.num_shards:
             place.forget()
             return
-        note = (
-            f"No version of {place.store.uri} was committed: readers see nothing of what this "
-            f"writer wrote. Up to {self.num_shards} shards, from {place.key(0)} on, belong to no "
-            "version; delete them together with .penstock/pack/ before writing there again."
-        )
+        note = place.left()
         error.add_note(note)
         _log.warning(note)
 

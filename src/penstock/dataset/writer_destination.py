@@ -1,14 +1,16 @@
 """Where shards are written, so that readers see a whole version or nothing of it.
 
 Shards lie under their own names and are put whole. Before the first one a *job* is noted in
-`.penstock/pack/`: as long as it is there, the shards that no version names belong to work that is
-not finished. The version is committed last, by one conditional put, and then the note is removed.
-Beside the note, `pack` keeps the index of each finished shard, which is how a killed one goes on
-where it stopped.
+`.penstock/pack/`. The version is committed last, by one conditional put, and then the note is
+removed. So a note whose job has committed no version means that the shards which no version names
+belong to unfinished work. A note that is left after the commit, because the writer was killed or
+may not delete, means nothing: the version shows that the job is finished. Beside the note, `pack`
+keeps the index of each finished shard, which is how a killed one goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,21 @@ from penstock.dataset.part import Part, part_of, recomputed
 from penstock.dataset.versions import Addition, Heading, next_version
 from penstock.dataset.writer_index import part_bytes
 from penstock.dataset.writer_layouts import Layout, NpyLayout
-from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError, OptionError
+from penstock.errors import (
+    DatasetError,
+    ExistsError,
+    FormatError,
+    NotFoundError,
+    OptionError,
+    PenstockError,
+    StoreError,
+)
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.keys import is_hidden
 from penstock.storage.locate import open_store
 from penstock.storage.options import StoreOptions
+
+_log = logging.getLogger("penstock.dataset")
 
 JOBS = f"{FOLDER}/pack/"
 """Where work that is not finished is noted."""
@@ -36,13 +48,15 @@ SHARDS_MAX = 1_000_000
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A note of work that is not finished."""
+    """A note of work that has begun."""
 
     layout: int = 1
     base_version: int
     """The version that is appended to; 0 for a new data set."""
     first_shard: int
     """Number of the first shard that is written."""
+    is_over: bool = False
+    """Whether it has ended, in a store that let nobody remove the note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +83,7 @@ class Destination:
                 f"{self.store.uri} would have more than {SHARDS_MAX} shards; choose a larger "
                 "shard_size (128MB to 1GB is usual)"
             )
-        return f"shard-{total:06}.{self.format}"
+        return _shard_key(total, self.format)
 
     @property
     def num_samples_before(self) -> int:
@@ -106,7 +120,7 @@ class Destination:
         return None if changes.changed or changes.gone else part
 
     def commit(self, addition: Addition, layout: Layout) -> Manifest:
-        """Make all shards visible as one version, and forget the job."""
+        """Make all shards visible as one version; `forget` the job afterwards."""
         catalog = self.catalog
         version = self.job.base_version + 1
         heading = Heading(version=version, format=self.format, options=layout.options)
@@ -118,33 +132,138 @@ class Destination:
             assert there is not None
             if there.fingerprint != manifest.fingerprint:
                 raise DatasetError(
-                    f"{catalog.uri}: another writer committed version {manifest.version} first; "
+                    f"{catalog.uri}: another writer committed version {manifest.version} first, so "
                     f"{addition.outline.num_objects} shards from {self.key(0)} on belong to no "
-                    "version unless it names them: delete those it does not, and append again"
+                    f"version. {_ways_out(self.store, self.job_name)}"
                 ) from None
             manifest = there  # The same pack was started twice: both have made the same.
-        self.forget()
         return manifest
 
-    def forget(self) -> None:
-        """Remove the note of this job; the last thing that is removed is the note itself."""
-        for info in list(self.store.list(f"{JOBS}{self.job_name}/")):
-            self.store.delete(info.key)
-        self.store.delete(_job_key(self.job_name))
+    def committed(self) -> Manifest | None:
+        """Return the version that this job has committed, if it has."""
+        return _committed(self.store, self.job)
+
+    def refuse_newer(self) -> None:
+        """Raise when a version of somebody else has followed the one that this job began with."""
+        base_version = self.job.base_version
+        newest = self.catalog.newest(base_version)
+        if newest != base_version:
+            raise DatasetError(
+                f"{self.store.uri} has version {newest}, {self.job_name} began with version "
+                f"{base_version} and cannot go on. {_ways_out(self.store, self.job_name)}"
+            )
+
+    def forget(self, committed: Manifest | None = None) -> None:
+        """Remove the note of a job that has ended, or say in it that it has; never raises.
+
+        The result stands whether or not the note can be removed, so a refusal is only reported.
+        """
+        key = _job_key(self.job_name)
+        try:
+            for info in list(self.store.list(f"{JOBS}{self.job_name}/")):
+                self.store.delete(info.key)
+            self.store.delete(key)  # Last: until then another run can finish the removal.
+            return
+        except StoreError as error:
+            refused = error
+        over = msgspec.structs.replace(self.job, is_over=True)
+        way_out = "It is in nobody's way: leave it, or let somebody remove it who may delete"
+        try:
+            self.store.write(key, msgspec.json.encode(over))
+        except StoreError:
+            if committed is None:
+                way_out = "Delete it before anything else is written there"
+        done = "nothing was written"
+        if committed is not None:
+            done = f"version {committed.version} is committed and whole"
+        _log.warning(
+            "%s: %s; only the note of the job, %s, could not be removed (%s). %s",
+            self.store.uri, done, key, refused, way_out,
+        )  # fmt: skip
+
+    def left(self) -> str:
+        """Return what is true of the shards of a job that fails now, in sentences."""
+        uri, version = self.store.uri, self.job.base_version + 1
+        try:
+            committed = self.committed()
+        except PenstockError as error:
+            return (
+                f"Whether version {version} of {uri} was committed is not known ({error}): look "
+                f"with `penstock info {uri}` once the store answers, and keep its shards."
+            )
+        if committed is not None:
+            return f"Version {version} of {uri} was committed before that, and is whole."
+        return (
+            f"No version of {uri} was committed, so readers see nothing of this writer. The shards "
+            f"that it wrote, from {self.key(0)} on, are whole files. "
+            f"{_ways_out(self.store, self.job_name)}."
+        )
 
 
 def _catalog(store: Store) -> Catalog:
     return Catalog(store, f"{FOLDER}/all/")
 
 
+def _shard_key(number: int, format: str) -> str:
+    return f"shard-{number:06}.{format}"
+
+
 def _job_key(name: str) -> str:
     return f"{JOBS}{name}.json"
 
 
+def _notes(store: Store) -> dict[str, Job]:
+    """Return all notes of jobs, by name."""
+    notes = {}
+    for info in list(store.list(JOBS)):
+        name = info.key.removeprefix(JOBS)
+        if "/" in name or not name.endswith(".json"):
+            continue
+        try:
+            notes[name.removesuffix(".json")] = _job(store, info.key)
+        except NotFoundError:
+            continue  # Its job has ended since the listing.
+    return notes
+
+
+def _job(store: Store, key: str) -> Job:
+    try:
+        return msgspec.json.decode(store.read(key), type=Job)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{store.uri}{key} is no note of a job ({error}); if no pack or Writer is at work "
+            "there, delete it"
+        ) from error
+
+
+def _committed(store: Store, job: Job) -> Manifest | None:
+    """Return the version after a job's base, if it names the job's first shard."""
+    catalog = _catalog(store)
+    if catalog.newest(job.base_version) == job.base_version:
+        return None
+    manifest = catalog.read(job.base_version + 1)
+    assert manifest is not None
+    first = _shard_key(job.first_shard, manifest.format)
+    tables = catalog.part(manifest.parts[-1]).tables  # What a version adds is its last part.
+    known = any(table.key(n) == first for table in tables for n in range(table.num_objects))
+    return manifest if known else None
+
+
 def unfinished_jobs(store: Store) -> list[str]:
-    """Return the names of jobs that write to a store and are not finished."""
-    listed = (info.key.removeprefix(JOBS) for info in store.list(JOBS))
-    return [name.removesuffix(".json") for name in listed if name.endswith(".json")]
+    """Return the names of jobs that have begun to write to a store and have committed nothing."""
+    return [
+        name
+        for name, job in _notes(store).items()
+        if not job.is_over and _committed(store, job) is None
+    ]
+
+
+def _ways_out(store: Store, job_name: str) -> str:
+    """Return what to do about a job that will not go on. Its shards may be the only copy."""
+    return (
+        f"To keep its shards, delete only {_job_key(job_name)} and run `penstock index "
+        f"{store.uri}`; to write them again, choose another destination"
+    )
 
 
 def refuse_unfinished(store: Store) -> None:
@@ -153,8 +272,8 @@ def refuse_unfinished(store: Store) -> None:
     if jobs:
         raise DatasetError(
             f"{store.uri} is being written ({jobs[0]} has not finished), so there is nothing whole "
-            "to index yet; let it finish, or run it again if it was killed; if it was given up, "
-            f"delete the shards that no version names together with {JOBS}"
+            "to index yet; let it finish, or run it again if it was killed. "
+            f"{_ways_out(store, jobs[0])}"
         )
 
 
@@ -168,35 +287,27 @@ def open_destination(
 ) -> tuple[Destination, bool]:
     """Return a place to write to, and whether a job of that name goes on there.
 
-    A job that is new is noted; one that goes on keeps what it had begun with.
+    A job that is new is noted; one that goes on keeps what it had begun with. One that goes on may
+    have committed its version already.
     """
     store = open_store(uri, options)
     if not store.can_list:
         raise OptionError(f"{store.uri} cannot be written: plain http has no way to; use a store")
-    jobs = unfinished_jobs(store)
-    goes_on = job_name in jobs
-    if goes_on:
-        job = _read_job(store, _job_key(job_name))
+    noted = _notes(store).get(job_name)
+    goes_on = noted is not None and not noted.is_over
+    if noted is not None and goes_on:
+        job = noted
         base = _catalog(store).read(job.base_version) if job.base_version else None
     else:
         base = _catalog(store).read()
-        first = _checked_first(store, base, layout_format, jobs, append)
+        first = _checked_first(store, base, layout_format, unfinished_jobs(store), append)
         job = Job(base_version=base.version if base else 0, first_shard=first)
-        store.write(_job_key(job_name), msgspec.json.encode(job), only_if_absent=True)
+        is_new = noted is None  # Else it takes the place of a note that nobody may remove.
+        store.write(_job_key(job_name), msgspec.json.encode(job), only_if_absent=is_new)
     place = Destination(store=store, format=layout_format, job_name=job_name, job=job, base=base)
     if not goes_on:
         _refuse_others(place)
     return place, goes_on
-
-
-def _read_job(store: Store, key: str) -> Job:
-    try:
-        return msgspec.json.decode(store.read(key), type=Job)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise FormatError(
-            f"{store.uri}{key} is damaged ({error}), so it is not known what was being written; "
-            "choose another destination, or see `Writers` in docs/concepts/consistency.md"
-        ) from None
 
 
 def _refuse_others(place: Destination) -> None:
@@ -225,8 +336,8 @@ def _checked_first(
     if jobs:
         raise DatasetError(
             f"{store.uri} holds what {len(jobs)} unfinished pack or writer left ({jobs[0]}); "
-            f"run it again with the same source and options, or delete the shards that no version "
-            f"names together with {JOBS}"
+            "run it again with the same source and options if it was a pack. "
+            f"{_ways_out(store, jobs[0])}"
         )
     visible = [o for o in store.list() if not is_hidden(o.key)]
     if base is None:
@@ -257,7 +368,8 @@ def _first_after(store: Store, base: Manifest, format: str, visible: Sequence[Ob
     if new:
         raise DatasetError(
             f"{store.uri} has {len(new)} {format} objects that version {base.version} does not "
-            f"know, the first is {new[0].key!r}; add them with `penstock index`, or delete them"
+            f"know, the first is {new[0].key!r}; add them with `penstock index`, or move them "
+            "elsewhere"
         )
     names = [o.key.removeprefix("shard-").removesuffix(f".{format}") for o in mine]
     return max((int(n) for n in names if n.isdigit()), default=-1) + 1

@@ -93,8 +93,14 @@ class Stats:
 
     @property
     def bound_ratio(self) -> float | None:
-        """Bytes from stores as a multiple of the least possible; 1 is best."""
-        return self.store_bytes / self.bound_bytes if self.bound_bytes else None
+        """Bytes from stores as a multiple of the least possible; 1 is best.
+
+        None where there is no such bound: samples are read where they lie, or other ranks or jobs
+        of the node have read for this one.
+        """
+        if not self.bound_bytes or self.store_bytes < _NEARLY * self.bound_bytes:
+            return None
+        return max(1.0, self.store_bytes / self.bound_bytes)
 
     @property
     def stall_share(self) -> float:
@@ -114,8 +120,13 @@ class Stats:
         if self.bound_ratio is not None and self.bound_bytes is not None:
             so_far = "" if self.epochs == round(self.epochs) else " so far, what is ahead included"
             lines.append(
-                f"  from stores: {self.bound_ratio:.3f} of the least possible "
+                f"  from stores: {self.bound_ratio:.3f} times the least possible "
                 f"({show_bytes(self.bound_bytes)}){so_far}"
+            )
+        elif self.bound_bytes:
+            lines.append(
+                f"  from stores: {show_bytes(self.store_bytes)}; alone, this rank would have read "
+                f"at least {show_bytes(self.bound_bytes)}: other ranks or jobs read the rest"
             )
         lines += [
             f"  {tier.source} holds {show_bytes(tier.held_bytes)} of at most "
@@ -198,6 +209,10 @@ class Counters:
                 peers=peers,
                 events=events,
             )
+
+
+_NEARLY = 0.99
+"""The bound takes samples of an unfinished epoch for equally large, so it may be a little high."""
 
 
 def _is_near(source: str) -> bool:

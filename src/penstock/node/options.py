@@ -29,7 +29,7 @@ from penstock.node.grants import Limits
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address
 from penstock.peers.local import SYSTEM_SOCKET
-from penstock.storage.tier_sizes import Disk, Memory, Wish
+from penstock.storage.tier_sizes import Wish, disk_of, memory_of
 from penstock.units import bytes_of
 
 LISTEN = ":7410"
@@ -72,8 +72,8 @@ def options_of(given: Mapping[str, Any], config: Mapping[str, Any]) -> NodeOptio
     """Return the options from flags, by name, over those of the file."""
     said = {**config, **{name: value for name, value in given.items() if value not in (None, [])}}
     memory, disks = said.get("memory"), said.get("disk", [])
-    wishes: list[Wish] = [] if memory is None else [_memory(str(memory))]
-    wishes += [_disk(str(text)) for text in ([disks] if isinstance(disks, str) else disks)]
+    wishes: list[Wish] = [] if memory is None else [memory_of(str(memory))]
+    wishes += [disk_of(str(text)) for text in ([disks] if isinstance(disks, str) else disks)]
     if not wishes:
         raise OptionError(
             "a node service needs something to keep data in; give --memory 64GB, or "
@@ -141,18 +141,6 @@ def _listen(text: str) -> tuple[Address, ...]:
     address = address_of(text, "listen")
     has_host = bool(text.rpartition(":")[0])
     return (address,) if has_host else addresses_here(address.port)
-
-
-def _memory(text: str) -> Memory:
-    folder, _, size = text.rpartition(":")
-    return Memory(size, folder or None)
-
-
-def _disk(text: str) -> Disk:
-    folder, colon, size = text.rpartition(":")
-    if not colon or not folder:
-        raise OptionError(f"--disk {text!r} lacks a size; write for example --disk /nvme:2TB")
-    return Disk(folder, size)
 
 
 def _share(text: str) -> str:

@@ -210,7 +210,11 @@ class Runs:
         with self._mutex:
             return tuple(
                 SeenRun(
-                    run_id=run.run_id, secret=run.secret, members=run.members, dataset=run.dataset
+                    run_id=run.run_id,
+                    secret=run.secret,
+                    members=run.members,
+                    dataset=run.dataset,
+                    is_left=not run.clients,
                 )
                 for run in self._runs.values()
                 if user in (0, run.user)

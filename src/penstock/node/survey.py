@@ -20,7 +20,8 @@ import msgspec
 from penstock.errors import PeerError
 from penstock.peers.base import Address, NoGossip, unnamed
 from penstock.peers.client import Client
-from penstock.peers.local import LocalNode, RunMember, Seen, SeenRun, read_run_files
+from penstock.peers.local import LocalNode, RunMember, Seen, SeenRun
+from penstock.peers.run_files import read_run_files, runs_folder, sweep_run_files
 from penstock.peers.status import NodeStatus, RunStatus, status_of
 from penstock.peers.tls import client_context
 
@@ -68,21 +69,55 @@ class View:
         return self.run.dataset or (told[0] if told else "")
 
 
-def found_here() -> tuple[list[SeenRun], Seen | None]:
-    """Return this user's runs that can be found, the newest first, and the node service."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsHere:
+    """This user's runs that can be found from this host."""
+
+    live: list[SeenRun]
+    """The newest first."""
+    silent: list[SeenRun]
+    """Runs of which nobody answers: over, or out of reach from here."""
+    service: Seen | None
+    """What the node service of this host tells."""
+
+
+def found_here() -> RunsHere:
+    """Find this user's runs; those that may be over are asked, all at once."""
+    sweep_run_files(runs_folder())
     seen: Seen | None = None
     node = LocalNode.connect()
     if node is not None:
         with node:
             seen = node.look()
-    runs = {file.run.run_id: file.run for file in read_run_files()}
+    runs = dict[bytes, SeenRun]()
+    is_sure = dict[bytes, bool]()
+    for file in read_run_files():
+        run_id = file.run.run_id
+        runs.setdefault(run_id, file.run)
+        is_sure[run_id] = is_sure.get(run_id, False) or bool(file.is_alive)
     if seen is not None:
         here = RunMember(name=seen.status.name, host=seen.status.host, addresses=seen.served_at)
         for run in reversed(seen.runs):
+            is_sure[run.run_id] = is_sure.get(run.run_id, False) or not run.is_left
             if run.run_id not in runs:  # else a file of its ranks says more
                 members = run.members or (here,)
                 runs[run.run_id] = msgspec.structs.replace(run, members=members)
-    return list(runs.values()), seen
+    # The service here answers for runs that have left it, so that its answer proves nothing.
+    places = set(seen.served_at) if seen is not None else set()
+    unsure = [run for run_id, run in runs.items() if not is_sure[run_id]]
+    with ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="penstock-survey") as pool:
+        answers = list(pool.map(lambda run: _is_answered(run, places), unsure))
+    silent = [run for run, answered in zip(unsure, answers, strict=True) if not answered]
+    over = {run.run_id for run in silent}
+    live = [run for run_id, run in runs.items() if run_id not in over]
+    return RunsHere(live=live, silent=silent, service=seen)
+
+
+def _is_answered(run: SeenRun, but: set[tuple[str, int]]) -> bool:
+    """Return whether some member of a run answers at another place than these."""
+    members = tuple(member for member in run.members if not but & set(member.addresses))
+    with Survey(msgspec.structs.replace(run, members=members)) as survey:
+        return any(node.status is not None for node in survey.look().nodes)
 
 
 class Survey:

@@ -144,7 +144,7 @@ class Opened(Word, tag="opened", frozen=True, kw_only=True):
     def wishes(self) -> list[Wish]:
         """What to give to `open_tiers`."""
         return [
-            Memory(tier.size_bytes, tier.path)
+            Memory(tier.size_bytes, folder=tier.path)
             if tier.kind == "memory"
             else Disk(tier.path, tier.size_bytes)
             for tier in self.tiers
@@ -174,6 +174,8 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[RunMember, ...] = ()
     dataset: str = ""
     """Its URI, for people."""
+    is_left: bool = False
+    """Whether no process of it is connected to the service that tells of it."""
 
     def __repr__(self) -> str:
         return shown(self)

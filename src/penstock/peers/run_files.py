@@ -3,8 +3,9 @@
     $XDG_RUNTIME_DIR/penstock/runs/RUN.HOST.json      else ~/.cache/penstock/runs/RUN.HOST.json
 
 One process of each node writes one, for its user only (mode 0600), and removes it at the end. A
-file whose process is gone is removed by whoever comes next. The host is in the name because homes
-are often shared between machines, where a process number says nothing.
+file whose process is gone is removed by whoever looks next. Whether it is gone can be told on the
+machine where it ran. Homes are often shared between machines, and containers do not see each
+other's processes: there only the members of the run can tell, by an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
 from penstock.peers.local_words import RunMember, SeenRun
-from penstock.peers.runs import started_at
+from penstock.peers.runs import is_in_sight, is_of_this_boot, is_running, process_mark
 
 FORMAT = 1
 _BYTES_MAX = 4 * 2**20
@@ -35,18 +36,21 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[RunMember, ...]
     dataset: str = ""
     """Its URI, for people."""
-    pid: int
-    pid_began: int
-    """When that process began, by the kernel's count: a number may be given out again."""
+    mark: str
+    """Of its process (`process_mark`)."""
     host: str
 
     def __repr__(self) -> str:
         return shown(self)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its process runs, as far as can be told from here."""
-        return self.host != _host() or _began(self.pid) == self.pid_began
+    def is_alive(self) -> bool | None:
+        """Whether its process runs; None where that cannot be told from here."""
+        if is_in_sight(self.mark):
+            return is_running(self.mark)
+        if self.host == _host() and not is_of_this_boot(self.mark):
+            return False  # This machine was started again since.
+        return None
 
     @property
     def run(self) -> SeenRun:
@@ -83,8 +87,7 @@ def write_run_file(
         secret=secret.hex(),
         members=tuple(members),
         dataset=dataset,
-        pid=os.getpid(),
-        pid_began=_began(os.getpid()),
+        mark=process_mark(),
         host=_host(),
     )
     path = folder / f"{run_id.hex()}.{_host()}.json"
@@ -100,28 +103,28 @@ def write_run_file(
 def remove_run_file(path: Path) -> None:
     """Take a run's file away, if it is still this process's."""
     file = _read(path)
-    if file is not None and (file.pid, file.host) == (os.getpid(), _host()):
+    if file is not None and file.mark == process_mark():
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def read_run_files(folder: Path | None = None) -> list[RunFile]:
-    """Return the runs of this user that can be found, the newest first."""
+    """Return the runs of this user that are not known to be over, the newest first."""
     folder = runs_folder() if folder is None else folder
     dated = []
     for path in _files(folder):
         file = _read(path)
-        if file is not None and file.is_alive:
+        if file is not None and file.is_alive is not False:
             with contextlib.suppress(OSError):
                 dated.append((path.stat().st_mtime, file))
     return [file for _, file in sorted(dated, key=lambda pair: pair[0], reverse=True)]
 
 
 def sweep_run_files(folder: Path) -> None:
-    """Remove what processes of this host left that are gone."""
+    """Remove what processes left that are known to be gone."""
     for path in _files(folder):
         file = _read(path)
-        if file is not None and not file.is_alive:
+        if file is not None and file.is_alive is False:
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -149,17 +152,3 @@ def _read(path: Path) -> RunFile | None:
 
 def _host() -> str:
     return os.uname().nodename.replace("/", "_")
-
-
-def _began(pid: int) -> int:
-    """Return when a process began; -1 where there is none, 0 where the system does not tell."""
-    ticks = started_at(pid)
-    if ticks is not None:
-        return int(ticks)
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return -1
-    except PermissionError:
-        pass
-    return 0

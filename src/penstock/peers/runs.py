@@ -72,9 +72,17 @@ def is_in_sight(mark: str) -> bool:
     return mark.rpartition("|")[0] == _space()
 
 
+def is_of_this_boot(mark: str) -> bool:
+    """Return whether the process of a mark was started by the kernel that runs here now."""
+    return mark.partition("/")[0] == _boot()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def _space() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    return f"{_boot()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def started_at(pid: int) -> str | None:

