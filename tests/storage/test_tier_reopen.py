@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tests.storage.conftest import die_in, fill, kill_myself, shape_of, unit_bytes, units_of
 
-from penstock.storage.tier_files import GENERATION_MAX
 from penstock.storage.tier_found import found_tiers, remove_found
+from penstock.storage.tier_header import GENERATION_MAX
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.testing.forks import in_child, start_child, wait_for

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import xxhash
 
-from penstock.storage.tier_files import TierFiles, fits, is_marked, make_files
+from penstock.storage.tier_files import TierFiles
 from penstock.storage.tier_folders import (
     PAYLOAD,
     Folder,
@@ -27,6 +27,7 @@ from penstock.storage.tier_folders import (
     remove_lock,
     remove_payload,
 )
+from penstock.storage.tier_header import fits, is_marked, make_files
 from penstock.storage.tier_locks import OPENING, USERS, WAIT_S_MAX, RecordLocks
 from penstock.storage.tier_shape import Bools, TierShape
 
@@ -160,7 +161,7 @@ def _with_files(files: TierFiles, shape: TierShape) -> Opened | None:
                 return None
             is_new = True
             make_files(files.folder, shape)
-        files.open()
+        files.open(shape)
     except BaseException:
         if is_new:
             _remove(files)
