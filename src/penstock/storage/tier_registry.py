@@ -28,7 +28,7 @@ from penstock.storage.tier_folders import (
     remove_payload,
 )
 from penstock.storage.tier_header import fits, is_marked, make_files
-from penstock.storage.tier_locks import OPENING, USERS, WAIT_S_MAX, RecordLocks
+from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 from penstock.storage.tier_shape import Bools, TierShape
 
 _TRIES_MAX = 100
@@ -144,9 +144,11 @@ def _lock_file(folder: Folder) -> RecordLocks | None:
 
 def _wait_for_opening(locks: RecordLocks, folder: Folder) -> None:
     if not locks.wait_alone(OPENING):
+        pid = locks.holder(OPENING)
+        who = "another process" if pid is None else f"process {pid}"
         raise NoTierError(
-            f"{folder.path} has been held for {WAIT_S_MAX:g} s by a process that opens or closes "
-            "it; is that process stopped? End it, or give another folder"
+            f"{folder.path} is held by {who}, which opens or closes it and does not get on; is it "
+            "stopped? End it, or give another folder"
         )
 
 
