@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tests.storage.conftest import die_in, fill, kill_myself, shape_of, unit_bytes, units_of
 
-from penstock.storage.tier_files import GENERATION_MAX
 from penstock.storage.tier_found import found_tiers, remove_found
+from penstock.storage.tier_header import GENERATION_MAX
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.testing.forks import in_child, start_child, wait_for
@@ -343,7 +343,7 @@ def test_unused_tiers_are_found_and_removed_but_not_used_ones(tmp_path: Path) ->
 def test_someone_who_is_stuck_while_opening_costs_the_tier_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from penstock.storage import tier_locks
+    from penstock.storage import patience, tier_locks
 
     wish = Disk(tmp_path, "1MB")
     with open_tiers([wish], SHAPE) as tiers:
@@ -360,9 +360,9 @@ def test_someone_who_is_stuck_while_opening_costs_the_tier_and_not_the_run(
 
     started = start_child(child)
     os.read(told, 1)
-    monkeypatch.setattr(tier_locks, "WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(patience, "IDLE_S_MAX", 0.05)
     with caplog.at_level(logging.WARNING), open_tiers([wish], SHAPE) as tiers:
         assert tiers.tiers == ()
-    assert "is that process stopped?" in caplog.text
+    assert f"process {started[0]}, which opens or closes it and does not get on" in caplog.text
     os.close(writing)
     wait_for(started)

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.storage.conftest import Mount, die_in, fill, kill_myself, shape_of, unit_bytes, units_of
 
-from penstock.storage import tier_locks
-from penstock.storage.tier import Tier, Tiers
+from penstock.storage import patience
+from penstock.storage.tier import Tiers
 from penstock.storage.tier_files import TierFiles
 from penstock.storage.tier_found import found_tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_places import NOWHERE, UnitPlaces
+from penstock.storage.tier_reads import TierReads
 from penstock.storage.tier_shape import Bools
 from penstock.storage.tier_sizes import Disk, Memory, Wish, room_for
 from penstock.testing.forks import in_child, start_child, wait_for
@@ -218,7 +219,7 @@ def test_kill_while_placing_holds_up_nobody(
 
     with open_tiers([wish], SHAPE, placed=False) as tiers:
         die_in(child)
-        monkeypatch.setattr(tier_locks, "WAIT_S_MAX", 0.0)
+        monkeypatch.setattr(patience, "IDLE_S_MAX", 0.0)
         tiers.place(SPAN, spans_with(0, 1))
         assert fill(tiers) == [0, 1, 2, 3]
         assert tiers.tiers[0]._files.read_header().promised_bytes == 2 * SPAN
@@ -251,14 +252,14 @@ def test_a_unit_that_is_dropped_after_it_was_found_good_is_not_vouched_for(
     wish = Disk(tmp_path, 2 * SPAN)
     run_node(wish, [0, 1])
     with opened(wish, 1, 10) as tiers:
-        (tier,), is_good = tiers.tiers, Tier._is_good
+        (tier,), read_at = tiers.tiers, TierReads.at
 
-        def and_then_dropped(*args: Any) -> bool:
-            answer = is_good(*args)
+        def and_then_dropped(*args: Any) -> memoryview | None:
+            answer = read_at(*args)
             in_child(lambda: fill(tiers, [20]))
             return answer
 
-        monkeypatch.setattr(Tier, "_is_good", and_then_dropped)
+        monkeypatch.setattr(TierReads, "at", and_then_dropped)
         assert not tier.settle(np.array([0]))[0]
         monkeypatch.undo()
         assert not tier.present(np.array([0]))[0]

@@ -44,12 +44,14 @@ class OfPeers(Protocol):
 class Fill:
     """One unit on its way into a tier."""
 
-    __slots__ = ("_lock", "_waiters", "data", "unit")
+    __slots__ = ("_lock", "_waiters", "data", "keeps_data", "unit")
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self.data: memoryview | None = None
         """The bytes, where they could not be put into the tier."""
+        self.keeps_data = False
+        """Whether they are also wanted here where they could."""
         self._lock = threading.Lock()
         self._waiters: list[Done] | None = []
 
@@ -196,6 +198,21 @@ class Fills:
         for fill in run.fills:
             fill.finish(error)
 
+    def fetched_now(self, unit: int) -> memoryview | None:
+        """Fetch a unit in this thread, into its tier as well; None where somebody else does."""
+        fill, is_new = self.of(unit)
+        if not is_new:
+            return None
+        fill.keeps_data = True
+        run = FillRun([fill], self)
+        try:
+            run(0)
+        except BaseException as error:
+            self.finish(run, error)
+            raise
+        self.finish(run, None)
+        return fill.data
+
     def patience_s(self) -> float:
         """Return how long to wait for another process: not at all when one was given up lately."""
         is_in_a_hurry = time.monotonic() < self._hurries_until_s
@@ -257,5 +274,6 @@ class Fills:
     def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
         """Put bytes into the tier; what cannot go there is kept for those who wait for it."""
         may_write = may_write and self._has_tier(fill)
-        if not (may_write and self.holding.tier(fill.unit).write(fill.unit, data)):
+        has_written = may_write and self.holding.tier(fill.unit).write(fill.unit, data)
+        if fill.keeps_data or not has_written:
             fill.data = data

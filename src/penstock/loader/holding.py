@@ -1,15 +1,16 @@
 """What the tiers of this node hold of a data set, seen by sample.
 
 A holding knows the unit of every sample, the tier that each unit belongs to, and where in it. Bytes
-of samples are copied out of the mapped tier files in the thread that needs them; nothing passes
-through another process.
+of samples are read from the tiers' files, and checked, in the thread that needs them; nothing
+passes through another process. What is damaged is told to the caller as if it were absent.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from penstock.dataset.formats.base import Block
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
 from penstock.loader.buffers import Bytes
-from penstock.loader.gather import copy_rows
 from penstock.loader.job import Group, Piece
 from penstock.loader.stats import Counters, TierStats
 from penstock.loader.warmth import Warmth
@@ -120,6 +120,7 @@ class Holding:
                 folder=tier.path,
                 capacity_bytes=tier.capacity_bytes,
                 held_bytes=tier.fill_bytes,
+                num_damaged=tier.num_damaged,
             )
             for tier in self.tiers.tiers
         )
@@ -210,12 +211,12 @@ class Holding:
         out[:, 1], out[:, 2] = self.layout.offsets[units], self.layout.lengths[units]
         return out
 
-    def view(self, unit: int) -> Bytes | None:
-        """Return a unit as it lies in its mapped tier, if it is there."""
-        if not self.tiers.held(np.array([unit]))[0]:
+    def read(self, unit: int, inside: int, size: int) -> Bytes | None:
+        """Return bytes of a unit from its tier, checked; None where it is not there."""
+        number = self.tiers.tier_of_one(unit)
+        if number < 0 or not self.tiers.tiers[number].is_held(unit):
             return None
-        start = int(self.layout.offsets[unit])
-        return self.tier(unit).data[start : start + self.length(unit)]
+        return self.tiers.tiers[number].read_part(unit, inside, size)
 
     def samples(self, dataset: Dataset | Mixture, ids: Ints) -> list[dict[str, Any]]:
         """Return decoded samples: from the tiers, and from the store what they do not hold."""
@@ -243,68 +244,50 @@ class Holding:
 
     def _raw(self, group: Group, table: int, places: Places, j: int) -> memoryview:
         inside, length = int(places.inside[j]), int(group.extents[table].length[j])
-        whole = self.view(int(places.units[j]))
-        if whole is None:
+        data = self.read(int(places.units[j]), inside, length)
+        if data is None:
             return group.bound.read_sample(table, int(group.local_ids[j]))
-        return memoryview(bytes(whole[inside : inside + length]))
+        return data.data
 
     # -- copying -----------------------------------------------------------------------------
 
     def copy_into(
-        self,
-        places: Places,
-        lengths: Ints,
-        target: Bytes,
-        starts: Sequence[int],
-        counters: Counters,
+        self, places: Places, lengths: Ints, target: Bytes, starts: Ints, counters: Counters
     ) -> Ints:
         """Copy samples into `target`, each to its start; return which ones are not there."""
-        at = np.asarray(starts, np.int64)
-
-        def copy(number: int, chosen: Ints, offsets: Ints) -> int:
-            tier, sizes = self.tiers.tiers[number], lengths[chosen]
-            rows = list(zip(offsets.tolist(), sizes.tolist(), at[chosen].tolist(), strict=True))
-            ranges = ((tier, offset, size) for offset, size, _ in rows)
-            with self._warmth[number].asked(lambda: ranges):
-                data = tier.data
-                for offset, size, start in rows:
-                    target[start : start + size] = data[offset : offset + size]
-            return int(sizes.sum())
-
-        return self._copy_by_tier(places, copy, counters)
-
-    def copy_rows(self, places: Places, target: Bytes, where: Ints, counters: Counters) -> Ints:
-        """Copy samples of one length into rows of `target`; return which ones are not there."""
-        width = int(target.shape[1])
-
-        def copy(number: int, chosen: Ints, offsets: Ints) -> int:
-            tier, warmth = self.tiers.tiers[number], self._warmth[number]
-            ranges = [(tier, o, width) for o in offsets.tolist()]
-            with warmth.asked(lambda: ranges):
-                copy_rows(*_rows_of(tier.data, offsets, width), target, where[chosen])
-            return len(chosen) * width
-
-        return self._copy_by_tier(places, copy, counters)
-
-    def count(self, places: Places, lengths: Ints, counters: Counters) -> None:
-        """Count samples as read from their tiers."""
-        self._copy_by_tier(places, lambda _, chosen, __: int(lengths[chosen].sum()), counters)
-
-    def _copy_by_tier(
-        self, places: Places, copy: Callable[[int, Ints, Ints], int], counters: Counters
-    ) -> Ints:
-        """Copy what each tier holds; return the samples that no tier holds."""
         held = self.tiers.held(places.units)
         tier_of = self.tiers.tier_of(places.units)
-        offsets = self.layout.offsets[places.units] + places.inside
+        view = target.data
         for number, tier in enumerate(self.tiers.tiers):
             chosen = np.flatnonzero(held & (tier_of == number))
             if len(chosen):
                 begin = time.perf_counter()
-                size_bytes = copy(number, chosen, offsets[chosen])
+                units, inside, sizes = places.units[chosen], places.inside[chosen], lengths[chosen]
+                with self._warmth[number].asked(
+                    partial(self._ranges_in, tier, units, inside, sizes)
+                ):
+                    damaged = tier.copy(units, inside, sizes, view, starts[chosen])
+                held[chosen[damaged]] = False
                 seconds = time.perf_counter() - begin
-                counters.add_reads(tier.source, size_bytes, len(chosen), seconds)
+                counters.add_reads(tier.source, int(sizes.sum()), len(chosen), seconds)
         return np.flatnonzero(~held)
+
+    def _ranges_in(
+        self, tier: Tier, units: Ints, inside: Ints, sizes: Ints
+    ) -> Iterator[tuple[Tier, int, int]]:
+        """Yield where parts of units lie in the file of their tier."""
+        offsets = (self.layout.offsets[units] + inside).tolist()
+        return ((tier, o, size) for o, size in zip(offsets, sizes.tolist(), strict=True))
+
+    def count(self, places: Places, lengths: Ints, counters: Counters) -> None:
+        """Count samples as read from their tiers."""
+        held = self.tiers.held(places.units)
+        tier_of = self.tiers.tier_of(places.units)
+        for number, tier in enumerate(self.tiers.tiers):
+            chosen = held & (tier_of == number)
+            if chosen.any():
+                size_bytes = int(lengths[chosen].sum())
+                counters.add_reads(tier.source, size_bytes, int(chosen.sum()), 0.0)
 
 
 def _passed_by(dataset: Dataset | Mixture) -> dict[int, PassedBytes]:
@@ -333,13 +316,3 @@ def _name_with(name: str, uses: Floats) -> str:
     """Return a name of its own for a layout that depends on how often units are used."""
     classes = np.frexp(uses)[1].astype("<i2")
     return xxhash.xxh3_128_hexdigest(name.encode() + classes.tobytes())
-
-
-def _rows_of(data: Bytes, offsets: Ints, width: int) -> tuple[Bytes, Ints]:
-    """Return a file as rows, and the numbers of those that begin at some offsets."""
-    if not (offsets % width).any():
-        whole = data[: len(data) // width * width].reshape(-1, width)
-        return whole, offsets // width
-    # Rows that overlap: one from every byte on.
-    every = np.lib.stride_tricks.as_strided(data, (len(data) - width + 1, width), (1, 1))
-    return every, offsets

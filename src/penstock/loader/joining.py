@@ -79,6 +79,15 @@ class Grant:
             return list(self._wishes)
         return self.opened.wishes
 
+    def keep(self, dataset: str) -> None:
+        """Let the service keep the tiers that are open by now, if it can."""
+        if self.node is None:
+            return
+        try:
+            self.node.keep(dataset)
+        except PeerError as error:
+            _log.warning("%s; what this job keeps may go when it ends", error)
+
     def close(self) -> None:
         """Leave the service."""
         if self.node is not None:

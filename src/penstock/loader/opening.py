@@ -98,8 +98,7 @@ def open_here(
         grant.close()
         raise
     if rendezvous is None:
-        if grant.node is not None:
-            grant.node.keep(holding.name)
+        grant.keep(holding.name)
         return Opened(holding, None, grant.close)
     here = Here(
         rendezvous=rendezvous,

@@ -2,7 +2,7 @@
 
 * `Ranges`: in one buffer, which merged ranges of the store were read into for this batch alone.
 * `Blocks`: in blocks or runs that several batches share.
-* `Tiered`: in the tiers of this node, read on the spot out of their mapped files.
+* `Tiered`: in the tiers of this node, read from their files on the spot.
 * `Spread`: in what other nodes have sent for this batch alone, and partly in the tiers here.
 
 Groups without a stage lie in local files and are read on the spot as well.
@@ -61,6 +61,18 @@ class BlockSource(Protocol):
 
     def run(self, group: Group, table: int, j: int, name: Any) -> tuple[int, memoryview]:
         """Return offset and bytes of the run of samples that a sample lies in."""
+        ...
+
+
+class UnitSource(Protocol):
+    """Whoever brings what a tier should have had."""
+
+    def fetched_again(self, unit: int) -> memoryview | None:
+        """Fetch a unit that is damaged in its tier; None where another thread is doing so."""
+        ...
+
+    def read_sample(self, group: Group, table: int, j: int) -> memoryview:
+        """Return the extent of a sample from its store."""
         ...
 
 
@@ -133,14 +145,14 @@ class Tiered:
         counters: Counters,
         *,
         blocks: BlockSource,
-        read: Callable[[Group, int, int], memoryview],
+        source: UnitSource,
     ) -> None:
         self._holding = holding
         self._group = group
         self._places = places
         self._counters = counters
         self._blocks = blocks
-        self._read = read
+        self._source = source
         self.fills: dict[int, Fill] = {}
         """Units that were not there when the batch was planned."""
 
@@ -149,31 +161,34 @@ class Tiered:
         places = self._places[table]
         unit, inside = int(places.units[j]), int(places.inside[j])
         length = int(self._group.extents[table].length[j])
-        whole = self._holding.view(unit)
-        if whole is not None:
+        near = self._holding.read(unit, inside, length)
+        if near is not None:
             self._counters.add_reads(self._holding.tier(unit).source, length, 1, 0.0)
-            return whole[inside : inside + length]
+            return near
         fill = self.fills.get(unit)
         if fill is not None and fill.data is not None:
             return fill.data[inside : inside + length]
-        # Forgotten since: its bytes were found to be wrong, or the tier has shrunk.
-        return self._read(self._group, table, j)
+        # It was found to be damaged, or the tier is lost.
+        again = self._source.fetched_again(unit)
+        if again is None:
+            return self._source.read_sample(self._group, table, j)
+        return again[inside : inside + length]
 
     def copy_into(self, table: int, piece: Piece, target: Bytes, starts: Sequence[int]) -> None:
         """Copy the samples of a piece into `target`, each to its start."""
         lengths = self._group.extents[table].length[piece.start : piece.stop]
         places = self._places[table].part(piece)
-        absent = self._holding.copy_into(places, lengths, target, starts, self._counters)
+        at = np.asarray(starts, np.int64)
+        absent = self._holding.copy_into(places, lengths, target, at, self._counters)
         for i in absent.tolist():
             raw = self.raw(table, piece.start + i)
             target[starts[i] : starts[i] + len(raw)] = raw
 
     def copy_rows(self, table: int, piece: Piece, target: Bytes, where: Ints) -> None:
         """Copy the samples of a piece into rows of `target`."""
-        places = self._places[table].part(piece)
-        absent = self._holding.copy_rows(places, target, where, self._counters)
-        for i in absent.tolist():
-            target[where[i]] = np.frombuffer(self.raw(table, piece.start + i), np.uint8)
+        assert target.flags.c_contiguous
+        starts = where * target.shape[1]
+        self.copy_into(table, piece, target.reshape(-1), starts)
 
     def count(self, piece: Piece) -> None:
         """Count the samples of a piece as read, by others than us."""

@@ -202,9 +202,7 @@ class Stager:
         assert self._holding is not None
         group = job.groups[number]
         places = self._holding.places(group)
-        stage = Tiered(
-            self._holding, group, places, self._counters, blocks=self, read=self.read_sample
-        )
+        stage = Tiered(self._holding, group, places, self._counters, blocks=self, source=self)
         job.staged[number] = stage
         fills = [self._fills_of(self._not_unpacked(group, table.units)) for table in places]
         for fill, _ in itertools.chain(*fills):
@@ -230,7 +228,7 @@ class Stager:
             self._stage_tiered(job, number, staged)  # Blocks are whole units, for several batches.
             return
         places = holding.places(group)
-        near = Tiered(holding, group, places, self._counters, blocks=self, read=self.read_sample)
+        near = Tiered(holding, group, places, self._counters, blocks=self, source=self)
         stage = Spread(near, group, places, blocks=self)
         job.staged[number] = stage
         new: list[Fill] = []
@@ -485,6 +483,14 @@ class Stager:
         e = group.extents[table]
         at = At(group.bound, table, int(e.object[j]), int(e.offset[j]))
         return self.read(at, group.local_ids[j : j + 1], int(e.length[j]))[0]
+
+    def fetched_again(self, unit: int) -> memoryview | None:
+        """Fetch a unit that is damaged in its tier, and put it there; None where another is at it.
+
+        In the thread that found it out: its batch is already being made.
+        """
+        assert self.fills is not None
+        return self.fills.fetched_now(unit)
 
     def fetch_units(self, unit: int, count: int) -> tuple[list[memoryview], int]:
         """Return the bytes of neighbouring units from their store, and the number of retries."""

@@ -31,6 +31,8 @@ class TierStats:
     """What it may hold of this data set."""
     held_bytes: int
     """What it holds."""
+    num_damaged: int = 0
+    """Units in it that this process found damaged and fetched again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,7 @@ class Stats:
         lines += [
             f"  {tier.source} holds {show_bytes(tier.held_bytes)} of at most "
             f"{show_bytes(tier.capacity_bytes)} in {tier.folder}"
+            + (f"; {show_count(tier.num_damaged)} units were damaged" if tier.num_damaged else "")
             for tier in self.tiers
         ]
         for peer in self.peers:

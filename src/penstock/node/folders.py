@@ -24,18 +24,16 @@ from dataclasses import dataclass, field
 
 from penstock.errors import OptionError
 from penstock.node.grants import Key
-from penstock.storage.tier_files import is_marked, meta_in
 from penstock.storage.tier_folders import (
-    DATA,
     IDENTITY,
     LOCK,
-    STATE,
-    SUMS,
+    PARTS,
     Folder,
     has_only_lock,
     remove_lock,
     remove_payload,
 )
+from penstock.storage.tier_header import is_marked, meta_in
 
 SHARED_MARK = ".penstock-shared"
 """By this file of root's, jobs know that tiers of several users may lie in a folder."""
@@ -212,7 +210,7 @@ def _found_set(root: Folder, key: Key) -> FoundSet:
     with tier_folders(root, key) as found:
         for _, folder in found:
             with contextlib.suppress(OSError):
-                held_bytes += sum(_status(folder, name).st_blocks for name in (DATA, SUMS, STATE))
+                held_bytes += sum(_status(folder, name).st_blocks for name in PARTS)
                 used_at_s = max(used_at_s, _status(folder, LOCK).st_mtime)
                 told = meta_in(folder).get("about")
                 about = told if isinstance(told, dict) else about

@@ -20,12 +20,13 @@ import xxhash
 from penstock.clock import Clock, SystemClock
 from penstock.node.folders import OwnedFolder, clear_tier
 from penstock.peers.base import ABSENT, UNCHECKED, Found, HeldFile, Ints, Lookup, Shelf
-from penstock.storage.tier_files import HEADER_BYTES, Header, read_header
 from penstock.storage.tier_folders import DATA, LOCK, STATE, SUMS
+from penstock.storage.tier_header import HEADER_BYTES, Header, read_header
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 
-_OPENING_S_MAX = 5.0
-"""The opening moment takes milliseconds; a job that is stopped in it must not stop the service."""
+_OPENING_S_MAX = 1.5
+"""The opening moment takes milliseconds; a job that is stopped in it must not stop the service, nor
+other jobs that wait for its answer (`storage.patience`)."""
 _UNCHECKED_MAX = 65536
 _CHECKED_BYTES_MAX = 2**30
 

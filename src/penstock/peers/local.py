@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import select
 import socket
 import threading
 import weakref
@@ -60,6 +61,7 @@ from penstock.peers.run_files import (
     write_run_file,
 )
 from penstock.peers.status import TEXT_CHARACTERS_MAX, RunStatus
+from penstock.storage.patience import Patience
 
 __all__ = [
     "LocalNode",
@@ -80,7 +82,9 @@ __all__ = [
 SYSTEM_SOCKET = "/run/penstock/node.sock"
 VARIABLE = "PENSTOCK_NODE"
 
-_CONNECT_S_MAX = 5.0
+_CONNECT_S_MAX = 2.0
+_LOOK_S = 0.05
+"""Between two looks whether the service gets on."""
 _ANSWER_S_MAX = 60.0
 """Opening may have to remove other data sets first."""
 _PROGRESS_S_MAX = 2.0
@@ -250,6 +254,7 @@ class LocalNode:
         try:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(packed(word))
+            _wait_for_answer(self._connection, timeout_s)
             answer = receive_answered(self._connection)
         except (OSError, ValueError, PeerError) as error:
             self._drop()
@@ -314,6 +319,17 @@ def _connected(path: str) -> socket.socket | None:
         os.geteuid(),
     )
     return None
+
+
+def _wait_for_answer(connection: socket.socket, timeout_s: float) -> None:
+    """Wait until an answer begins to come; raise where the service does not get on with it."""
+    pid, _, _ = user_of(connection)
+    patience = Patience(wait_s_max=timeout_s)
+    arrival = select.poll()
+    arrival.register(connection, select.POLLIN)
+    while not arrival.poll(_LOOK_S * 1000):
+        if patience.is_over(pid):
+            raise TimeoutError(f"process {pid} does not get on; is it stopped?")
 
 
 _nodes: weakref.WeakSet[LocalNode] = weakref.WeakSet()

@@ -2,7 +2,7 @@
 
 A tier is a folder with a sparse file in which every unit has its fixed place (`tier_files`). All
 ranks of a node and all its jobs use it at once and no process is in charge: whoever wants a unit
-that is not there claims it, fetches it and writes it; everybody else reads it from the map.
+that is not there claims it, fetches it and writes it; everybody else reads it from the file.
 
     with open_tiers([Memory("8GB"), Disk("/scratch", "200GB")], shape) as tiers:
         tier = tiers.tiers[0]
@@ -16,15 +16,15 @@ Where several nodes share a data set, `open_tiers(…, placed=False)` settles si
 `tiers.place(span_bytes, spans)` says which part of the layout belongs to this node (`tier_places`).
 
 A tier that cannot be had (a read-only folder, no room) is left out with a warning that says what to
-do; one that is larger than the device becomes smaller. A tier is never the only place of a byte, so
-no failure here is worth ending a run.
+do; one that is larger than the device becomes smaller. Bytes are checked each time they are read
+(`tier_reads`), and a unit that is damaged counts as absent. A tier is never the only place of a
+byte, so no failure here is worth ending a run.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -43,6 +43,7 @@ from penstock.storage.tier_places import (
     UnitPlaces,
     places_of,
 )
+from penstock.storage.tier_reads import TierReads
 from penstock.storage.tier_registry import enter, promise, release
 from penstock.storage.tier_shape import Bools, Ints, TierShape
 from penstock.storage.tier_sizes import memory_left_bytes
@@ -55,6 +56,7 @@ _LEFT_BYTES_MAX, _LEFT_SHARE = 256 * 2**20, 0.02
 programs may have grown since it was opened, and the kernel would end one of them."""
 _ROUNDED_BYTES = 1 << 20
 """A device gives room in pages: what a tier may take beyond its capacity by that."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _VOUCH_TRIES_MAX, _VOUCH_S = 100, 0.0005
 """Who holds a unit that lies there unchecked is about to vouch for it or to drop it, and quick."""
 
@@ -69,6 +71,7 @@ class Tier:
     ) -> None:
         self._files = files
         self._shape = shape
+        self._reads = TierReads(files, shape)
         self.kind = files.kind
         self.source = f"tier:{files.kind}"
         self.path = files.folder.path
@@ -90,16 +93,8 @@ class Tier:
         return f"Tier({self.path!r}, capacity_bytes={self.capacity_bytes})"
 
     @property
-    def data(self) -> Bytes:
-        """The data file, mapped, to read from: a unit lies at its offset in the layout.
-
-        Only units that are held: on a full tmpfs a look at a hole ends the process.
-        """
-        return self._files.data
-
-    @property
     def descriptor(self) -> int:
-        """The data file, for `preadv`."""
+        """The data file."""
         return self._files.data_descriptor
 
     @property
@@ -109,6 +104,11 @@ class Tier:
             return self._files.data_taken_bytes
         held = (units[self.present(units)] for units in self._shape.chunks())
         return sum(int(self._shape.lengths[units].sum()) for units in held)
+
+    @property
+    def num_damaged(self) -> int:
+        """Units that this process found damaged; each was fetched again."""
+        return self._files.num_damaged
 
     @property
     def is_full(self) -> bool:
@@ -123,16 +123,14 @@ class Tier:
     def is_held(self, unit: int) -> bool:
         """Return whether a unit is here and vouched for."""
         enter(self._files)
-        return self._files.state_of(unit) == self._files.generation
+        return self._files.is_held(unit)
 
     def covers(self, unit: int, offset: int, length: int) -> bool:
         """Return whether there is such a unit, and bytes inside the data file are meant."""
         is_unit = 0 <= unit < self._shape.num_units
         if not is_unit or offset < 0 or length < 0:
             return False
-        end = offset + length
-        # Another process may have let the file grow since it was mapped.
-        return end <= self.data.nbytes or end <= os.fstat(self.descriptor).st_size
+        return offset + length <= self._files.data_bytes
 
     def sum_of(self, unit: int) -> int:
         """Return the sum that was written for a unit."""
@@ -145,19 +143,18 @@ class Tier:
     def held(self, units: Ints) -> Bools:
         """Return which units are here and vouched for."""
         enter(self._files)
-        held: Bools = self._files.states[units] == self._files.generation
-        return held
+        return self._files.held(units)
 
     def present(self, units: Ints) -> Bools:
         """Return which units are here, also those that an earlier run vouched for."""
         enter(self._files)
-        present: Bools = self._files.states[units] != 0
+        present: Bools = self._files.states_of(units) != 0
         return present
 
     def unchecked(self, units: Ints) -> Bools:
         """Return which units are here but must be checked before they are used."""
         enter(self._files)
-        states = self._files.states[units]
+        states = self._files.states_of(units)
         unchecked: Bools = (states != 0) & (states != self._files.generation)
         return unchecked
 
@@ -169,6 +166,8 @@ class Tier:
         """
         files = self._files
         enter(files)
+        if files.is_lost:
+            return True  # nothing is here, and whoever fetches it keeps it
         if not files.locks.claim(unit):
             return False
         if not files.state_of(unit):
@@ -186,12 +185,12 @@ class Tier:
     def write(self, unit: int, view: Buffer) -> bool:
         """Fill a claimed unit; False where there is no room for it."""
         files, data = self._files, memoryview(view)
+        if files.is_full:
+            return False
         offset, length = self._shape.extent(unit)
         assert files.locks.has_claimed(unit), f"unit {unit} is not claimed"
         assert data.nbytes == length, f"unit {unit} has {length} bytes, got {data.nbytes}"
         assert self._places.tier_of_one(unit) == self._number, f"unit {unit} is elsewhere"
-        if files.is_full:
-            return False
         if files.state_of(unit):
             files.set_state(unit, 0)
         try:
@@ -200,13 +199,13 @@ class Tier:
                 return False
             if length:
                 self._write_bytes(data.cast("B"), offset)
-            files.write_sum(unit, xxhash.xxh3_64_intdigest(data))
+            self._reads.write_sums(unit, data.cast("B"))
             # Last, so that nobody ever sees a unit that is not all there.
             files.set_state(unit, files.generation)
         except OSError as error:
             self._refused(error, offset, length)
             return False
-        return True
+        return not files.is_lost
 
     def _has_room(self, length: int) -> bool:
         """Return whether so much fits into the capacity, after dropping what is spare for it."""
@@ -225,7 +224,7 @@ class Tier:
             try:
                 return write_all(self._files.data_descriptor, data, offset)
             except OSError as error:
-                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                is_full = error.errno in _NO_ROOM
                 if not is_full or self._spares is None or not self._spares.drop_one():
                     raise
 
@@ -238,12 +237,13 @@ class Tier:
             raise OSError(errno.ENOMEM, "the node is running out of memory")
 
     def _refused(self, error: OSError, offset: int, length: int) -> None:
-        if error.errno == errno.EBADF:
-            raise error
         files = self._files
         files.punch(offset, length)
-        files.set_full()
-        if not self._has_warned:
+        if error.errno in (*_NO_ROOM, errno.ENOMEM):
+            files.set_full()
+        else:  # read-only or failing: what lies there is still read as long as it is good
+            files.takes_more = False
+        if not self._has_warned and not files.is_lost:
             self._has_warned = True
             _log.warning(
                 "the %s tier %s takes no more (%s); what does not fit there is read from the "
@@ -258,35 +258,72 @@ class Tier:
         enter(self._files)
         self._files.set_state(unit, 0)
 
-    def read(self, unit: int) -> memoryview:
-        """Return the bytes of a unit that is held: from the map in memory, read from a disk."""
-        offset, length = self._shape.extent(unit)
-        if self.kind == "memory":
-            return self._files.data[offset : offset + length].data
-        return self._copied(offset, length)
+    # -- reading -----------------------------------------------------------------------------
 
-    def _copied(self, offset: int, length: int) -> memoryview:
-        target = rest = np.empty(length, np.uint8).data
-        while rest.nbytes:
-            count = os.preadv(self._files.data_descriptor, [rest], offset + length - rest.nbytes)
-            if count == 0:
-                raise OSError(errno.EIO, "the data file ends early", self.path)
-            rest = rest[count:]
-        return target
+    def read(self, unit: int) -> memoryview | None:
+        """Return the bytes of a unit that is held; None where they are damaged."""
+        data = self._reads.whole(unit)
+        if data is None:
+            self._spoil(unit)
+        return data
+
+    def read_part(self, unit: int, inside: int, size: int) -> Bytes | None:
+        """Return `size` bytes of a unit that is held; None where they are damaged."""
+        data = self._reads.part(unit, inside, size)
+        if data is None:
+            self._spoil(unit)
+        return data
+
+    def copy(
+        self, units: Ints, inside: Ints, sizes: Ints, target: memoryview, starts: Ints
+    ) -> list[int]:
+        """Copy parts of units that are held into `target`; return which of them are damaged."""
+        missing = self._reads.copy(units, inside, sizes, target, starts)
+        for unit in np.unique(units[missing]).tolist():
+            self._spoil(unit)
+        return missing
+
+    def _spoil(self, unit: int) -> None:
+        """Let a unit that is damaged count as absent, so that it is fetched again.
+
+        Under its lock, and after a second look: another thread or process may have fetched it
+        since. Where only the sums of its cells were wrong, these are written anew.
+        """
+        files = self._files
+        if not files.locks.claim(unit):
+            files.unsee(unit)  # somebody is filling it
+            return
+        try:
+            if files.state_of(unit) != files.generation:
+                files.unsee(unit)
+                return
+            self._warn_of(unit)
+            data = self._reads.whole(unit)
+            if data is not None:
+                self._reads.write_sums(unit, data)
+            else:
+                files.set_state(unit, 0)
+        except OSError:
+            files.set_state(unit, 0)
+        finally:
+            self.release(unit)
+
+    def _warn_of(self, unit: int) -> None:
+        self._files.num_damaged += 1
+        if self._files.num_damaged == 1:
+            _log.warning(
+                "unit %d of the %s tier %s is not what was written there; it is fetched again, as "
+                "are others of which this is true (stats count them): %s/data may lie on a device "
+                "that fails, or another program writes to it",
+                unit,
+                self.kind,
+                self.path,
+                self.path,
+            )
 
     def check(self, unit: int) -> bool:
         """Return whether what lies at a unit's place has the sum that was written for it."""
-        return self._is_good(unit, *self._shape.extent(unit))
-
-    def _is_good(self, unit: int, offset: int, length: int) -> bool:
-        try:  # never through the map: there may be a hole, or a bad sector
-            return self._matches(unit, self._copied(offset, length))
-        except OSError as error:
-            _log.warning("%s cannot be read at unit %d (%s)", self.path, unit, error.strerror)
-            return False
-
-    def _matches(self, unit: int, data: memoryview) -> bool:
-        return xxhash.xxh3_64_intdigest(data) == self._files.sum_of(unit)
+        return self._reads.whole(unit) is not None
 
     def settle(self, units: Ints) -> Bools:
         """Check the unchecked among some units; return which of them all are here and good."""
@@ -302,7 +339,7 @@ class Tier:
         state = self._files.state_of(unit)
         if state in (0, self._files.generation):
             return bool(state)
-        return self._settled(unit, is_good=self._is_good(unit, offset, length))
+        return self._settled(unit, is_good=self._reads.at(unit, offset, length) is not None)
 
     def settle_with(self, unit: int, data: memoryview) -> bool:
         """Settle one unit by its bytes, for those who have read them already."""
@@ -310,7 +347,7 @@ class Tier:
         state = self._files.state_of(unit)
         if state in (0, self._files.generation):
             return bool(state)
-        return self._settled(unit, is_good=self._matches(unit, data))
+        return self._settled(unit, is_good=xxhash.xxh3_64_intdigest(data) == self.sum_of(unit))
 
     def _settled(self, unit: int, *, is_good: bool) -> bool:
         """Vouch for an unchecked unit that was found good, or let it count as absent.
@@ -462,6 +499,6 @@ class Tiers:
         offset, length = self.shape.extent(unit)
         for number in order:
             tier = self.tiers[number]
-            if offset + length <= tier.data.nbytes and tier.settle_at(unit, offset, length):
+            if tier.settle_at(unit, offset, length):
                 return tier
         return None

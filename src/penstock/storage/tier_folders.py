@@ -20,10 +20,12 @@ from penstock.errors import OptionError
 from penstock.storage.keys import TEMPORARY_PREFIX
 from penstock.storage.tier_sizes import Wish
 
-META, DATA, SUMS, STATE, LOCK = "meta.json", "data", "sums", "state", "lock"
+META, DATA, SUMS, CELLS, STATE, LOCK = "meta.json", "data", "sums", "cells", "state", "lock"
 IDENTITY = "identity"
 """See `tier_identity`: beside the files of a memory tier, or beside the folders of disk tiers."""
-PAYLOAD = (IDENTITY, META, DATA, SUMS, STATE)
+PARTS = (DATA, SUMS, CELLS, STATE)
+"""What takes room."""
+PAYLOAD = (IDENTITY, META, *PARTS)
 """In the order of removal. `state` carries our mark, so it is made first and goes last."""
 
 _LOCK_MARK = b"penstock tier\n"

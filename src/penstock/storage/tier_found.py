@@ -16,12 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.storage.tier_files import header_in, is_marked, meta_in
 from penstock.storage.tier_folders import (
-    DATA,
     LOCK,
-    STATE,
-    SUMS,
+    PARTS,
     Folder,
     has_only_lock,
     open_folder,
@@ -29,6 +26,7 @@ from penstock.storage.tier_folders import (
     remove_payload,
     root_of,
 )
+from penstock.storage.tier_header import header_in, is_marked, meta_in
 from penstock.storage.tier_identity import read_identity
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 from penstock.storage.tier_registry import in_turn, is_open_here
@@ -104,7 +102,7 @@ def _found(folder: Folder, kind: str, name: str, *, is_used: bool) -> FoundTier:
 
 
 def _taken_bytes(folder: Folder) -> int:
-    names = [name for name in (DATA, SUMS, STATE) if name in folder.names()]
+    names = [name for name in PARTS if name in folder.names()]
     return sum(_status(folder, name).st_blocks for name in names) * 512
 
 

@@ -20,16 +20,18 @@ import errno
 import fcntl
 import logging
 import os
+import struct
 import threading
 
 from penstock.clock import Clock, SystemClock
+from penstock.storage.patience import Patience
 
 OPENING = 0
 USERS = 1
 _CLAIMS_FROM = 16
 
-WAIT_S_MAX = 30.0
-"""The opening moment takes milliseconds; whoever holds it longer is stopped or stuck."""
+_FLOCK = struct.Struct("hhqqi4x")
+"""`struct flock` of 64-bit Linux: type, whence, start, length, process."""
 
 _NOT_NOW = (errno.EAGAIN, errno.EACCES)
 
@@ -65,14 +67,22 @@ class RecordLocks:
     def wait_alone(self, byte: int, clock: Clock | None = None) -> bool:
         """Take a byte alone, waiting for others; False when they do not let go."""
         clock = clock or SystemClock()
-        end_s = clock.now_s() + WAIT_S_MAX
-        pause_s = 0.001
+        patience, pause_s = Patience(clock), 0.001
         while not self.try_alone(byte):
-            if clock.now_s() >= end_s:
+            if patience.is_over(self.holder(byte)):
                 return False
             clock.sleep(pause_s)
             pause_s = min(0.05, pause_s * 1.5)
         return True
+
+    def holder(self, byte: int) -> int | None:
+        """Return the process that holds a byte; None where there is none, or it is hidden."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:
+            found = _FLOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, asked))
+        except OSError:
+            return None
+        return found[-1] if found[0] != fcntl.F_UNLCK and found[-1] > 0 else None
 
     def _lock(self, how: int, byte: int) -> bool:
         try:

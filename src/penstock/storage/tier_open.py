@@ -24,6 +24,7 @@ import xxhash
 
 from penstock.errors import OptionError
 from penstock.storage.tier import Tier, Tiers
+from penstock.storage.tier_cells import CELL_BYTES
 from penstock.storage.tier_files import TierFiles
 from penstock.storage.tier_folders import Folder, NoTierError, leaving_out, root_of
 from penstock.storage.tier_found import give_up, promised_elsewhere_bytes, sweep
@@ -175,6 +176,7 @@ def _room(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> Room:
     sums_bytes = 8 * shape.num_units
     free_bytes = room.free_bytes + files.room_taken_bytes - sums_bytes
     free_bytes -= promised_elsewhere_bytes(root, shape.name)
+    free_bytes -= -(-8 * free_bytes // CELL_BYTES)  # what is kept takes a sum for each cell
     return replace(room, free_bytes=max(0, free_bytes))
 
 
@@ -201,7 +203,8 @@ def _trim(
     """
     assert isinstance(shape.offsets, np.ndarray)
     assert isinstance(shape.lengths, np.ndarray)
-    is_here = files.states != 0
+    states = files.all_states()
+    is_here = states != 0
     is_own = (shape.offsets >= first) & (shape.offsets + shape.lengths <= last)
     held_bytes = int(shape.lengths[is_here].sum())
     lacking_bytes = int(shape.lengths[is_own & ~is_here].sum())
@@ -213,7 +216,6 @@ def _trim(
         spare = np.flatnonzero(is_spare)
         spare = spare[np.argsort(shape.offsets[spare])][::-1]  # the least worthy first
         count = int(np.searchsorted(np.cumsum(shape.lengths[spare]), excess_bytes)) + 1
-        states = files.states.copy()
         states[spare[:count]] = 0
         files.write_states(states)
     if files.room_taken_bytes > capacity_bytes:
@@ -223,7 +225,7 @@ def _trim(
 def _punch_absent(files: TierFiles, shape: TierShape, among: Bools) -> None:
     """Give back the room of units that are not here, whoever dropped or half wrote them."""
     assert isinstance(shape.lengths, np.ndarray)
-    units = np.flatnonzero(among & (files.states == 0) & (shape.lengths > 0))
+    units = np.flatnonzero(among & (files.all_states() == 0) & (shape.lengths > 0))
     units = units[np.argsort(shape.offsets[units])]
     offsets, ends = shape.offsets[units], shape.ends(units)
     # Units that lie side by side go in one call.

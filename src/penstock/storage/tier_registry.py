@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import xxhash
 
-from penstock.storage.tier_files import TierFiles, fits, is_marked, make_files
+from penstock.storage.tier_files import TierFiles
 from penstock.storage.tier_folders import (
     PAYLOAD,
     Folder,
@@ -27,7 +27,8 @@ from penstock.storage.tier_folders import (
     remove_lock,
     remove_payload,
 )
-from penstock.storage.tier_locks import OPENING, USERS, WAIT_S_MAX, RecordLocks
+from penstock.storage.tier_header import fits, is_marked, make_files
+from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 from penstock.storage.tier_shape import Bools, TierShape
 
 _TRIES_MAX = 100
@@ -143,9 +144,11 @@ def _lock_file(folder: Folder) -> RecordLocks | None:
 
 def _wait_for_opening(locks: RecordLocks, folder: Folder) -> None:
     if not locks.wait_alone(OPENING):
+        pid = locks.holder(OPENING)
+        who = "another process" if pid is None else f"process {pid}"
         raise NoTierError(
-            f"{folder.path} has been held for {WAIT_S_MAX:g} s by a process that opens or closes "
-            "it; is that process stopped? End it, or give another folder"
+            f"{folder.path} is held by {who}, which opens or closes it and does not get on; is it "
+            "stopped? End it, or give another folder"
         )
 
 
@@ -160,7 +163,7 @@ def _with_files(files: TierFiles, shape: TierShape) -> Opened | None:
                 return None
             is_new = True
             make_files(files.folder, shape)
-        files.open()
+        files.open(shape)
     except BaseException:
         if is_new:
             _remove(files)

@@ -76,7 +76,7 @@ class Spares:
         for are_mine in (False, True):
             for stop in range(self._shape.num_units, 0, -_CHUNK_UNITS):
                 units = np.arange(max(0, stop - _CHUNK_UNITS), stop)
-                units = units[self._is_loose(self._files.states[units])]
+                units = units[self._is_loose(self._files.states_of(units))]
                 tiers = self._tier_of(units)
                 units = units[(tiers != self._number) & ((tiers != NOWHERE) == are_mine)]
                 if len(units) and self._files.locks.can_claim:
