@@ -13,6 +13,7 @@ from penstock.dataset.checks import read_checked
 from penstock.dataset.fields import VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
+from penstock.dataset.ownership import CHANGEABLE, owned, writable
 from penstock.dataset.part import Ints, Part
 from penstock.errors import ChangedError, DatasetError, StoreError
 from penstock.storage.base import Store
@@ -82,19 +83,38 @@ class BoundPart:
         return self.unpack_raw(number, offset, raw)
 
     def unpack_raw(self, number: int, offset: int, raw: memoryview) -> Block:
-        """Return a block from its bytes; an error names the object and the place in it."""
+        """Return a block from its bytes; an error names the object and the place in it.
+
+        The block is kept and shared, so it sees its bytes read-only, whoever owns them.
+        """
         try:
-            return self.format.unpack(self.part, number, offset, raw)
+            return self.format.unpack(self.part, number, offset, raw.toreadonly())
         except DatasetError as error:
             key = self.part.tables[0].key(number)
             raise type(error)(f"{self.store.uri}{key} at byte {offset}: {error}") from error
 
     def decoded(self, encoded: Sample, local_id: int) -> dict[str, Any]:
-        """Return the values of a sample's fields; a field that it lacks is None."""
+        """Return the values of a sample's fields, the caller's own; a field it lacks is None."""
+        values = self.views(encoded, local_id)
+        own = owned if self.by_block else writable
+        for name, value in values.items():
+            if isinstance(value, CHANGEABLE):
+                # What a decoder made is not kept in the block: only a view of bytes is shared.
+                values[name] = writable(value) if name in self.steps else own(value)
+        return values
+
+    def views(self, encoded: Sample, local_id: int) -> dict[str, Any]:
+        """Return a sample as `decoded` does, for callers that copy it before anybody writes to it.
+
+        Arrays may be views of memory that other samples share.
+        """
         out: dict[str, Any] = {}
         for f in self.part.fields:
             value = encoded.get(f.name)
             if value is not None and f.name in self.steps:
+                if self.decoders.get(f.name) or self.decoders.get(f.encoding):
+                    # A decoder of the user's may write to its bytes, or return a view of them.
+                    value = owned(value) if self.by_block else writable(value)
                 value = decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
             out[f.name] = bytes(value) if isinstance(value, memoryview) else value
         return out

@@ -226,7 +226,7 @@ class Holding:
         whole = self.view(int(places.units[j]))
         if whole is None:
             return group.bound.read_sample(table, int(group.local_ids[j]))
-        return memoryview(bytes(whole[inside : inside + length]))
+        return memoryview(bytearray(whole[inside : inside + length]))
 
     # -- copying -----------------------------------------------------------------------------
 

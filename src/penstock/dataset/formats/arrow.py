@@ -45,8 +45,8 @@ class ArrowFormat(BlockFormat):
     options: frozenset[str] = frozenset({"columns", "split"})
 
     def claims(self, key: str) -> bool:
-        """Return whether the name ends with `.arrow`."""
-        return key.lower().endswith(".arrow")
+        """Return whether the name ends with `.arrow`, or with Feather's `.feather`."""
+        return key.lower().endswith((".arrow", ".feather"))
 
     def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
         """Return a unit for each object that is part of the data set."""
@@ -151,7 +151,8 @@ def messages_of(store: Store, info: ObjectInfo) -> Iterator[Message]:
         if prefix[:4] != _MARKER or head_bytes > _HEAD_BYTES_MAX:
             raise FormatError(
                 f"{where} has no Arrow message at byte {at} but {prefix!r}: it is damaged, or "
-                "older than Arrow 0.15; write it again with a newer pyarrow"
+                "older than Arrow 0.15 (Feather of version 1 is); write it again with a newer "
+                "pyarrow"
             )
         if head_bytes == 0:
             return
