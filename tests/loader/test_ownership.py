@@ -194,8 +194,11 @@ def test_a_transform_that_writes_in_place_changes_no_later_epoch(opened: penstoc
     assert_same(epochs_of(opened, transform=spoil_by_torch), [expected, expected])
 
 
-@pytest.mark.parametrize("opened", [*BLOCKS, "tar", "npy", "mds"], indirect=True)
-@pytest.mark.parametrize("tier", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("opened", "tier"),
+    [(name, "memory") for name in (*BLOCKS, "tar", "npy", "mds")] + [("arrow", "disk")],
+    indirect=["opened"],
+)
 def test_nor_what_lies_in_a_tier(opened: penstock.Dataset, tier: str, tmp_path: Path) -> None:
     expected = {i: copy.deepcopy(opened[i]) for i in range(len(opened))}
     folder = tmp_path / "tier"
@@ -207,8 +210,9 @@ def test_nor_what_lies_in_a_tier(opened: penstock.Dataset, tier: str, tmp_path: 
         assert_same(second, expected)
 
 
-@pytest.mark.parametrize("opened", ["parquet", "mds_zstd"], indirect=True)
-@pytest.mark.parametrize("with_tier", [False, True])
+@pytest.mark.parametrize(
+    ("opened", "with_tier"), [("parquet", True), ("mds_zstd", False)], indirect=["opened"]
+)
 def test_nor_in_worker_processes(opened: penstock.Dataset, with_tier: bool, tmp_path: Path) -> None:
     expected = {i: copy.deepcopy(opened[i]) for i in range(len(opened))}
     (tmp_path / "tier").mkdir()
@@ -235,7 +239,7 @@ def test_samples_by_number_and_in_a_loop_share_nothing(opened: penstock.Dataset)
     assert_same(opened.__getitems__(range(len(opened))), expected)
 
 
-@pytest.mark.parametrize("opened", WRITERS, indirect=True)
+@pytest.mark.parametrize("opened", [*BLOCKS, "tar", "files"], indirect=True)
 def test_a_collate_function_gets_samples_of_its_own(opened: penstock.Dataset) -> None:
     def collate(samples: list[Any]) -> dict[str, Any]:
         return {"value": [spoil(sample) for sample in samples]}
@@ -244,8 +248,11 @@ def test_a_collate_function_gets_samples_of_its_own(opened: penstock.Dataset) ->
     assert_same(epochs_of(opened, collate=collate), [expected, expected])
 
 
-@pytest.mark.parametrize("opened", WRITERS, indirect=True)
-@pytest.mark.parametrize("output", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("opened", "output"),
+    [(name, "numpy") for name in WRITERS] + [(name, "torch") for name in BLOCKS],
+    indirect=["opened"],
+)
 def test_batches_can_be_written_to_and_the_next_epoch_is_as_stored(
     opened: penstock.Dataset, output: str
 ) -> None:
@@ -302,3 +309,18 @@ def test_torchs_data_loader_gets_samples_of_its_own(opened: penstock.Dataset) ->
     )
     for _ in range(2):
         assert {str(sample["value"]) for sample in view} == expected
+
+
+@pytest.mark.parametrize("opened", ["npy", "parquet"], indirect=True)
+@pytest.mark.parametrize("shuffle", ["global", "blocks", None])
+def test_the_numbers_of_a_batch_are_the_users_too(opened: penstock.Dataset, shuffle: Any) -> None:
+    found: list[list[list[int]]] = []
+    for is_spoilt in (False, True):
+        found.append([])
+        options = {"batch_size": 5, "epochs": 3, "shuffle": shuffle, "output": "numpy"}
+        with penstock.Loader(opened, **options) as loader:
+            for batch in loader:
+                found[-1].append([*batch.ids.tolist(), *batch.mask.tolist()])
+                for numbers in (batch.ids, batch.mask, batch.positions) if is_spoilt else ():
+                    numbers[...] = 0
+    assert found[0] == found[1]

@@ -32,6 +32,8 @@ class BoundPart:
     format: Format = field(init=False)
     steps: dict[str, tuple[Field, Decoder]] = field(init=False)
     """Fields that have something to decode, with the function that does it."""
+    given: frozenset[str] = field(init=False)
+    """Those of them whose function is the user's."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_named(self.part.format))
@@ -41,6 +43,9 @@ class BoundPart:
             if f.encoding != VALUE or self.decoders.get(f.name) is not None
         }
         object.__setattr__(self, "steps", steps)
+        users = {id(decoder) for decoder in self.decoders.values() if decoder is not None}
+        given = frozenset(name for name, (_, decoder) in steps.items() if id(decoder) in users)
+        object.__setattr__(self, "given", given)
 
     @property
     def by_block(self) -> bool:
@@ -112,7 +117,7 @@ class BoundPart:
         for f in self.part.fields:
             value = encoded.get(f.name)
             if value is not None and f.name in self.steps:
-                if self.decoders.get(f.name) or self.decoders.get(f.encoding):
+                if f.name in self.given:
                     # A decoder of the user's may write to its bytes, or return a view of them.
                     value = owned(value) if self.by_block else writable(value)
                 value = decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))

@@ -20,6 +20,8 @@ from penstock.errors import DecodeError, MissingPackageError
 
 Decoder = Callable[[memoryview], Any]
 
+_JPEG_PIXELS_MAX = 1 << 27
+
 VALUE = "value"
 """Encoding of fields that a format hands over as values already."""
 
@@ -51,7 +53,11 @@ def _decode_jpeg(data: memoryview) -> Any:
     except ImportError:
         return _decode_image(data)
     try:
-        return simplejpeg.decode_jpeg(data, "RGB")
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        if height * width <= _JPEG_PIXELS_MAX:
+            return simplejpeg.decode_jpeg(data, "RGB")
+        # A head of 600 bytes can claim 13 GB of pixels: Pillow has a bound that users can raise.
+        return _decode_image(data)
     except ValueError:
         # Rare kinds (CMYK, lossless) that libjpeg-turbo does not turn into RGB.
         return _decode_image(data)

@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 
 from penstock.dataset.fields import Field
+from penstock.dataset.formats.arrow_fields import import_pyarrow
+from penstock.dataset.formats.arrow_rows import decoding
 from penstock.dataset.formats.base import Sample, block_rows
 from penstock.dataset.formats.headers import HeaderReader
 from penstock.dataset.formats.litdata_index import INDEX
 from penstock.dataset.formats.shards import read_offsets, table_bytes
 from penstock.dataset.part import Part, Rows
-from penstock.errors import FormatError, MissingPackageError
+from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
 _ARROW_MAGIC = b"LDARW01\0"
@@ -101,14 +103,13 @@ class ArrowBlock:
     """Rows of an Arrow table."""
 
     def __init__(self, part: Part, raw: memoryview) -> None:
-        try:
-            import pyarrow
-        except ImportError:
-            raise MissingPackageError("LitData with Arrow tables", "pyarrow", "parquet") from None
+        pa = import_pyarrow("LitData with Arrow tables")
         is_file = bytes(raw[:6]) == b"ARROW1"
-        source = pyarrow.py_buffer(raw)
-        opened = pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
-        self._table = opened.read_all().combine_chunks()
+        with decoding("its Arrow table"):
+            opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(pa.py_buffer(raw))
+            self._table = opened.read_all().combine_chunks()
+            # In full, because a wrong offset inside makes Arrow read memory that is not there.
+            self._table.validate(full=True)
         self._fields = [f for f in part.fields if f.name in self._table.column_names]
 
     @property
@@ -118,8 +119,9 @@ class ArrowBlock:
 
     def sample(self, row: int) -> Sample:
         """Return one row."""
-        values = {f.name: self._table[f.name][row].as_py() for f in self._fields}
-        return {
-            f.name: np.dtype(f.dtype).type(values[f.name]) if f.is_fixed else values[f.name]
-            for f in self._fields
-        }
+        with decoding(f"row {row} of its Arrow table"):
+            values = {f.name: self._table[f.name][row].as_py() for f in self._fields}
+            return {
+                f.name: np.dtype(f.dtype).type(values[f.name]) if f.is_fixed else values[f.name]
+                for f in self._fields
+            }
