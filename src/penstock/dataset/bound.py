@@ -14,6 +14,7 @@ from penstock.dataset.fields import DECODERS, VALUE, Decoder, Field, decode, dec
 from penstock.dataset.formats import format_named
 from penstock.dataset.formats.base import Block, Format, Sample
 from penstock.dataset.formats.checked import PlacedBlock
+from penstock.dataset.ownership import CHANGEABLE, owned, writable
 from penstock.dataset.part import Ints, Part
 from penstock.errors import DatasetError, OptionError
 from penstock.storage.base import Store
@@ -53,6 +54,8 @@ class BoundPart:
     """Fields that have something to decode, with the function that does it."""
     first_reads: FirstReads = field(init=False, compare=False, repr=False)
     """Which samples of local files were compared with their checksums."""
+    given: frozenset[str] = field(init=False)
+    """Those of them whose function is the user's."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_named(self.part.format))
@@ -63,6 +66,9 @@ class BoundPart:
         }
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "first_reads", FirstReads(self.part.num_samples))
+        users = {id(decoder) for decoder in self.decoders.values() if decoder is not None}
+        given = frozenset(name for name, (_, decoder) in steps.items() if id(decoder) in users)
+        object.__setattr__(self, "given", given)
 
     @property
     def by_block(self) -> bool:
@@ -101,19 +107,39 @@ class BoundPart:
         return self.unpack_raw(number, offset, raw)
 
     def unpack_raw(self, number: int, offset: int, raw: memoryview) -> Block:
-        """Return a block from its bytes; an error names the object and the place in it."""
+        """Return a block from its bytes; an error names the object and the place in it.
+
+        The block is kept and shared, so it sees its bytes read-only, whoever owns them.
+        """
         where = f"{self.store.uri}{self.part.tables[0].key(number)} at byte {offset}"
         try:
-            return PlacedBlock(self.format.unpack(self.part, number, offset, raw), where)
+            block = self.format.unpack(self.part, number, offset, raw.toreadonly())
+            return PlacedBlock(block, where)
         except DatasetError as error:
             raise type(error)(f"{where}: {error}") from error
 
     def decoded(self, encoded: Sample, local_id: int) -> dict[str, Any]:
-        """Return the values of a sample's fields; a field that it lacks is None."""
+        """Return the values of a sample's fields, the caller's own; a field it lacks is None."""
+        values = self.views(encoded, local_id)
+        own = owned if self.by_block else writable
+        for name, value in values.items():
+            if isinstance(value, CHANGEABLE):
+                # What a decoder made is not kept in the block: only a view of bytes is shared.
+                values[name] = writable(value) if name in self.steps else own(value)
+        return values
+
+    def views(self, encoded: Sample, local_id: int) -> dict[str, Any]:
+        """Return a sample as `decoded` does, for callers that copy it before anybody writes to it.
+
+        Arrays may be views of memory that other samples share.
+        """
         out: dict[str, Any] = {}
         for f in self.part.fields:
             value = encoded.get(f.name)
             if value is not None and f.name in self.steps:
+                if f.name in self.given:
+                    # A decoder of the user's may write to its bytes, or return a view of them.
+                    value = owned(value) if self.by_block else writable(value)
                 value = decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
             out[f.name] = bytes(value) if isinstance(value, memoryview) else value
         return out

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.formats.base import Sample
+from penstock.dataset.ownership import owned, writable
 from penstock.dataset.part import Ints
 from penstock.loader.buffers import BufferPool
 from penstock.loader.job import Group, Job, Piece, Slot, cut
@@ -83,6 +84,8 @@ class DecodeMaker:
         self._sends_bytes = sends_bytes
         """Whether worker processes cannot read from the tiers themselves."""
         self._with_generator = wants_generator(wishes.transform)
+        self._copies = wishes.transform is None and wishes.collate is None
+        """Whether samples only ever go into the arrays of a batch, so that views will do."""
         self._pool = pool
         self._reader = reader
         self._counters = counters
@@ -159,8 +162,9 @@ class DecodeMaker:
                     for j in range(piece.start, piece.stop)
                 ]
             encoded = iter(bound.split(local_ids, raws))
+        decode = bound.views if self._copies else bound.decoded
         for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):
-            decoded = bound.decoded(sample, local)
+            decoded = decode(sample, local)
             try:
                 yield self._transformed(decoded, slot.epoch, i, next(uses))
             except Exception as error:
@@ -181,10 +185,30 @@ class DecodeMaker:
         begin = time.perf_counter()
         if self._wishes.collate is None:
             result = job.state.fields(self._wishes.padding)
+            if self._copies:
+                result = _owned_lists(result, job)
         else:
             result = self._wishes.collate(job.state)
         self._counters.add_decode(time.perf_counter() - begin)
         return [result]
+
+
+def _owned_lists(fields: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return the fields of a batch with ragged values copied, which no array has taken in."""
+    of_blocks = {
+        f.name
+        for bound in {id(g.bound): g.bound for g in job.groups}.values()
+        for f in bound.part.fields
+        if bound.by_block and f.name not in bound.steps
+    }
+    return {
+        name: values
+        if not isinstance(values, list)
+        else owned(values)
+        if name in of_blocks
+        else [writable(value) for value in values]
+        for name, values in fields.items()
+    }
 
 
 def _as_mapping(sample: Any) -> Mapping[str, Any]:

@@ -199,7 +199,13 @@ class Tiered:
     def samples(self, piece: Piece) -> Iterator[Sample]:
         """Yield the samples of a piece, where they lie in blocks."""
         names = self._places[0].units.tolist()
-        return block_samples(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
+
+        def raw(j: int) -> Raw:
+            # Copied, because a block may point into its bytes for as long as it is kept, and others
+            # can write to a mapped tier: offsets that were checked would be others then.
+            return np.array(self.raw(0, j))
+
+        return block_samples(self._blocks, self._group, names, piece, raw)
 
 
 class Sent(Protocol):

@@ -16,14 +16,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.dataset.fields import Field
+from penstock.dataset.formats.arrow_fields import fields_of, import_pyarrow
+from penstock.dataset.formats.arrow_rows import RowBlock, decoding
 from penstock.dataset.formats.base import BlockFormat, Options, Unit, block_rows, one_unit_each
 from penstock.dataset.formats.headers import HeaderReader
-from penstock.dataset.formats.parquet import (
-    RowBlock,
-    fields_of,
-    import_pyarrow,
-    only_split,
-)
+from penstock.dataset.formats.parquet import only_split
+from penstock.dataset.parse_process import parsed
 from penstock.dataset.part import Part, make_part
 from penstock.errors import FormatError, NotFoundError
 from penstock.storage.base import ObjectInfo, Store
@@ -45,8 +44,8 @@ class ArrowFormat(BlockFormat):
     options: frozenset[str] = frozenset({"columns", "split"})
 
     def claims(self, key: str) -> bool:
-        """Return whether the name ends with `.arrow`."""
-        return key.lower().endswith(".arrow")
+        """Return whether the name ends with `.arrow`, or with Feather's `.feather`."""
+        return key.lower().endswith((".arrow", ".feather"))
 
     def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
         """Return a unit for each object that is part of the data set."""
@@ -58,7 +57,6 @@ class ArrowFormat(BlockFormat):
 
     def scan(self, unit: Unit, store: Store, options: Options) -> Part:
         """Return the record batches of one object."""
-        pa = import_pyarrow("reading Arrow")
         (info,) = unit.objects
         where = f"{store.uri}{info.key}"
         chain = messages_of(store, info)
@@ -66,17 +64,19 @@ class ArrowFormat(BlockFormat):
         if first is None or first.kind != _SCHEMA:
             raise FormatError(f"{where} does not start with a schema; write it again")
         blob = bytes(store.read_range(info, first.offset, first.length))
-        try:
-            schema = pa.ipc.read_schema(pa.BufferReader(blob))
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{where} has a schema that cannot be read: {error}") from error
         batches = [m for m in chain if _has_rows(m, where)]
-        fields, more = fields_of(schema, _null_paths(schema, batches), options, where)
+        facts = parsed(
+            "arrow_schema",
+            blob,
+            {**options, "nulls": _nodes_with_nulls(batches)},
+            f"the schema of {where}",
+            needs="pyarrow",
+        )
         return make_part(
             format=self.name,
-            fields=fields,
+            fields=msgspec.convert(facts["fields"], list[Field]),
             tables=[block_rows(info, [(m.offset, m.length, m.num_rows) for m in batches], blob)],
-            options=more,
+            options=facts["options"],
         )
 
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> RowBlock:
@@ -84,15 +84,27 @@ class ArrowFormat(BlockFormat):
         pa = import_pyarrow("reading Arrow")
         table = part.tables[0]
         where = f"the record batch at byte {offset} of {table.key(number)}"
-        try:
+        with decoding(where):
             schema = pa.ipc.read_schema(pa.BufferReader(table.blob(number)))
             message = pa.ipc.read_message(pa.BufferReader(pa.py_buffer(raw)))
             batch = pa.ipc.read_record_batch(message, schema)
-            batch.validate()
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{where} cannot be decoded: {error}") from error
-        size_bytes = max(len(raw), batch.get_total_buffer_size())
-        return RowBlock(pa.Table.from_batches([batch]), part.fields, where, size_bytes)
+            # In full, because a wrong offset inside makes Arrow read memory that is not there.
+            batch.validate(full=True)
+            size_bytes = max(len(raw), batch.get_total_buffer_size())
+            return RowBlock(pa.Table.from_batches([batch]), part.fields, where, size_bytes)
+
+
+def schema_facts(blob: bytes, options: Options) -> dict[str, Any]:
+    """Return the fields and options of a schema as plain values; runs in a parser process.
+
+    `options["nulls"]` are the numbers of the nodes that hold nulls, in the order of the tree.
+    """
+    pa = import_pyarrow("reading Arrow")
+    schema = pa.ipc.read_schema(pa.BufferReader(blob))
+    paths = [path for column in schema for path in _paths(column.name, column.type)]
+    null_paths = {paths[node] for node in options["nulls"] if node < len(paths)}
+    fields, more = fields_of(schema, null_paths, options, "it")
+    return {"fields": [msgspec.to_builtins(f) for f in fields], "options": more}
 
 
 def _refuse_dict(folders: Sequence[str], store: Store) -> None:
@@ -151,7 +163,8 @@ def messages_of(store: Store, info: ObjectInfo) -> Iterator[Message]:
         if prefix[:4] != _MARKER or head_bytes > _HEAD_BYTES_MAX:
             raise FormatError(
                 f"{where} has no Arrow message at byte {at} but {prefix!r}: it is damaged, or "
-                "older than Arrow 0.15; write it again with a newer pyarrow"
+                "older than Arrow 0.15 (Feather of version 1 is); write it again with a newer "
+                "pyarrow"
             )
         if head_bytes == 0:
             return
@@ -176,10 +189,9 @@ def _has_rows(message: Message, where: str) -> bool:
     return message.kind == _BATCH and message.num_rows > 0
 
 
-def _null_paths(schema: Any, batches: Sequence[Message]) -> set[str]:
-    """Return the paths of all nodes that hold a null in some batch."""
-    paths = [path for column in schema for path in _paths(column.name, column.type)]
-    return {path for m in batches for path, count in zip(paths, m.nulls, strict=False) if count}
+def _nodes_with_nulls(batches: Sequence[Message]) -> list[int]:
+    """Return the numbers of all nodes that hold a null in some batch."""
+    return sorted({node for m in batches for node, count in enumerate(m.nulls) if count})
 
 
 def _paths(path: str, kind: Any) -> Iterator[str]:

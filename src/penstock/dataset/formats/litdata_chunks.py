@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 
 from penstock.dataset.fields import Field
+from penstock.dataset.formats.arrow_fields import import_pyarrow
+from penstock.dataset.formats.arrow_rows import decoding
 from penstock.dataset.formats.base import Sample, block_rows
 from penstock.dataset.formats.headers import HeaderReader
 from penstock.dataset.formats.shards import INDEX, read_offsets, table_bytes
 from penstock.dataset.formats.zstd_frames import check_claim
 from penstock.dataset.part import Part, Rows
-from penstock.errors import FormatError, MissingPackageError
+from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
 _ARROW_MAGIC = b"LDARW01\0"
@@ -107,22 +109,19 @@ class ArrowBlock:
     """Rows of an Arrow table."""
 
     def __init__(self, part: Part, raw: memoryview, num_rows: int) -> None:
-        try:
-            import pyarrow
-        except ImportError:
-            raise MissingPackageError("LitData with Arrow tables", "pyarrow", "parquet") from None
+        pa = import_pyarrow("LitData with Arrow tables")
         is_file = bytes(raw[:6]) == b"ARROW1"
-        source = pyarrow.py_buffer(raw)
-        opened = pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
-        table = opened.read_all()
-        # Offsets that point outside of their buffer would end the process when they are followed.
-        table.validate(full=True)
-        if table.num_rows != num_rows:
+        with decoding("its Arrow table"):
+            opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(pa.py_buffer(raw))
+            table = opened.read_all()
+            # In full and first of all: Arrow follows a wrong offset to memory that is not there.
+            table.validate(full=True)
+            self._table = table.combine_chunks()
+        if self._table.num_rows != num_rows:
             raise FormatError(
-                f"the Arrow table holds {table.num_rows} rows, {INDEX} says {num_rows}; "
+                f"the Arrow table holds {self._table.num_rows} rows, {INDEX} says {num_rows}; "
                 "copy it anew"
             )
-        self._table = table.combine_chunks()
         self._fields = [f for f in part.fields if f.name in self._table.column_names]
 
     @property
@@ -132,8 +131,9 @@ class ArrowBlock:
 
     def sample(self, row: int) -> Sample:
         """Return one row."""
-        values = {f.name: self._table[f.name][row].as_py() for f in self._fields}
-        return {
-            f.name: np.dtype(f.dtype).type(values[f.name]) if f.is_fixed else values[f.name]
-            for f in self._fields
-        }
+        with decoding(f"row {row} of its Arrow table"):
+            values = {f.name: self._table[f.name][row].as_py() for f in self._fields}
+            return {
+                f.name: np.dtype(f.dtype).type(values[f.name]) if f.is_fixed else values[f.name]
+                for f in self._fields
+            }
