@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.dataset.build import Report, build
 from penstock.dataset.catalog import Catalog, Manifest, cache_folder
+from penstock.dataset.columns import map_file
 from penstock.dataset.crew import Crew
 from penstock.dataset.lookup import (
     ALL,
@@ -107,8 +108,9 @@ def _publish(found: Found, own: Catalog, there: Catalog) -> None:
     manifests = [m for number in numbers if (m := own.read(number)) is not None]
     if not all(found.is_of(m) and not m.replaces for m in manifests):
         return
+    assert isinstance(own.store, FolderStore)
     for name in dict.fromkeys(ref.name for m in manifests for ref in m.parts):
-        there.store.write(there.part_key(name), own.store.read(own.part_key(name)))
+        there.store.write(there.part_key(name), map_file(own.store.path_of(own.part_key(name))))
     for manifest in manifests:
         try:
             there.commit(msgspec.structs.replace(manifest, replaces=""))
