@@ -85,7 +85,8 @@ def damaged(data: bytes, random: np.random.Generator, lowest: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file", "lz4"])
 def test_a_damaged_file_is_an_error_that_names_it(kind: str, tmp_path: Path) -> None:
-    data, random = written(kind), np.random.default_rng(7)
+    # Of Parquet, this seed has a footer that pyarrow aborts on.
+    data, random = written(kind), np.random.default_rng(3)
     suffix = "parquet" if kind == "parquet" else "arrow"
     footer = int.from_bytes(data[-8:-4], "little") + 8 if kind == "parquet" else 0
     for n in range(NUM_DAMAGED):
