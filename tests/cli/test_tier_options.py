@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +18,6 @@ from penstock.node.options import options_of
 from penstock.storage.tier_sizes import Disk, Memory, disk_of, memory_of
 
 from .test_probe import TINY
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_disk_whose_size_came_first_is_told_so() -> None:
@@ -68,18 +66,35 @@ def test_every_verb_refuses_the_same(
     assert hint in capsys.readouterr().err
 
 
-def test_a_plan_takes_the_words_of_a_node(shards: Path, penstock: Run) -> None:
-    words = ("plan", shards, "--batch-size", 4, "--json")
+@pytest.fixture
+def told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Give a function that runs the command here and returns what it tells programs."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def run(*words: object) -> Any:
+        assert main([*map(str, words), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_plan_takes_the_words_of_a_node(
+    shards: Path, told: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", str(shards), "--batch-size", "4"]
 
     def cache_bytes(*tiers: str) -> int:
-        result = penstock(*words, *tiers)
-        return int(json.loads(result.stdout)["cache_bytes"])
+        return int(told(*words, *tiers)["cache_bytes"])
 
     assert cache_bytes("--memory", "2kB", "--disk", "/no/such/folder:3kB") == 5000
     assert cache_bytes("--disk", "/a:1kB", "--disk", "/b:3kB") == 4000
     assert cache_bytes("--memory", "0") == 0
-    shown = penstock(*words, "--disk", "/a:50%")
-    assert "50% of a disk tier that no machine file describes is unknown" in shown.stderr
+    assert main([*words, "--disk", "/a:50%"]) == 1
+    said = capsys.readouterr().err
+    assert "50% of a disk tier that no machine file describes is unknown" in said
 
 
 def test_a_probe_notes_how_much_a_tier_may_take(
@@ -97,10 +112,12 @@ def test_a_probe_notes_how_much_a_tier_may_take(
 
 
 @pytest.mark.parametrize("word", ["sequential", "none"])
-def test_no_shuffling_has_one_meaning(shards: Path, penstock: Run, word: str) -> None:
-    result = json.loads(penstock("order", shards, "--shuffle", word, "--json").stdout)
+def test_no_shuffling_has_one_meaning(
+    shards: Path, told: Callable[..., Any], capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    result = told("order", shards, "--shuffle", word)
     assert (result["shuffle"], result["ids"][:4]) == ("sequential", [0, 1, 2, 3])
-    assert penstock("plan", shards, "--batch-size", 4, "--shuffle", word).returncode == 0
-    refused = penstock("order", shards, "--shuffle", "some")
-    assert refused.returncode == 2
-    assert "'global', 'blocks', 'blocks-first', 'sequential'" in refused.stderr
+    told("plan", shards, "--batch-size", 4, "--shuffle", word)
+    with pytest.raises(SystemExit, match="2"):
+        main(["order", str(shards), "--shuffle", "some"])
+    assert "'global', 'blocks', 'blocks-first', 'sequential'" in capsys.readouterr().err

@@ -152,7 +152,7 @@ def help_page() -> str:
 
 def _refuse(word: str) -> NoReturn:
     near = difflib.get_close_matches(word, VERBS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(VERBS)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(VERBS)}."
     what = "option" if word.startswith("-") else "verb"
     sys.stderr.write(f"penstock: error: there is no {what} {word!r}; {hint} See penstock --help\n")
     sys.exit(EXIT_USAGE)
