@@ -73,7 +73,7 @@ class Files:
         """Write the good files."""
         self._make(folder)
         self._good = folder
-        self._values = values_of(folder) if self._is_exact else []
+        self._values = values_of(folder)
 
     def try_one(self, random: Random, folder: Path) -> None:
         """Damage one file, times kept, and read everything."""
@@ -91,8 +91,9 @@ class Files:
             raise WrongDataError(f"{where} was damaged, and other values were read")
 
 
-def _fixture(name: str, folder: Path) -> None:
-    shutil.copytree(FIXTURES / name, folder, dirs_exist_ok=True)
+def _fixture(name: str, folder: Path, which: str = "*") -> None:
+    for path in (FIXTURES / name).glob(which):
+        shutil.copy2(path, folder)
 
 
 def _samples(count: int = 12) -> list[dict[str, Any]]:
@@ -177,7 +178,7 @@ def _parquet(folder: Path) -> None:
 def _arrow(folder: Path, *, is_stream: bool = False) -> None:
     import pyarrow as pa
 
-    table = _table()
+    table = _table().drop_columns("dict")  # a dictionary is not in each batch
     new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
     with pa.OSFile(str(folder / "x.arrow"), "wb") as sink, new(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
@@ -215,7 +216,6 @@ _MADE: dict[str, Callable[[Path], None]] = {
     "tar-gnu": partial(_tar, format=tarfile.GNU_FORMAT),
     "mds": partial(_fixture, "mds/all"),
     "mds-zstd": partial(_fixture, "mds/zstd"),
-    "mds-gz": partial(_fixture, "mds/gz"),
     "litdata": partial(_fixture, "litdata/tuple"),
     "litdata-zstd": partial(_fixture, "litdata/chunk_zstd"),
     "litdata-sample-zstd": partial(_fixture, "litdata/sample_zstd"),
@@ -224,10 +224,10 @@ _MADE: dict[str, Callable[[Path], None]] = {
     "npy": _npy,
     "files": _files,
     "parquet": _parquet,
-    "hf-parquet": partial(_fixture, "hf_parquet"),
+    "hf-parquet": partial(_fixture, "hf_parquet/data", which="train*"),
     "arrow": _arrow,
     "arrow-stream": partial(_arrow, is_stream=True),
-    "hf-arrow": partial(_fixture, "hf_arrow"),
+    "hf-arrow": partial(_fixture, "hf_arrow/train"),
 }
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {

@@ -203,7 +203,7 @@ def test_nor_what_lies_in_a_tier(opened: penstock.Dataset, tier: str, tmp_path: 
     expected = {i: copy.deepcopy(opened[i]) for i in range(len(opened))}
     folder = tmp_path / "tier"
     folder.mkdir()
-    tiers = [Memory("1GB", folder) if tier == "memory" else Disk(folder, "1GB")]
+    tiers = [Memory("1GB", folder=folder) if tier == "memory" else Disk(folder, "1GB")]
     for _ in range(2):  # The second run finds the tier filled.
         first, second = epochs_of(opened, transform=spoil_by_numpy, tiers=tiers)
         assert_same(first, expected)

@@ -72,7 +72,7 @@ def meta_in(folder: Folder) -> dict[str, object]:
         descriptor = folder.open_file(META, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             meta = json.loads(file.read(2**20))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) and meta.get("penstock") == "tier" else {}
 
