@@ -63,7 +63,7 @@ def slow(scene: Scene, job: Job) -> None:
 
 
 def corrupt(scene: Scene, job: Job) -> None:
-    """Every page that the victim has kept has a wrong byte."""
+    """Every page that the victim has kept has a wrong byte; it must see that as others do."""
     spoil(scene.victims_tier)
     job.go()
     job.wait(timeout_s=JOB_S)
@@ -140,7 +140,7 @@ CASES = {
     "cut": Case(do=cut, num_lost=1),
     "cut long": Case(do=partial(cut, away_s=LONG_S), num_lost=1, step_s=0.5),
     "slow": Case(do=slow, num_lost=1),
-    "corrupt": Case(do=corrupt, num_lost=1, spares_victim=False),
+    "corrupt": Case(do=corrupt, num_lost=1),
     # What has no place any more is read again in each later epoch.
     "full": Case(do=full, num_lost=EPOCHS - 1, prepare=in_memory),
     "restarted": Case(do=all_killed, restart=lambda scene: scene.nodes),

@@ -98,8 +98,6 @@ class Case:
     prepare: Callable[[Scene], None] = lambda scene: None
     has_torch_store: bool = False
     """Nodes meet in a store of torch on the first of them, not in a folder."""
-    spares_victim: bool = True
-    """Whether what the victim itself delivers has to be right as well."""
 
 
 def outcome_of(case: Case, site: Site, num_nodes: int, folder: Path) -> Outcome:
@@ -117,7 +115,6 @@ def outcome_of(case: Case, site: Site, num_nodes: int, folder: Path) -> Outcome:
         attempts = [job, *resumed(scene, case, job)]
     after = site.store.host.counters()
     ends = [end for each in attempts for end in each.ends()]
-    judged = [e for e in ends if case.spares_victim or e["rank"] != num_nodes - 1]
     return Outcome(
         said=said(ends),
         longest_s=longest_s(attempts),
@@ -127,7 +124,7 @@ def outcome_of(case: Case, site: Site, num_nodes: int, folder: Path) -> Outcome:
             (e["store_bytes"] for e in job.ends() if e["rank"] == num_nodes - 1), None
         ),
         is_right=delivered(folder) == expected(site.num_samples, task)
-        and not any(end["num_wrong"] for end in judged),
+        and not any(end["num_wrong"] for end in ends),
         seconds=time.monotonic() - began_s,
         num_lost=case.num_lost,
         outage_s=case.outage_s,

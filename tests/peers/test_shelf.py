@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
+import xxhash
 from tests.peers.transport_kit import SHELF, ranges_of
 from tests.storage.conftest import fill, shape_of, unit_bytes
 
@@ -89,6 +91,21 @@ def test_a_spoilt_unit_is_absent(tmp_path: Path) -> None:
         shelf = a_shelf(tiers)
         shelf.spoil(5)
         assert shelf.lookup(ranges_of([4, 5, 6])).places.tolist() == [0, -1, 0]
+
+
+@pytest.mark.parametrize("num_others", [0, 20])
+def test_a_part_comes_with_a_sum_of_its_own_and_is_absent_when_it_is_damaged(
+    tmp_path: Path, num_others: int
+) -> None:
+    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+        fill(tiers)
+        shelf = a_shelf(tiers)
+        rows = ranges_of([5, 11, *range(20, 20 + num_others)])
+        rows[:2, INSIDE], rows[:2, LENGTH] = 9000, 100
+        part = unit_bytes(5, 20_000)[9000:9100]
+        assert shelf.lookup(rows).sums[0] == xxhash.xxh3_64_intdigest(part)
+        os.pwrite(tiers.tiers[0].descriptor, b"other bytes", int(SHAPE.offsets[11]) + 9050)
+        assert shelf.lookup(rows).places.tolist() == [0, -1, *[0] * num_others]
 
 
 def test_neighbours_are_sent_in_one_and_gaps_are_not() -> None:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tests.storage.conftest import Mount, die_in, fill, kill_myself, shape_of, unit_bytes, units_of
 
 from penstock.storage import patience
+from penstock.storage import tier as tier_module
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_files import TierFiles
 from penstock.storage.tier_found import found_tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_places import NOWHERE, UnitPlaces
-from penstock.storage.tier_reads import TierReads
 from penstock.storage.tier_shape import Bools
 from penstock.storage.tier_sizes import Disk, Memory, Wish, room_for
 from penstock.testing.forks import in_child, start_child, wait_for
@@ -252,14 +252,14 @@ def test_a_unit_that_is_dropped_after_it_was_found_good_is_not_vouched_for(
     wish = Disk(tmp_path, 2 * SPAN)
     run_node(wish, [0, 1])
     with opened(wish, 1, 10) as tiers:
-        (tier,), read_at = tiers.tiers, TierReads.at
+        (tier,), read_unit = tiers.tiers, tier_module.read_unit
 
         def and_then_dropped(*args: Any) -> memoryview | None:
-            answer = read_at(*args)
+            answer = read_unit(*args)
             in_child(lambda: fill(tiers, [20]))
             return answer
 
-        monkeypatch.setattr(TierReads, "at", and_then_dropped)
+        monkeypatch.setattr(tier_module, "read_unit", and_then_dropped)
         assert not tier.settle(np.array([0]))[0]
         monkeypatch.undo()
         assert not tier.present(np.array([0]))[0]

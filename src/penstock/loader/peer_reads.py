@@ -23,6 +23,7 @@ from penstock.loader.cluster import Sources
 from penstock.loader.fetcher import Answered, Outcome
 from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.peers.base import Answer, Ask
+from penstock.peers.part_sums import are_parts
 
 RANGES_MAX, BYTES_MAX = 32, 1 << 20
 """Asked for together: more makes no link faster, and if the peer is lost all of it comes from the
@@ -193,15 +194,17 @@ class RangesRead:
 def _expected(wanted: PeerRanges, numbers: list[int], answer: Answer) -> list[int | None]:
     """Return the checksum that each range must have, as far as there is one.
 
-    The index' own is the best witness. The sum that the peer's tier wrote is of a whole unit.
+    The index' own is the best witness. Else it is the one that the peer has sent: of the whole
+    unit, or of the part that was asked for.
     """
     if has_checksums(wanted.bound):
         blocks = wanted.bound.part.tables[0].extents(wanted.ids[numbers]).block
         return list(wanted.bound.part.columns["checksum"][blocks].tolist())
-    is_whole = wanted.ranges[numbers, 4] == wanted.ranges[numbers, 2]
+    asked = wanted.ranges[numbers]
+    has_sum = (asked[:, 4] == asked[:, 2]) | are_parts(asked)
     return [
-        total if whole else None
-        for total, whole in zip(answer.sums, is_whole.tolist(), strict=True)
+        total if is_known else None
+        for total, is_known in zip(answer.sums, has_sum.tolist(), strict=True)
     ]
 
 

@@ -20,7 +20,8 @@ import xxhash
 from penstock.clock import Clock, SystemClock
 from penstock.node.folders import OwnedFolder, clear_tier
 from penstock.peers.base import ABSENT, UNCHECKED, Found, HeldFile, Ints, Lookup, Shelf
-from penstock.storage.tier_folders import DATA, LOCK, STATE, SUMS
+from penstock.peers.part_sums import with_part_sums
+from penstock.storage.tier_folders import CELLS, DATA, LOCK, STATE, SUMS
 from penstock.storage.tier_header import HEADER_BYTES, Header, read_header
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 
@@ -40,6 +41,7 @@ class KeptTier:
         self._locks = locks
         self._state = HeldFile(folder.open_file(STATE), close=True)
         self._sums = HeldFile(folder.open_file(SUMS, os.O_RDONLY), close=True)
+        self._cells = HeldFile(folder.open_file(CELLS, os.O_RDONLY), close=True)
         self.file = HeldFile(
             folder.open_file(DATA, os.O_RDONLY), is_disk=kind == "disk", close=True
         )
@@ -47,6 +49,7 @@ class KeptTier:
         if header is None:
             raise OSError(5, "no tier", folder.path)
         self.header: Header = header
+        self.data_descriptor, self.cells_descriptor = self.file.descriptor, self._cells.descriptor
 
     def state_of(self, unit: int) -> int:
         """Return a unit's state: 0 absent, else the generation that vouched for it."""
@@ -189,11 +192,12 @@ class KeptShelf(Shelf):
         sizes = [tier.size_bytes for tier in self._tiers]
         rows = ranges[:, :3].tolist()
         found = [self._place(unit, offset, length, sizes) for unit, offset, length in rows]
-        return Lookup(
+        looked_up = Lookup(
             places=np.array([place for place, _ in found], np.int64),
             files=tuple(tier.file for tier in self._tiers),
             sums=np.array([total for _, total in found], np.uint64),
         )
+        return with_part_sums(ranges, looked_up, self._tiers)
 
     def _place(self, unit: int, offset: int, length: int, sizes: list[int]) -> tuple[int, int]:
         """Return the number of the tier that has a unit, and the unit's sum."""

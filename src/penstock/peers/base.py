@@ -86,7 +86,8 @@ class Answer:
     absent: tuple[int, ...]
     """Numbers of the ranges that were not served."""
     sums: tuple[int, ...]
-    """The xxh3_64 of each range's whole unit, as its tier wrote it; 0 where absent."""
+    """The xxh3_64 of each range's whole unit, as its tier wrote it, or of a part (`part_sums`); 0
+    where absent."""
     cursor: int
     was_parked: bool
     seconds: float

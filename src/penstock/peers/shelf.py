@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.peers.base import ABSENT, UNCHECKED, Found, HeldFile, Lookup, Shelf
+from penstock.peers.part_sums import with_part_sums
 from penstock.peers.wire import SHELF_BYTES, UNIT, UNIT_LENGTH, UNIT_OFFSET, Ints
 from penstock.storage.tier import Tiers
 
@@ -74,9 +75,9 @@ class TierShelf(Shelf):
         """Return where the units of some ranges lie."""
         try:
             files = self._files or self._opened()
-            if len(ranges) <= _FEW:
-                return self._looked_up_few(ranges, files)
-            return self._looked_up(ranges, files)
+            look = self._looked_up_few if len(ranges) <= _FEW else self._looked_up
+            found = look(ranges, files)
+            return with_part_sums(ranges, found, [tier.files for tier in self._tiers])
         except (IndexError, OSError):  # the tiers were closed meanwhile
             _log.debug("a shelf was asked whose tiers are closed", exc_info=True)
             places = np.full(len(ranges), ABSENT, np.int64)

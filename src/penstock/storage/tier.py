@@ -43,7 +43,7 @@ from penstock.storage.tier_places import (
     UnitPlaces,
     places_of,
 )
-from penstock.storage.tier_reads import TierReads
+from penstock.storage.tier_reads import copy_ranges, read_unit
 from penstock.storage.tier_registry import enter, promise, release
 from penstock.storage.tier_shape import Bools, Ints, TierShape
 from penstock.storage.tier_sizes import memory_left_bytes
@@ -71,7 +71,6 @@ class Tier:
     ) -> None:
         self._files = files
         self._shape = shape
-        self._reads = TierReads(files, shape)
         self.kind = files.kind
         self.source = f"tier:{files.kind}"
         self.path = files.folder.path
@@ -199,7 +198,7 @@ class Tier:
                 return False
             if length:
                 self._write_bytes(data.cast("B"), offset)
-            self._reads.write_sums(unit, data.cast("B"))
+            files.write_sums(unit, data.cast("B"), offset)
             # Last, so that nobody ever sees a unit that is not all there.
             files.set_state(unit, files.generation)
         except OSError as error:
@@ -262,29 +261,37 @@ class Tier:
 
     def read(self, unit: int) -> memoryview | None:
         """Return the bytes of a unit that is held; None where they are damaged."""
-        data = self._reads.whole(unit)
+        data = read_unit(self._files, unit, *self._shape.extent(unit))
         if data is None:
             self._spoil(unit)
         return data
 
     def read_part(self, unit: int, inside: int, size: int) -> Bytes | None:
         """Return `size` bytes of a unit that is held; None where they are damaged."""
-        data = self._reads.part(unit, inside, size)
-        if data is None:
-            self._spoil(unit)
-        return data
+        target = np.empty(size, np.uint8)
+        asked = np.array([[unit], [inside], [size], [0]], np.int64)
+        is_damaged = self.copy(asked[0], asked[1], asked[2], target.data, asked[3])
+        return None if is_damaged else target
 
     def copy(
         self, units: Ints, inside: Ints, sizes: Ints, target: memoryview, starts: Ints
     ) -> list[int]:
         """Copy parts of units that are held into `target`; return which of them are damaged."""
-        missing = self._reads.copy(units, inside, sizes, target, starts)
+        ranges = np.empty((len(units), 5), np.int64)
+        ranges[:, 0], ranges[:, 3], ranges[:, 4] = units, inside, sizes
+        ranges[:, 1], ranges[:, 2] = self._shape.offsets[units], self._shape.lengths[units]
+        missing = copy_ranges(self._files, ranges, target, starts)
         for unit in np.unique(units[missing]).tolist():
             self._spoil(unit)
         return missing
 
+    @property
+    def files(self) -> TierFiles:
+        """The open files."""
+        return self._files
+
     def _spoil(self, unit: int) -> None:
-        """Let a unit that is damaged count as absent, so that it is fetched again.
+        """Let a unit that is damaged count as absent.
 
         Under its lock, and after a second look: another thread or process may have fetched it
         since. Where only the sums of its cells were wrong, these are written anew.
@@ -298,9 +305,10 @@ class Tier:
                 files.unsee(unit)
                 return
             self._warn_of(unit)
-            data = self._reads.whole(unit)
+            offset, length = self._shape.extent(unit)
+            data = read_unit(files, unit, offset, length)
             if data is not None:
-                self._reads.write_sums(unit, data)
+                files.write_sums(unit, data, offset)
             else:
                 files.set_state(unit, 0)
         except OSError:
@@ -323,7 +331,7 @@ class Tier:
 
     def check(self, unit: int) -> bool:
         """Return whether what lies at a unit's place has the sum that was written for it."""
-        return self._reads.whole(unit) is not None
+        return read_unit(self._files, unit, *self._shape.extent(unit)) is not None
 
     def settle(self, units: Ints) -> Bools:
         """Check the unchecked among some units; return which of them all are here and good."""
@@ -339,7 +347,8 @@ class Tier:
         state = self._files.state_of(unit)
         if state in (0, self._files.generation):
             return bool(state)
-        return self._settled(unit, is_good=self._reads.at(unit, offset, length) is not None)
+        is_good = read_unit(self._files, unit, offset, length) is not None
+        return self._settled(unit, is_good=is_good)
 
     def settle_with(self, unit: int, data: memoryview) -> bool:
         """Settle one unit by its bytes, for those who have read them already."""

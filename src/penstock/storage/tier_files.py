@@ -33,7 +33,9 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
+from penstock.storage.tier_cells import cell_sums, cells_in
 from penstock.storage.tier_folders import (
     CELLS,
     DATA,
@@ -245,10 +247,14 @@ class TierFiles:
         """Return the sum that was written for a unit."""
         return int.from_bytes(os.pread(self.sums_descriptor, 8, 8 * unit), "little")
 
-    def write_sums(self, unit: int, value: int, first_cell: int, cells: bytes) -> None:
-        """Write one unit's sum and those of its cells."""
-        write_all(self.cells_descriptor, memoryview(cells), 8 * first_cell)
-        write_all(self.sums_descriptor, memoryview(value.to_bytes(8, "little")), 8 * unit)
+    def write_sums(self, unit: int, data: memoryview, offset: int) -> None:
+        """Write the sums of a unit that lies at `offset`, and of its cells."""
+        first, count = cells_in(offset, data.nbytes)
+        if count:
+            cells = cell_sums(data, offset, first)
+            write_all(self.cells_descriptor, memoryview(cells), 8 * first)
+        value = xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
+        write_all(self.sums_descriptor, memoryview(value), 8 * unit)
 
     # -- room --------------------------------------------------------------------------------
 
