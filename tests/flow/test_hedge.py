@@ -156,6 +156,23 @@ def test_a_source_that_has_not_answered_at_all_gets_no_copies() -> None:
     assert story.wait(60.0) == []
 
 
+def test_a_copy_a_moment_needs_no_token_while_the_loop_waits_for_it() -> None:
+    story = Story(pace_s=0.05, num_seen=400)
+    source = story.flow._sources["store"]
+    late = story.want(3)
+    source.tokens = 0.0
+    assert story.wait(5.0) == [], "the loop has other steps to take"
+    story.flow.on(Waiting(step=story.step, at_s=story.now_s))
+    for _ in range(20):  # the source answers others meanwhile
+        (number,) = story.want(1, ahead=9)
+        story.now_s += LATENCY_S
+        story.arrive(number)
+        source.tokens = 0.0
+    begun = [a for a in story.wait(1.2) if isinstance(a, Begin)]
+    assert {a.number for a in begun} <= set(late)
+    assert 2 <= len(begun) <= 3
+
+
 def test_requests_that_hang_leave_their_places_to_their_copies() -> None:
     story = Story(pace_s=0.05)
     hung = story.want(story.flow.limit("store"))

@@ -11,7 +11,9 @@ take, cuts that tail. But a copy is load. So it is made only
 * when the source serves others meanwhile, and has not just asked us to slow down: where everything
   is slow, copies make it slower;
 * while it has a *token*. A source begins with a few and earns a small share of one with each
-  request, so copies are at most that share of all requests, and a few at once.
+  request, so copies are at most that share of all requests, and a few at once. While the training
+  loop waits for the late request itself, one copy a moment needs no token: at the end of an epoch
+  no further requests earn any.
 
 A late request gives its place to its copy: requests that hang must not keep their own copies from
 beginning. Before a source's tail is known, a request is late when it takes several times as long as
@@ -33,6 +35,8 @@ TOKEN_SHARE = 0.05
 """Copies for each request that is no copy."""
 HEDGES_MAX = 2
 """Copies of one fetch beside the first request, at its last source."""
+WAITED_S = 0.5
+"""Without a token, the training loop's own wait is worth a copy each time this has passed."""
 TOKENS_MAX = 8.0
 """Copies that may be made at once after a quiet time."""
 LATE = 1.25
@@ -90,12 +94,20 @@ def _late_s(source: Source, size_bytes: int) -> float:
 
 def _is_due(request: Request, num_late: int, pace: Pace, now_s: float) -> bool:
     source = request.source
-    if source.tokens < 1.0 or source.limit.is_throttled(now_s):
+    if source.limit.is_throttled(now_s):
         return False
     if not (is_overtaken(request, num_late) and is_near(request, pace, now_s)):
         return False
-    source.tokens -= 1.0
+    if source.tokens >= 1.0:
+        source.tokens -= 1.0
+    elif not _is_waited_for(request, pace) or now_s - source.hedged_s < WAITED_S:
+        return False
+    source.hedged_s = now_s
     return True
+
+
+def _is_waited_for(request: Request, pace: Pace) -> bool:
+    return pace.waiting_step is not None and request.care.fetch.step <= pace.waiting_step
 
 
 def is_overtaken(request: Request, num_late: int) -> bool:

@@ -39,6 +39,7 @@ class Source:
         "_meter_bytes",
         "bytes_s",
         "has_prior",
+        "hedged_s",
         "hedges",
         "in_flight",
         "is_behind",
@@ -74,6 +75,8 @@ class Source:
         self.num_done = 0
         self.tokens = TOKENS_FIRST
         """Copies that may still be made; see `hedge`."""
+        self.hedged_s = 0.0
+        """When the last one was due."""
         self.bytes_s = 0.0
         self._meter_at_s = 0.0
         self._meter_bytes = 0

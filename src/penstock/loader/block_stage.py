@@ -16,10 +16,10 @@ from typing import Any
 class _Load:
     """What those wait for who come while a value is loaded."""
 
-    __slots__ = ("error", "is_over", "num_loading")
+    __slots__ = ("error", "is_over", "num_loading", "num_waiting")
 
     def __init__(self) -> None:
-        self.num_loading = 0
+        self.num_loading = self.num_waiting = 0
         self.is_over = threading.Event()
         self.error: BaseException | None = None
 
@@ -53,6 +53,12 @@ class BlockStage:
             entry = self._entries.get(name)
             return entry is not None and (entry.value is not None or entry.load is not None)
 
+    def num_waiting(self, name: Hashable) -> int:
+        """Return how many threads wait for another that loads a value."""
+        with self._lock:
+            entry = self._entries.get(name)
+            return entry.load.num_waiting if entry is not None and entry.load is not None else 0
+
     def pin(self, names: Iterable[Hashable]) -> None:
         """Keep these, loaded or not, until they are unpinned as often."""
         with self._lock:
@@ -81,6 +87,7 @@ class BlockStage:
             loads = beside or entry.load is None
             under_way = entry.load = entry.load or _Load()
             under_way.num_loading += loads
+            under_way.num_waiting += not loads
         if loads:
             return self._loaded(entry, under_way, load)
         under_way.is_over.wait()

@@ -15,10 +15,11 @@ from penstock.errors import (
     OptionError,
     RangeError,
     StoreError,
+    UnavailableError,
 )
 from penstock.storage.base import Buffer, ObjectInfo
-from penstock.storage.clients import Client, client_of, forget_client
-from penstock.storage.failures import Asked, translated
+from penstock.storage.clients import Client, client_of, forget_client, renewed
+from penstock.storage.failures import Asked, is_expired, translated
 from penstock.storage.options import StoreOptions
 from penstock.storage.places import Place
 from penstock.storage.ranges import changed_error, range_error, truncated_error
@@ -54,7 +55,15 @@ class Direct:
                 container=self._place.container_uri,
                 credentials=client.credentials,
                 timeout_s=self._options.timeout_s,
+                has_token=client.keys is not None and client.keys.session_token is not None,
             )
+            if is_expired(error, has_token=asked.has_token) and renewed(
+                self._place, self._options, client
+            ):
+                raise UnavailableError(
+                    f"{asked.uri}: {asked.credentials} had expired, there are new ones; ask again",
+                    uri=asked.uri,
+                ) from error
             # The client's own text repeats all of this in forty lines; it stays as the context.
             raise translated(error, asked) from error
 
@@ -123,9 +132,13 @@ class Direct:
         with self._asking(info.key) as client:
             result = obstore.get(client.store, self._place.path + info.key, options=options)
             # Before the body is received: it may be long, and of another object.
-            self._explain(info, offset, length, _info(info.key, result.meta))
+            meta = result.meta
+            if meta["size"] != info.size_bytes or meta["e_tag"] != info.etag:
+                self._explain(info, offset, length, _info(info.key, meta))
             data = memoryview(result.bytes())
         if data.nbytes != length:
+            # Servers cut a range at the object's end without a word.
+            self._explain(info, offset, length, info)
             raise truncated_error(self._place.uri + info.key, data.nbytes, length)
         return data
 

@@ -38,6 +38,11 @@ _WITHOUT = {
     "credentials, or ask for it to be made public",
 }
 """The way out for those who sent no credentials, by how `Asked.credentials` names that."""
+_EXPIRED = (
+    *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken"),
+    "TokenRefreshRequired",
+)
+"""Codes for credentials that were good once; S3 sends them with 400, others with 401 or 403."""
 _TEXT_MAX = 200
 """Characters of the server's own words that a message quotes."""
 
@@ -54,6 +59,8 @@ class Asked:
     """Which credentials were used, in words."""
     timeout_s: float
     """How long silence was borne."""
+    has_token: bool = False
+    """Whether the credentials are those of a session."""
 
 
 def translated(error: BaseException, asked: Asked) -> Exception:
@@ -65,7 +72,7 @@ def translated(error: BaseException, asked: Asked) -> Exception:
     if "redirect without LOCATION" in text:
         return _other_region(asked, "301", "...")
     if status is not None:
-        return _of_status(status, _code(text), text, asked)
+        return _of_status(error, status, asked)
     if isinstance(error, FileNotFoundError) or "NotFound" in type(error).__name__:
         return _not_found("", asked)
     if type(error).__name__ == "NotSupportedError":
@@ -79,6 +86,18 @@ def translated(error: BaseException, asked: Asked) -> Exception:
     return _of_network(text, asked)
 
 
+def is_expired(error: BaseException, *, has_token: bool) -> bool:
+    """Return whether a client's error says that the session of its credentials is over.
+
+    An answer to HEAD has no body and so no code. With a session's token, a bare 400 means this.
+    """
+    text = str(error)
+    status, code = _status(text), _code(text)
+    if status == 400 and not code:
+        return has_token and "performing HEAD" in text
+    return status in (400, 401, 403) and code in _EXPIRED
+
+
 def _status(text: str) -> int | None:
     found = re.search(r"status code: (\d{3})\b", text)
     return int(found[1]) if found else None
@@ -89,9 +108,13 @@ def _code(text: str) -> str:
     return found[1] if found else ""
 
 
-def _of_status(status: int, code: str, text: str, asked: Asked) -> Exception:
+def _of_status(error: BaseException, status: int, asked: Asked) -> Exception:
+    text = str(error)
+    code = _code(text)
     shown = f"{status} {code}".strip()
     uri = asked.uri
+    if is_expired(error, has_token=asked.has_token):
+        return _denied(shown, code or "ExpiredToken", asked)
     if status in (401, 403):
         return _denied(shown, code, asked)
     if status == 404:
@@ -118,7 +141,11 @@ def _denied(shown: str, code: str, asked: Asked) -> DeniedError:
     way_out = {
         "SignatureDoesNotMatch": "the secret does not belong to this key: check it",
         "InvalidAccessKeyId": "the store does not know this key: check the key and the endpoint",
-        "ExpiredToken": "the session has expired: sign in again",
+        **dict.fromkeys(
+            _EXPIRED,
+            "the session has expired or its token is not valid: sign in again or set new keys, "
+            "and resume the run from its last state",
+        ),
         "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
     }.get(code) or _WITHOUT.get(
         asked.credentials,

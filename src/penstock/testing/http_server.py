@@ -57,6 +57,8 @@ class LoggedRequest:
     path: str
     range: str
     """The Range header, or empty."""
+    authorization: str = ""
+    """Which key has signed it, or empty."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -147,7 +149,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0]).lstrip("/")
         wanted = self.headers.get("Range", "")
-        fault = self.owner.fault_of(LoggedRequest(method=self.command, path=path, range=wanted))
+        request = LoggedRequest(
+            method=self.command,
+            path=path,
+            range=wanted,
+            authorization=self.headers.get("Authorization", ""),
+        )
+        fault = self.owner.fault_of(request)
         if fault is not None and fault.kind == "delay":
             self.owner.has_ended.wait(fault.delay_s)
         if fault is not None and fault.kind == "reset":
