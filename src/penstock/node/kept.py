@@ -27,7 +27,7 @@ from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
 
 _OPENING_S_MAX = 1.5
 """The opening moment takes milliseconds; a job that is stopped in it must not stop the service, nor
-other jobs that wait for its answer (`storage.patience`)."""
+other jobs that wait for its answer (`storage.process_wait`)."""
 _UNCHECKED_MAX = 65536
 _CHECKED_BYTES_MAX = 2**30
 

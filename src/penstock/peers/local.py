@@ -61,7 +61,7 @@ from penstock.peers.run_files import (
     write_run_file,
 )
 from penstock.peers.status import TEXT_CHARACTERS_MAX, RunStatus
-from penstock.storage.patience import Patience
+from penstock.storage.process_wait import ProcessWait
 
 __all__ = [
     "LocalNode",
@@ -324,7 +324,7 @@ def _connected(path: str) -> socket.socket | None:
 def _wait_for_answer(connection: socket.socket, timeout_s: float) -> None:
     """Wait until an answer begins to come; raise where the service does not get on with it."""
     pid, _, _ = user_of(connection)
-    patience = Patience(wait_s_max=timeout_s)
+    patience = ProcessWait(wait_s_max=timeout_s)
     arrival = select.poll()
     arrival.register(connection, select.POLLIN)
     while not arrival.poll(_LOOK_S * 1000):

@@ -24,7 +24,7 @@ import struct
 import threading
 
 from penstock.clock import Clock, SystemClock
-from penstock.storage.patience import Patience
+from penstock.storage.process_wait import ProcessWait
 
 OPENING = 0
 USERS = 1
@@ -67,7 +67,7 @@ class RecordLocks:
     def wait_alone(self, byte: int, clock: Clock | None = None) -> bool:
         """Take a byte alone, waiting for others; False when they do not let go."""
         clock = clock or SystemClock()
-        patience, pause_s = Patience(clock), 0.001
+        patience, pause_s = ProcessWait(clock), 0.001
         while not self.try_alone(byte):
             if patience.is_over(self.holder(byte)):
                 return False

@@ -5,13 +5,13 @@ import signal
 import time
 
 from penstock.clock import VirtualClock
-from penstock.storage.patience import IDLE_S_MAX, WAIT_S_MAX, Patience
+from penstock.storage.process_wait import IDLE_S_MAX, WAIT_S_MAX, ProcessWait
 
 
 def waited_s(pid: int | None, each_s: float = 0.1) -> float:
     """Return how long a process is waited for, in virtual time."""
     clock = VirtualClock()
-    patience = Patience(clock)
+    patience = ProcessWait(clock)
     while not patience.is_over(pid):
         clock.sleep(each_s)
     return clock.now_s()
@@ -66,7 +66,7 @@ def test_a_process_that_computes_is_waited_for_longer() -> None:
 
 def test_one_process_after_another_is_waited_for() -> None:
     clock = VirtualClock()
-    patience = Patience(clock)
+    patience = ProcessWait(clock)
     for pid in range(2**22, 2**22 + 8):  # no process has such a number
         assert not patience.is_over(pid)
         clock.sleep(IDLE_S_MAX * 0.9)

@@ -22,7 +22,7 @@ _CPU_TIMES = slice(11, 13)
 """User and system time, counted from behind the name of the program."""
 
 
-class Patience:
+class ProcessWait:
     """One wait for other processes; ask `is_over` now and then."""
 
     def __init__(self, clock: Clock | None = None, *, wait_s_max: float | None = None) -> None:
