@@ -76,9 +76,7 @@ def test_a_node_behind_a_cut_link_is_done_without_and_comes_back(
         check(job)
 
 
-def test_what_a_node_keeps_wrongly_reaches_no_batch_of_any_node(
-    site: Site, tmp_path: Path
-) -> None:
+def test_what_a_node_keeps_wrongly_reaches_no_batch_of_any_node(site: Site, tmp_path: Path) -> None:
     with held(site, tmp_path, (0, STEPS - 1), 2) as job:
         assert spoil(tmp_path / "tiers" / "n1") > 0
         job.go()

@@ -89,8 +89,9 @@ def open_part_at(
     objects = listing() if listing is not None else _listed(store)
     changes = compare_with_store([part], objects, store)
     refuse_other_sizes(changes, store.uri)
+    part = _marked(part, changes)  # Reads of the check compare marks as well.
     _check_copy(store, part, ref, changes)
-    return _take(store, part, ref, changes)
+    return _kept(store, part, ref, changes)
 
 
 def _listed(store: Store) -> list[ObjectInfo]:
@@ -153,9 +154,13 @@ def settled(
     out = []
     for ref, part in zip(manifest.parts, parts, strict=True):
         own = replace(changes, changed=_of_part(part, changes))
-        if own.changed and not _is_unchanged(store, part, own):
-            changes.refuse(store.uri, REBUILD)
-        out.append(_take(store, part, ref, own) if own.changed else part)
+        if own.changed:
+            marked = _marked(part, own)
+            if not _is_unchanged(store, marked, own):
+                changes.refuse(store.uri, REBUILD)
+            out.append(_kept(store, marked, ref, own))
+        else:
+            out.append(part)
     return out, changes.new
 
 
@@ -171,7 +176,7 @@ def _is_unchanged(store: Store, part: Part, changes: Changes) -> bool:
         return False
     try:
         _read_all(bound, _samples_in(part, {was.key for was, _ in changes.changed}))
-    except (CorruptError, StoreError):
+    except (CorruptError, ChangedError, StoreError):
         return False
     return True
 
@@ -184,10 +189,8 @@ def _samples_in(part: Part, keys: set[str]) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *runs])
 
 
-def _take(store: Store, part: Part, ref: PartRef, changes: Changes) -> Part:
-    """Return a part with the marks of the objects as they are now, and remember it."""
-    if changes.changed:
-        part = _marked(part, {now.key: now for _, now in changes.changed})
+def _kept(store: Store, part: Part, ref: PartRef, changes: Changes) -> Part:
+    """Return a part that has the marks of the objects as they are now, and remember it."""
     try:
         own = _parts_here().add_part(part, ref.uri) if changes.changed else ref
         _Note.of(store, ref).write(own)
@@ -197,8 +200,11 @@ def _take(store: Store, part: Part, ref: PartRef, changes: Changes) -> Part:
     return part
 
 
-def _marked(part: Part, now: dict[str, ObjectInfo]) -> Part:
-    """Return the same part with other marks."""
+def _marked(part: Part, changes: Changes) -> Part:
+    """Return the same part with the marks of the objects as they are now."""
+    if not changes.changed:
+        return part
+    now = {info.key: info for _, info in changes.changed}
     arrays = dict(part.columns)
     for number, table in enumerate(part.tables):
         infos = [table.info(n) for n in range(table.num_objects)]

@@ -48,8 +48,8 @@ class SampleReader:
         self._at_random = at_random
         self._warmth = Warmth()
         self._open_max = max(OPEN_MIN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
-        self._files: dict[tuple[int, int, int], HeldFile] = {}
-        self._maps: dict[tuple[int, int, int], HeldFile] = {}
+        self._files: dict[tuple[int, int, int], IndexedFile] = {}
+        self._maps: dict[tuple[int, int, int], IndexedFile] = {}
 
     def raws(self, group: Group, piece: Piece) -> list[list[memoryview]]:
         """Return the bytes of the samples of a piece, one for each table, in leased memory."""
@@ -108,7 +108,7 @@ class SampleReader:
         few = bound.part.tables[table].num_objects <= self._open_max
         return few and isinstance(bound.store, FolderStore)
 
-    def mapped(self, bound: BoundPart, table: int, number: int) -> HeldFile:
+    def mapped(self, bound: BoundPart, table: int, number: int) -> IndexedFile:
         """Return an object of a folder as memory."""
         name = (id(bound), table, number)
         mapped = self._maps.get(name)
@@ -137,7 +137,7 @@ class SampleReader:
             lambda: ((self._held(bound, table, n).file, o, size) for n, o, size in ranges())
         )
 
-    def _held(self, bound: BoundPart, table: int, number: int) -> HeldFile:
+    def _held(self, bound: BoundPart, table: int, number: int) -> IndexedFile:
         """Return an object of a folder, opened and checked to be the one that was indexed."""
         name = (id(bound), table, number)
         held = self._files.get(name)
@@ -145,7 +145,7 @@ class SampleReader:
             store = bound.store
             assert isinstance(store, FolderStore)
             info = bound.part.tables[table].info(number)
-            held = HeldFile(store, info, store.open_file(info.key), _NOTHING)
+            held = IndexedFile(store, info, store.open_file(info.key), _NOTHING)
             held.check()  # Before it is mapped: a map beyond the end of a file ends the process.
             if len(self._files) >= self._open_max:
                 # Files close themselves with their last reader.
@@ -155,7 +155,7 @@ class SampleReader:
         return held
 
 
-class HeldFile(NamedTuple):
+class IndexedFile(NamedTuple):
     """An object of a folder that stays open: the same file, whatever its name means by now."""
 
     store: FolderStore

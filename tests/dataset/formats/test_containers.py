@@ -16,7 +16,6 @@ WAYS_OUT = {
     "train.json": r"jq -c '\.\[\]'",
     "tokens.bin": r"np\.fromfile.*sequence_length=",
     "tokens.idx": "is an index",
-    "a.feather": r"\.arrow",
     "model.pt": "never unpickled",
     "set.PKL": "never unpickled",
     "set.h5": r"penstock\.Writer",

@@ -359,5 +359,5 @@ def test_without_pyarrow_the_way_out_is_named(
 ) -> None:
     put(store, pa.table({"a": [1]}))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingPackageError, match=r"reading Parquet .*penstock\[parquet\]"):
+    with pytest.raises(MissingPackageError, match=r"reading Parquet .*\[parquet\]"):
         indexed(store)

@@ -94,15 +94,3 @@ def test_too_many_fields_over_several_archives_are_refused(tmp_path: Path) -> No
     assert len(penstock.open(tmp_path / "a.tar").fields) == half
     with pytest.raises(FormatError, match="more than 256 different fields"):
         penstock.open(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [(b"\x1f\x8b\x08", "gzip"), (b"<!DOCTYPE html>", "HTML"), (b"version https://git-lfs", "LFS")],
-)
-def test_what_is_only_called_tar_is_said_to_be_what_it_is(
-    shelf: Any, data: bytes, words: str
-) -> None:
-    shelf.put("x.tar", data.ljust(4096, b"x"))
-    with pytest.raises(FormatError, match=f"is not a tar archive.*{words}"):
-        shelf.index(FORMAT)

@@ -25,7 +25,6 @@ _RAW = (
     "(`np.save(NEW, np.fromfile(FILE, np.uint16))`) and open that, with sequence_length= for tokens"
 )
 _INDEX = "is an index, not data: open the data set that it belongs to"
-_FEATHER = "is an Arrow file: name it .arrow (Feather version 2), or write it as Parquet"
 _PICKLE = (
     "is pickled, which is never unpickled here because that runs code: save arrays as .npy and "
     "samples with `penstock.Writer`"
@@ -37,7 +36,6 @@ _WAYS_OUT: dict[str, str] = {
     "json": _JSON,
     "bin": _RAW,
     "idx": _INDEX,
-    "feather": _FEATHER,
     **dict.fromkeys(("pkl", "pickle", "pt", "pth", "ckpt", "joblib"), _PICKLE),
     **dict.fromkeys(
         ("h5", "hdf5", "hdf", "tfrecord", "tfrecords", "rec", "beton", "mdb", "lmdb"), _CONTAINER

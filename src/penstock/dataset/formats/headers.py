@@ -24,16 +24,6 @@ _KEPT_WINDOW_BYTES = 8 << 20
 _BYTES_S = 50e6
 """What one connection of an object store carries, until a window was read."""
 _GAIN = 0.25
-_KINDS = (
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"BZh", "bzip2"),
-    (b"\xfd7zXZ", "xz"),
-    (b"PAR1", "Parquet"),
-    (b"<", "a page of HTML or XML, such as a server's error"),
-    (b"version https://git-lfs", "a pointer of Git LFS: fetch the file with `git lfs pull`"),
-)
 
 
 def ahead_bytes(stride_bytes: float, latency_s: float, bytes_s: float) -> int:
@@ -118,14 +108,3 @@ class HeaderReader:
         elif size_bytes >= _WINDOW_BYTES:
             transfer_s = max(seconds - self._latency_s, 1e-4)
             self._bytes_s = max(self._bytes_s, size_bytes / transfer_s)
-
-
-def like_what(head: bytes) -> str:
-    """Return words for the first bytes of an object that is not what its name says.
-
-    >>> like_what(b"<html>")[:30], like_what(b"abcdefghij")
-    ('it looks like a page of HTML o', "it starts with b'abcdefgh'")
-    """
-    found = (words for magic, words in _KINDS if head.lstrip().startswith(magic))
-    words = next(found, None)
-    return f"it looks like {words}" if words else f"it starts with {bytes(head[:8])!r}"

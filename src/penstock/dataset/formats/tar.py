@@ -22,7 +22,7 @@ from penstock.dataset.formats.base import (
     encoding_of,
     one_unit_each,
 )
-from penstock.dataset.formats.headers import HeaderReader, like_what
+from penstock.dataset.formats.headers import HeaderReader
 from penstock.dataset.part import ABSENT, Ints, Part, Rows, make_part
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
@@ -223,8 +223,8 @@ def _parse(header: bytes, where: str, at: int) -> tuple[int, bytes]:
     """Return size and type of a member."""
     total = sum(header[:148]) + sum(header[156:]) + 8 * 32
     if _octal(header[148:156]) != total:
-        looks = f"; {like_what(header)}" if at == 0 else ""
-        raise FormatError(f"{where} is not a tar archive, or is damaged, at byte {at}{looks}")
+        found = f": it starts with {header[:8]!r}" if at == 0 else ""
+        raise FormatError(f"{where} is not a tar archive, or is damaged, at byte {at}{found}")
     size_bytes: int | None
     if header[124] & 0x80:  # Base 256, of which the first bit is the sign.
         size_bytes = int.from_bytes(header[125:136], "big") if header[124] == 0x80 else None
