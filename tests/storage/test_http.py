@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.errors import NotFoundError, OptionError, UnavailableError
+from penstock.errors import ChangedError, NotFoundError, OptionError, UnavailableError
 from penstock.storage import (
     ObjectInfo,
     RemoteStore,
@@ -115,3 +115,16 @@ def test_braces_and_lists_of_http_objects_are_checked() -> None:
         assert [info.key for info in listed.objects] == ["07.tar", "03.tar"]
         with pytest.raises(NotFoundError, match=r"a/20\.tar does not exist"):
             resolve(f"{server.url}/a/{{00..20}}.tar")
+
+
+@pytest.mark.parametrize("data", [b"other", b"longer than before"])
+def test_an_object_that_was_replaced_is_not_read_in_part(data: bytes) -> None:
+    """The server knows no conditions: the marks of its answer are compared."""
+    with HttpServer({"x": b"first"}) as server:
+        store = RemoteStore(server.url)
+        known = store.info("x")
+        assert store.read_range(known, 1, 2) == b"ir"
+        server.objects["x"] = data
+        with pytest.raises(ChangedError, match="x is not the object that was indexed: 5 bytes"):
+            store.read_range(known, 1, 2)
+        assert store.read_range(store.info("x"), 0, 5) == data[:5]

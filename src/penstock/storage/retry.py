@@ -149,8 +149,11 @@ class Retrying:
         `is_read` says that it may be left behind when the deadline has passed.
         """
         policy = self.policy
-        now_s = self._clock.now_s()
-        started_s = now_s if _wait.since_s is None else min(_wait.since_s, now_s)
+        started_s = now_s = self._clock.now_s()
+        if _wait.since_s is not None:
+            # However late it comes (another process was waited for before), it has a fair chance.
+            most_s = (1 - _SHARE_MIN) * policy.deadline_s
+            started_s = min(now_s, max(_wait.since_s, now_s - most_s))
         schedule = waits(policy, self._source or _system)
         thread = threading.get_ident()
         num_attempts = 0
@@ -252,6 +255,8 @@ def _with_first(first: ObjectInfo, rest: Iterator[ObjectInfo]) -> Iterator[Objec
     yield from rest
 
 
+_SHARE_MIN = 0.25
+"""Share of the deadline that each call has, whatever went before."""
 _WHOLE = 0.99
 """Share of the deadline that must be left for the client's own time-out to be soon enough."""
 
