@@ -21,6 +21,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.node.folders import OwnedFolder, clear_tier
 from penstock.peers.base import ABSENT, UNCHECKED, Found, HeldFile, Ints, Lookup, Shelf
 from penstock.peers.part_sums import with_part_sums
+from penstock.storage.tier_files import read_into
 from penstock.storage.tier_folders import CELLS, DATA, LOCK, STATE, SUMS
 from penstock.storage.tier_header import HEADER_BYTES, Header, read_header
 from penstock.storage.tier_locks import OPENING, USERS, RecordLocks
@@ -49,7 +50,7 @@ class KeptTier:
         if header is None:
             raise OSError(5, "no tier", folder.path)
         self.header: Header = header
-        self.data_descriptor, self.cells_descriptor = self.file.descriptor, self._cells.descriptor
+        self.cells_descriptor = self._cells.descriptor
 
     def state_of(self, unit: int) -> int:
         """Return a unit's state: 0 absent, else the generation that vouched for it."""
@@ -57,6 +58,10 @@ class KeptTier:
             return 0
         data = os.pread(self._state.descriptor, 1, HEADER_BYTES + unit)
         return data[0] if data else 0
+
+    def read_data(self, target: memoryview, offset: int) -> bool:
+        """Fill a buffer from the data file; False where that ends before."""
+        return read_into(self.file.descriptor, target, offset)
 
     def sum_of(self, unit: int) -> int:
         """Return the sum that was written for a unit."""

@@ -297,12 +297,11 @@ class Tier:
         since. Where only the sums of its cells were wrong, these are written anew.
         """
         files = self._files
+        files.unsee(unit)
         if not files.locks.claim(unit):
-            files.unsee(unit)  # somebody is filling it
-            return
+            return  # somebody is filling it
         try:
             if files.state_of(unit) != files.generation:
-                files.unsee(unit)
                 return
             self._warn_of(unit)
             offset, length = self._shape.extent(unit)

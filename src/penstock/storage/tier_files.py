@@ -7,10 +7,11 @@
     meta.json   what it is, for people and for a look from outside
     lock        see `tier_locks`
 
-Nothing is mapped. Others may cut these files short, and a disk may fail: a map answers both with a
-signal that ends the process, a read with an error or fewer bytes. A unit that cannot be read counts
-as absent. What cannot be written makes the tier smaller; a tier whose states cannot be written is
-lost to this process, which goes on without it. Neither is ever raised.
+Others may cut these files short, and a disk may fail: a map answers both with a signal that ends
+the process, a read with an error or fewer bytes. So files are read with `pread`, but for long
+stretches of a tier in memory, see `read_data`. A unit that cannot be read counts as absent. What
+cannot be written makes the tier smaller; a tier whose states cannot be written is lost to this
+process, which goes on without it. Neither is ever raised.
 
 Since every read is checked (`tier_reads`), a state is a hint: a unit that this process has once
 seen as held is not looked up again.
@@ -26,6 +27,7 @@ import contextlib
 import ctypes
 import errno
 import logging
+import mmap
 import os
 import struct
 import time
@@ -68,6 +70,8 @@ _TERMS_AT, _TERMS_MAX = 128, 24
 _PUNCH = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
 
+_MAPPED_BYTES_MIN = 32 << 10
+"""Shorter reads of a memory tier go through the kernel: there it costs a microsecond."""
 _PAGE_UNITS = 4096
 """States read together when those that are wanted lie far apart."""
 
@@ -95,6 +99,9 @@ class TierFiles:
         self.num_damaged = 0
         """Units that this process has found not to have their sum."""
         self._seen: Bools = np.zeros(0, np.bool_)
+        self._known_sums: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        """Sums of units that this process has looked up; 0 where it has not."""
+        self._map: Bytes = np.empty(0, np.uint8)
 
     def open(self, shape: TierShape) -> None:
         """Open the files."""
@@ -112,6 +119,7 @@ class TierFiles:
         self.num_units = shape.num_units
         if not shape.is_computed:
             self._seen = np.zeros(self.num_units, np.bool_)
+            self._known_sums = np.zeros(self.num_units, np.uint64)
         if self.kind == "disk":
             # Units are used in random order: what lies behind one is not wanted next.
             os.posix_fadvise(self.data_descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -228,6 +236,7 @@ class TierFiles:
         """Look a unit up again when it is next asked for."""
         if len(self._seen):
             self._seen[unit] = False
+            self._known_sums[unit] = 0
 
     def _lose(self, error: OSError) -> None:
         if self.is_lost:
@@ -241,14 +250,41 @@ class TierFiles:
             error.strerror,
         )
 
+    # -- bytes -------------------------------------------------------------------------------
+
+    def read_data(self, target: memoryview, offset: int) -> bool:
+        """Fill a buffer from the data file; False where that ends before.
+
+        A tmpfs is read page by page, which takes twice as long as a copy from a map. So long reads
+        of a memory tier are such copies, after a look that the file is not shorter. A process dies
+        (SIGBUS) if somebody cuts the file short in the microseconds of the copy itself.
+        """
+        if self.kind != "memory" or target.nbytes < _MAPPED_BYTES_MIN:
+            return read_into(self.data_descriptor, target, offset)
+        end = offset + target.nbytes
+        if os.lseek(self.data_descriptor, 0, os.SEEK_END) < end:
+            return False
+        mapped = self._map
+        if len(mapped) < end:
+            # It has grown since. Threads that use the old map hold on to it.
+            mapped = self._map = _mapped(self.data_descriptor)
+        np.frombuffer(target, np.uint8)[:] = mapped[offset:end]
+        return True
+
     # -- sums --------------------------------------------------------------------------------
 
     def sum_of(self, unit: int) -> int:
         """Return the sum that was written for a unit."""
-        return int.from_bytes(os.pread(self.sums_descriptor, 8, 8 * unit), "little")
+        known = self._known_sums
+        if not len(known):
+            return int.from_bytes(os.pread(self.sums_descriptor, 8, 8 * unit), "little")
+        if not known[unit]:
+            known[unit] = int.from_bytes(os.pread(self.sums_descriptor, 8, 8 * unit), "little")
+        return int(known[unit])
 
     def write_sums(self, unit: int, data: memoryview, offset: int) -> None:
         """Write the sums of a unit that lies at `offset`, and of its cells."""
+        self.unsee(unit)
         first, count = cells_in(offset, data.nbytes)
         if count:
             cells = cell_sums(data, offset, first)
@@ -332,6 +368,7 @@ class TierFiles:
     def close(self) -> None:
         """Close all descriptors, which lets go of all locks; who still asks finds nothing."""
         self.is_lost = True
+        self._map = np.empty(0, np.uint8)
         for name in ("data", "sums", "cells", "state"):
             descriptor = getattr(self, f"{name}_descriptor")
             setattr(self, f"{name}_descriptor", -1)
@@ -339,6 +376,10 @@ class TierFiles:
                 os.close(descriptor)
         self.folder.close()
         self.locks.close()
+
+
+def _mapped(descriptor: int) -> Bytes:
+    return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _read_header_or_none(descriptor: int) -> Header | None:

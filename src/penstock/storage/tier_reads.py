@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 
 from penstock.storage.tier_cells import cell_sums, cells_of
-from penstock.storage.tier_files import read_into
 from penstock.storage.tier_shape import Ints
 
 UNIT, UNIT_OFFSET, UNIT_LENGTH, INSIDE, LENGTH = range(5)
@@ -26,8 +25,11 @@ UNIT, UNIT_OFFSET, UNIT_LENGTH, INSIDE, LENGTH = range(5)
 class Readable(Protocol):
     """The files of a tier."""
 
-    data_descriptor: int
     cells_descriptor: int
+
+    def read_data(self, target: memoryview, offset: int) -> bool:
+        """Fill a buffer from the data file; False where that ends before."""
+        ...
 
     def sum_of(self, unit: int) -> int:
         """Return the sum that was written for a unit."""
@@ -41,8 +43,10 @@ def copy_ranges(files: Readable, ranges: Ints, target: memoryview, starts: Ints)
     """
     units, offsets, lengths, inside, sizes = ranges.T
     cells = cells_of(offsets, lengths, inside, sizes)
-    # As they lie in the file, so that small samples that share a cell come one after another.
-    order = np.argsort(cells.begins, kind="stable")
+    order = np.arange(len(ranges))
+    if not cells.is_whole.all():
+        # As they lie in the file, so that small samples that share a cell come one after another.
+        order = np.argsort(cells.begins, kind="stable")
     columns = (
         order,
         np.where(cells.is_whole, units, -1)[order],
@@ -93,7 +97,7 @@ def range_sums(files: Readable, ranges: Ints) -> list[int | None]:
 def _has_read(files: Readable, view: memoryview, begin: int, unit: int, first: int) -> bool:
     """Read bytes from `begin` on and check them: as a unit, or as cells from page `first` on."""
     try:
-        if not read_into(files.data_descriptor, view, begin):
+        if not files.read_data(view, begin):
             return False
         if unit >= 0:
             return xxhash.xxh3_64_intdigest(view) == files.sum_of(unit)
