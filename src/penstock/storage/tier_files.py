@@ -7,11 +7,10 @@
     meta.json   what it is, for people and for a look from outside
     lock        see `tier_locks`
 
-Others may cut these files short, and a disk may fail: a map answers both with a signal that ends
-the process, a read with an error or fewer bytes. So files are read with `pread`, but for long
-stretches of a tier in memory, see `read_data`. A unit that cannot be read counts as absent. What
-cannot be written makes the tier smaller; a tier whose states cannot be written is lost to this
-process, which goes on without it. Neither is ever raised.
+Nothing is mapped. Others may cut these files short, and a disk may fail: a map answers both with a
+signal that ends the process, a read with an error or fewer bytes. A unit that cannot be read counts
+as absent. What cannot be written makes the tier smaller; a tier whose states cannot be written is
+lost to this process, which goes on without it. Neither is ever raised.
 
 Since every read is checked (`tier_reads`), a state is a hint: a unit that this process has once
 seen as held is not looked up again.
@@ -27,7 +26,6 @@ import contextlib
 import ctypes
 import errno
 import logging
-import mmap
 import os
 import struct
 import time
@@ -70,8 +68,6 @@ _TERMS_AT, _TERMS_MAX = 128, 24
 _PUNCH = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
 
-_MAPPED_BYTES_MIN = 32 << 10
-"""Shorter reads of a memory tier go through the kernel: there it costs a microsecond."""
 _PAGE_UNITS = 4096
 """States read together when those that are wanted lie far apart."""
 
@@ -101,7 +97,6 @@ class TierFiles:
         self._seen: Bools = np.zeros(0, np.bool_)
         self._known_sums: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         """Sums of units that this process has looked up; 0 where it has not."""
-        self._map: Bytes = np.empty(0, np.uint8)
 
     def open(self, shape: TierShape) -> None:
         """Open the files."""
@@ -253,23 +248,8 @@ class TierFiles:
     # -- bytes -------------------------------------------------------------------------------
 
     def read_data(self, target: memoryview, offset: int) -> bool:
-        """Fill a buffer from the data file; False where that ends before.
-
-        A tmpfs is read page by page, which takes twice as long as a copy from a map. So long reads
-        of a memory tier are such copies, after a look that the file is not shorter. A process dies
-        (SIGBUS) if somebody cuts the file short in the microseconds of the copy itself.
-        """
-        if self.kind != "memory" or target.nbytes < _MAPPED_BYTES_MIN:
-            return read_into(self.data_descriptor, target, offset)
-        end = offset + target.nbytes
-        if os.lseek(self.data_descriptor, 0, os.SEEK_END) < end:
-            return False
-        mapped = self._map
-        if len(mapped) < end:
-            # It has grown since. Threads that use the old map hold on to it.
-            mapped = self._map = _mapped(self.data_descriptor)
-        np.frombuffer(target, np.uint8)[:] = mapped[offset:end]
-        return True
+        """Fill a buffer from the data file; False where that ends before."""
+        return read_into(self.data_descriptor, target, offset)
 
     # -- sums --------------------------------------------------------------------------------
 
@@ -368,7 +348,6 @@ class TierFiles:
     def close(self) -> None:
         """Close all descriptors, which lets go of all locks; who still asks finds nothing."""
         self.is_lost = True
-        self._map = np.empty(0, np.uint8)
         for name in ("data", "sums", "cells", "state"):
             descriptor = getattr(self, f"{name}_descriptor")
             setattr(self, f"{name}_descriptor", -1)
@@ -376,10 +355,6 @@ class TierFiles:
                 os.close(descriptor)
         self.folder.close()
         self.locks.close()
-
-
-def _mapped(descriptor: int) -> Bytes:
-    return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _read_header_or_none(descriptor: int) -> Header | None:
