@@ -21,8 +21,10 @@ COUNT_MAX = 2**62
 """So that the sum of two counts is still a number of 64 bits."""
 
 
-def count_of(name: str, value: Any, *, least: int = 1, hint: str = "") -> int:
-    """Return a whole number of at least `least`, or say what `name` must be.
+def count_of(
+    name: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, hint: str = ""
+) -> int:
+    """Return a whole number from `least` to `most`, or say what `name` must be.
 
     >>> count_of("batch_size", np.int64(32))
     32
@@ -36,8 +38,8 @@ def count_of(name: str, value: Any, *, least: int = 1, hint: str = "") -> int:
         raise OptionError(f"{name} must be a whole number, got {value!r}{way_out}")
     if number < least:
         raise OptionError(f"{name} must be at least {least}, got {number}{way_out}")
-    if number > COUNT_MAX:
-        raise OptionError(f"{name} must be at most {COUNT_MAX}, got {number}{way_out}")
+    if number > most:
+        raise OptionError(f"{name} must be at most {most}, got {number}{way_out}")
     return number
 
 

@@ -51,7 +51,7 @@ def port() -> Iterator[int]:
         name="n",
         shelves=Shelves(),
         secrets={LIVE: SECRET}.get,
-        bind=Address(host="127.0.0.1", port=0),
+        bind=[Address(host="127.0.0.1", port=0)],
         status=lambda *_: status,
     )
     server.start()

@@ -51,7 +51,7 @@ def test_a_job_alone_reads_at_least_the_least(
 ) -> None:
     for stats in seen(rows, cache, tmp_path, drop_last=drop_last):
         check(stats)
-        assert stats.bound_ratio is not None
+    assert stats.bound_ratio is not None, "in the midst of an epoch it may be unknown, not here"
 
 
 def test_windows_that_overlap_have_no_ratio_below_one(tmp_path: Path) -> None:

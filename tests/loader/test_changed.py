@@ -131,7 +131,7 @@ def _packed(folder: Path) -> None:
 def _files(folder: Path) -> None:
     folder.mkdir()
     for i in range(NUM_SAMPLES):
-        (folder / f"{i:04}.bin").write_bytes(blob(i))
+        (folder / f"{i:04}.dat").write_bytes(blob(i))
 
 
 @kind("rows")
@@ -172,7 +172,7 @@ def test_a_local_file_that_is_rewritten_at_the_same_size_is_an_error(
     if made == "parquet":  # Blocks are read once and stay: it may have read all of them.
         change()
     with pytest.raises(ChangedError, match=r"is not the object that was indexed: (\d+) bytes.*\1"):
-        deliver(dataset, change)
+        deliver(dataset, change, shuffle="global")
     with pytest.raises(ChangedError, match="is not the object that was indexed"):
         dataset[154]
 

@@ -42,7 +42,7 @@ BOTH = [
     ({"seed": -1}, r"seed must be at least 0, got -1"),
     ({"seed": 1.0}, r"seed must be a whole number, got 1\.0"),
     ({"seed": "7"}, r"seed must be a whole number, got '7'"),
-    ({"seed": 2**64}, r"between 0 and 2\*\*64 - 1"),
+    ({"seed": 2**64}, r"at most 18446744073709551615"),
     ({"shuffle": "sideways"}, r"'sideways': there are 'global' \(or True\), 'blocks'"),
     ({"shuffle": 1}, r"shuffle=1: there are"),
     ({"shuffle": ["global"]}, r"shuffle=\['global'\]: there are"),
@@ -218,7 +218,7 @@ def test_a_data_set_of_weight_0_is_never_drawn(rows: penstock.Dataset) -> None:
 
 @pytest.mark.parametrize("shuffle", [None, False, "blocks"])
 def test_a_mixture_is_drawn_at_random(rows: penstock.Dataset, shuffle: Any) -> None:
-    with pytest.raises(OptionError, match="leave shuffle at 'global'"):
+    with pytest.raises(OptionError, match="leave out shuffle="):
         penstock.Loader(penstock.Mixture([rows]), batch_size=4, shuffle=shuffle)
 
 

@@ -54,12 +54,14 @@ def test_who_is_refused_is_told_what_to_change_and_not_what_was_done_already() -
     with HttpServer({"bucket/x": b"1"}, faults=(fault,)) as server:
         options = StoreOptions(endpoint=server.url, access_key="me", secret_key="secret")
         with pytest.raises(DeniedError, match=r"may read this.* or pass anonymous=True"):
-            RemoteStore("s3://bucket", options).read_range("x", 0, 1)
+            RemoteStore("s3://bucket", options).read_range(ObjectInfo(key="x", size_bytes=1), 0, 1)
         with pytest.raises(DeniedError, match="plain http sends none"):
-            RemoteStore(f"{server.url}/bucket", StoreOptions()).read_range("x", 0, 1)
+            RemoteStore(f"{server.url}/bucket", StoreOptions()).read_range(
+                ObjectInfo(key="x", size_bytes=1), 0, 1
+            )
         with pytest.raises(DeniedError) as caught:
             options = StoreOptions(endpoint=server.url, anonymous=True)
-            RemoteStore("s3://bucket", options).read_range("x", 0, 1)
+            RemoteStore("s3://bucket", options).read_range(ObjectInfo(key="x", size_bytes=1), 0, 1)
     assert "pass anonymous=True" not in str(caught.value)
 
 

@@ -51,10 +51,7 @@ def seed_of(seed: int) -> int:
             "seed=None: without a seed no run could be resumed and no rank would know what others "
             "read; give a number, and another one for another order"
         )
-    number = count_of("seed", seed, least=0)
-    if number >= NUM_KEYS:
-        raise OptionError(f"a seed lies between 0 and 2**64 - 1, got {number}")
-    return number
+    return count_of("seed", seed, least=0, most=NUM_KEYS - 1)
 
 
 def check_epoch(epoch: int) -> None:

@@ -35,8 +35,8 @@ def changed_error(uri: str, was: ObjectInfo, now: ObjectInfo) -> ChangedError:
     """Return the error of an object that is not the one that was indexed."""
     return ChangedError(
         f"{uri} is not the object that was indexed: {shown_mark(was)} then, {shown_mark(now)} now; "
-        "put the old one back, or index the data set again with penstock.open(..., rebuild=True) or "
-        "`penstock index --rebuild`"
+        "put the old one back, or index the data set again with penstock.open(..., rebuild=True) "
+        "or `penstock index --rebuild`"
     )
 
 
