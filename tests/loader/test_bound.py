@@ -51,7 +51,8 @@ def test_a_job_alone_reads_at_least_the_least(
 ) -> None:
     for stats in seen(rows, cache, tmp_path, drop_last=drop_last):
         check(stats)
-    assert stats.bound_ratio is not None, "in the midst of an epoch it may be unknown, not here"
+    # A small set: what is read ahead at the end of an epoch may serve the beginning of the next.
+    assert stats.bound_ratio is not None or stats.store_bytes > 0.9 * (stats.bound_bytes or 0)
 
 
 def test_windows_that_overlap_have_no_ratio_below_one(tmp_path: Path) -> None:
@@ -79,4 +80,6 @@ def test_less_than_the_least_is_told_as_what_it_is() -> None:
     )  # fmt: skip
     assert stats.bound_ratio is None
     assert "least possible" not in str(stats)
-    assert "from stores: 929 B; alone, this rank would have read at least 1 kB" in str(stats)
+    assert "from stores: 929 B; alone and without look-ahead, this rank would have read" in str(
+        stats
+    )

@@ -35,7 +35,7 @@ WEATHER = {
     "cuts off": Fault(kind="truncate", share=0.1),
     "resets": Fault(kind="reset", share=0.1),
     "lies": Fault(kind="corrupt", share=0.1),
-    "stalls": Fault(kind="stall", share=0.02, stall_s=0.7),
+    "stalls": Fault(kind="stall", share=0.05, stall_s=0.7),
 }
 
 
@@ -107,4 +107,4 @@ def test_every_run_ends_with_a_summary(
     caplog.set_level("INFO", logger="penstock.loader")
     deliver(penstock.open(folder), tiers=[penstock.Disk(tmp_path / "tier", "1GB")])
     assert "480 samples in 30 batches" in caplog.text
-    assert "of the least possible" in caplog.text
+    assert "times the least possible" in caplog.text
