@@ -89,6 +89,7 @@ def test_second_copies_cut_the_tail_and_are_few(monkeypatch: pytest.MonkeyPatch)
     assert 0 < hedged.flow.num_hedges <= 0.06 * len(with_copies.begins)
     monkeypatch.setattr("penstock.flow.flow.TOKEN_SHARE", 0.0)
     monkeypatch.setattr("penstock.flow.source.TOKENS_FIRST", 0.0)
+    monkeypatch.setattr("penstock.flow.hedge.WAITED_S", float("inf"))
     alone = Run(store, compute_s=0.0365, stage_bytes=24 << 20)
     without = alone.until(10.0)
     assert alone.flow.num_hedges == 0
