@@ -127,8 +127,8 @@ class Stats:
             )
         elif self.bound_bytes:
             lines.append(
-                f"  from stores: {show_bytes(self.store_bytes)}; alone and without look-ahead, this "
-                f"rank would have read at least {show_bytes(self.bound_bytes)}"
+                f"  from stores: {show_bytes(self.store_bytes)}; alone and without look-ahead, "
+                f"this rank would have read at least {show_bytes(self.bound_bytes)}"
             )
         lines += [
             f"  {tier.source} holds {show_bytes(tier.held_bytes)} of at most "
