@@ -97,7 +97,7 @@ def test_a_spoilt_unit_is_absent(tmp_path: Path) -> None:
 def test_a_part_comes_with_a_sum_of_its_own_and_is_absent_when_it_is_damaged(
     tmp_path: Path, num_others: int
 ) -> None:
-    with open_tiers([Memory("1MB", tmp_path)], SHAPE) as tiers:
+    with open_tiers([Memory("1MB", folder=tmp_path)], SHAPE) as tiers:
         fill(tiers)
         shelf = a_shelf(tiers)
         rows = ranges_of([5, 11, *range(20, 20 + num_others)])

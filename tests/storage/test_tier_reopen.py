@@ -343,7 +343,7 @@ def test_unused_tiers_are_found_and_removed_but_not_used_ones(tmp_path: Path) ->
 def test_someone_who_is_stuck_while_opening_costs_the_tier_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from penstock.storage import patience, tier_locks
+    from penstock.storage import process_wait, tier_locks
 
     wish = Disk(tmp_path, "1MB")
     with open_tiers([wish], SHAPE) as tiers:
@@ -360,7 +360,7 @@ def test_someone_who_is_stuck_while_opening_costs_the_tier_and_not_the_run(
 
     started = start_child(child)
     os.read(told, 1)
-    monkeypatch.setattr(patience, "IDLE_S_MAX", 0.05)
+    monkeypatch.setattr(process_wait, "IDLE_S_MAX", 0.05)
     with caplog.at_level(logging.WARNING), open_tiers([wish], SHAPE) as tiers:
         assert tiers.tiers == ()
     assert f"process {started[0]}, which opens or closes it and does not get on" in caplog.text

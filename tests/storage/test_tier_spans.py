@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.storage.conftest import Mount, die_in, fill, kill_myself, shape_of, unit_bytes, units_of
 
-from penstock.storage import patience
+from penstock.storage import process_wait
 from penstock.storage import tier as tier_module
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_files import TierFiles
@@ -219,7 +219,7 @@ def test_kill_while_placing_holds_up_nobody(
 
     with open_tiers([wish], SHAPE, placed=False) as tiers:
         die_in(child)
-        monkeypatch.setattr(patience, "IDLE_S_MAX", 0.0)
+        monkeypatch.setattr(process_wait, "IDLE_S_MAX", 0.0)
         tiers.place(SPAN, spans_with(0, 1))
         assert fill(tiers) == [0, 1, 2, 3]
         assert tiers.tiers[0]._files.read_header().promised_bytes == 2 * SPAN

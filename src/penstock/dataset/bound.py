@@ -123,7 +123,9 @@ class BoundPart:
         values = self.views(encoded, local_id)
         own = owned if self.by_block else writable
         for name, value in values.items():
-            if isinstance(value, CHANGEABLE):
+            if isinstance(value, memoryview):
+                values[name] = bytes(value)
+            elif isinstance(value, CHANGEABLE):
                 # What a decoder made is not kept in the block: only a view of bytes is shared.
                 values[name] = writable(value) if name in self.steps else own(value)
         return values
@@ -131,7 +133,7 @@ class BoundPart:
     def views(self, encoded: Sample, local_id: int) -> dict[str, Any]:
         """Return a sample as `decoded` does, for callers that copy it before anybody writes to it.
 
-        Arrays may be views of memory that other samples share.
+        Arrays may be views of memory that other samples share, and bytes are such views.
         """
         out: dict[str, Any] = {}
         for f in self.part.fields:
@@ -141,7 +143,7 @@ class BoundPart:
                     # A decoder of the user's may write to its bytes, or return a view of them.
                     value = owned(value) if self.by_block else writable(value)
                 value = decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
-            out[f.name] = bytes(value) if isinstance(value, memoryview) else value
+            out[f.name] = value
         return out
 
     def decoded_all(

@@ -152,15 +152,7 @@ class DecodeMaker:
             assert stage is not None
             encoded = stage.samples(piece)
         else:
-            if stage is None:
-                raws = self._reader.raws(group, piece)
-            else:
-                tables = range(len(group.extents))
-                # Copied, because a transform may change in place what other batches still share.
-                raws = [
-                    [memoryview(bytearray(stage.raw(t, j))) for t in tables]
-                    for j in range(piece.start, piece.stop)
-                ]
+            raws = self._reader.raws(group, piece, stage)
             encoded = iter(bound.split(local_ids, raws))
         decode = bound.views if self._copies else bound.decoded
         for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):

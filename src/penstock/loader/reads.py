@@ -14,7 +14,7 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from penstock.loader.warmth import Warmth
 from penstock.storage.base import ObjectInfo
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
+
+if TYPE_CHECKING:
+    from penstock.loader.stages import GroupStage
 
 _OPEN_SHARE = 4
 """The share of the files that a process may have open that is ours: one in so many."""
@@ -51,15 +54,22 @@ class SampleReader:
         self._files: dict[tuple[int, int, int], IndexedFile] = {}
         self._maps: dict[tuple[int, int, int], IndexedFile] = {}
 
-    def raws(self, group: Group, piece: Piece) -> list[list[memoryview]]:
-        """Return the bytes of the samples of a piece, one for each table, in leased memory."""
+    def raws(self, group: Group, piece: Piece, stage: GroupStage | None) -> list[list[memoryview]]:
+        """Return the bytes of the samples of a piece, one for each table, in leased memory.
+
+        They come from `stage`, where that holds them. Nobody else sees the memory: a transform may
+        write to it.
+        """
         out: list[list[memoryview]] = [[] for _ in range(piece.stop - piece.start)]
         for table, extents in enumerate(group.extents):
             lengths = extents.length[piece.start : piece.stop]
             ends = np.cumsum(lengths)
             starts = (ends - lengths).tolist()
             target: Bytes = self._pool.array((int(ends[-1]),), np.uint8)
-            self.read_into(group, table, piece, target, starts)
+            if stage is None:
+                self.read_into(group, table, piece, target, starts)
+            else:
+                stage.copy_into(table, piece, target, starts)
             for raws, start, end in zip(out, starts, ends.tolist(), strict=True):
                 raws.append(target.data[start:end])
         return out

@@ -118,7 +118,8 @@ class FieldSink:
             return _numbers(values)
         if all(v is None or isinstance(v, _BYTES) for v in values):
             return self._pieces(values)
-        return values
+        # A view of memory that the batch does not own must not leave it.
+        return [bytes(v) if isinstance(v, memoryview) else v for v in values]
 
     def _pieces(self, values: list[Any]) -> Any:
         """Return bytes as pieces of one buffer, as batches of nothing but bytes have them."""
