@@ -69,7 +69,6 @@ def main(folder: Path, stop_after: int) -> None:
     if trainer.is_world_process_zero() and stop_after < 0:
         lines = {line for log in folder.glob("ids-*") for line in log.read_text().splitlines()}
         print(sum(len(json.loads(line)[2]) for line in lines), "samples", flush=True)
-    trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 
 

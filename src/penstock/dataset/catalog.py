@@ -95,6 +95,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
 def spec_of(names: Sequence[str]) -> str:
     """Return the hash of all names that a data set was asked for with, in their order."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(_text(names)))
@@ -297,6 +301,9 @@ class _Layout(msgspec.Struct):
     layout: int = 0
 
 
+_LAYOUTS = msgspec.json.Decoder(_Layout)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFile:
     """The file of a version, not yet believed."""
@@ -318,9 +325,9 @@ class VersionFile:
             "`penstock index --rebuild`"
         )
         try:
-            layout = msgspec.json.decode(self.data, type=_Layout).layout
+            layout = _LAYOUTS.decode(self.data).layout
             if layout == _LAYOUT:
-                manifest = msgspec.json.decode(self.data, type=Manifest)
+                manifest = _MANIFESTS.decode(self.data)
                 if manifest.version != self.version:
                     raise FormatError(f"{self.name} says that it is version {manifest.version}")
                 return manifest

@@ -59,6 +59,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has ended, in a store that let nobody remove the note."""
 
 
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+_JOBS = msgspec.json.Decoder(Job)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """A place to write shards to, and the version that they will be added to."""
@@ -228,7 +232,7 @@ def _notes(store: Store) -> dict[str, Job]:
 
 def _job(store: Store, key: str) -> Job:
     try:
-        return msgspec.json.decode(store.read(key), type=Job)
+        return _JOBS.decode(store.read(key))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError(
             f"{store.uri}{key} is no note of a job ({error}); if no pack or Writer is at work "

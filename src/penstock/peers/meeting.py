@@ -63,6 +63,10 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
         return shown(self)
 
 
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+msgspec.msgpack.Decoder(Roster)
+
+
 class _Found(msgspec.Struct, frozen=True):
     """Where the other ranks of a node find the roster."""
 

@@ -106,6 +106,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunStatus, ...] = ()
 
 
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+msgspec.msgpack.Decoder(NodeStatus)
+
+
 def as_dict(status: NodeStatus) -> dict[str, Any]:
     """Return a status as plain values, to be sent."""
     plain: dict[str, Any] = msgspec.to_builtins(status)

@@ -74,6 +74,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_uri: str = ""
 
 
+# Made once, by the thread that imports this: a type that several threads decode for the first time
+# at once has ended forked children with SIGSEGV.
+_requests = msgspec.msgpack.Decoder(Request)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
 class HungUpError(UnreachableError):
     """The other end is gone."""
 
@@ -87,12 +93,12 @@ def send_frame(connection: socket.socket, frame: Request | Answer) -> None:
 
 def receive_request(connection: socket.socket) -> Request:
     """Receive a struct of the calling end."""
-    return msgspec.msgpack.decode(_body(connection), type=Request)
+    return _requests.decode(_body(connection))
 
 
 def receive_answer(connection: socket.socket) -> Answer:
     """Receive a struct of the answering end."""
-    return msgspec.msgpack.decode(_body(connection), type=Answer)
+    return _answers.decode(_body(connection))
 
 
 def _body(connection: socket.socket) -> bytearray:

@@ -69,6 +69,10 @@ class Index(msgspec.Struct):
     config: Config
 
 
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+msgspec.json.Decoder(Index)
+
+
 def indexes_of(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, Index]]:
     """Yield the folders that have an index, and the index."""
     for info in objects:

@@ -71,6 +71,10 @@ class _Index(msgspec.Struct):
     shards: list[msgspec.Raw]
 
 
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+msgspec.json.Decoder(_Index)
+
+
 class MdsFormat:
     """MosaicML MDS shards, raw or compressed with zstd."""
 
