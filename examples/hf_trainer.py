@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def main(folder: Path, stop_after: int) -> None:
     if trainer.is_world_process_zero() and stop_after < 0:
         lines = {line for log in folder.glob("ids-*") for line in log.read_text().splitlines()}
         print(sum(len(json.loads(line)[2]) for line in lines), "samples", flush=True)
+    # torch's gloo threads drop their last work with the interpreter's lock held. A group that is
+    # destroyed before they have done so waits for them with that lock, for ever.
+    time.sleep(0.5)
     trainer.accelerator.end_training()
 
 
