@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 
 import penstock
-from penstock.loader.reads import SampleReader
+from penstock.engine.reads import SampleReader
 
 ROUNDS = 3
 NUM_BLOBS, BLOB_BYTES, NUM_SHARDS = 4096, 110_000, 4

@@ -19,8 +19,8 @@ from penstock import Memory
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.fields import Field
 from penstock.dataset.part import Rows, make_part
-from penstock.loader.holding import Holding
-from penstock.loader.job import Group
+from penstock.engine.holding import Holding
+from penstock.engine.job import Group
 from penstock.order import GlobalOrder
 from penstock.plan.placement import layout_of
 from penstock.plan.units import Units

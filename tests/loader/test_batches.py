@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.engine.block_stage import BlockStage
+from penstock.engine.buffers import BufferPool
 from penstock.errors import DecodeError, OptionError
-from penstock.loader.block_stage import BlockStage
-from penstock.loader.buffers import BufferPool
 
 from .conftest import MakeRows, write_tar
 

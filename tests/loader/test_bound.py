@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock import Loader, Memory, World
 from penstock.dataset.dataset import Dataset
-from penstock.loader.stats import SourceStats, Stats
+from penstock.engine.stats import SourceStats, Stats
 
 
 @pytest.fixture(autouse=True)

@@ -159,8 +159,8 @@ def data_files(folder: Path) -> list[Path]:
 def test_a_local_file_that_is_rewritten_at_the_same_size_is_an_error(
     tmp_path: Path, made: str, open_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.loader.reads.OPEN_MIN", open_max)
-    monkeypatch.setattr("penstock.loader.reads._OPEN_SHARE", 10**9)
+    monkeypatch.setattr("penstock.engine.reads.OPEN_MIN", open_max)
+    monkeypatch.setattr("penstock.engine.reads._OPEN_SHARE", 10**9)
     KINDS[made](tmp_path / "set")
     dataset = penstock.open(tmp_path / "set")
     assert bytes(next(iter(dataset[3].values()))) == blob(3)

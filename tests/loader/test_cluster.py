@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.engine.cluster import Cluster
+from penstock.engine.neighbours import Neighbours
 from penstock.flow.choice import peer_source
-from penstock.loader.cluster import Cluster
-from penstock.loader.neighbours import Neighbours
 from penstock.peers.members import Member
 from penstock.plan.homes import Homes, Node, cluster_homes
 from penstock.plan.spans import Spans

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.engine.block_stage import BlockStage
 from penstock.errors import StoreError, UnavailableError, UnreachableError
-from penstock.loader.block_stage import BlockStage
 from penstock.storage import MemoryStore, ObjectInfo, Retrying, RetryPolicy
 from penstock.storage.retry import waiting_since
 from penstock.testing.faults import WrappedStore

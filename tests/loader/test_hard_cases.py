@@ -12,13 +12,13 @@ import pytest
 
 import penstock
 from penstock.dataset.part import Extents
+from penstock.engine.around import Around
+from penstock.engine.buffers import BufferPool
+from penstock.engine.fetcher import Fetcher
+from penstock.engine.runner import size_of
+from penstock.engine.staging import Stager
+from penstock.engine.stats import Counters
 from penstock.flow import Budget, Flow
-from penstock.loader.around import Around
-from penstock.loader.buffers import BufferPool
-from penstock.loader.fetcher import Fetcher
-from penstock.loader.runner import size_of
-from penstock.loader.staging import Stager
-from penstock.loader.stats import Counters
 from penstock.storage.locate import open_store
 from penstock.testing.forks import start_child, wait_for
 

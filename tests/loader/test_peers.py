@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Disk, World
+from penstock.engine import peer_parts
+from penstock.engine.cluster import Cluster
+from penstock.engine.neighbours import Neighbours
+from penstock.engine.peer_reads import UnitsRead
 from penstock.errors import OptionError, PeerError
-from penstock.loader import peer_parts
-from penstock.loader.cluster import Cluster
-from penstock.loader.neighbours import Neighbours
-from penstock.loader.peer_reads import UnitsRead
 from penstock.order.stream_hash import StreamHash
 from penstock.peers.base import Answer, Ask
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.engine import stream
 from penstock.errors import StoreError
-from penstock.loader import stream
 from penstock.storage.locate import open_store
 from penstock.testing.forks import in_child, start_child, wait_for
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import penstock
+from penstock.engine.processes import packed
 from penstock.errors import OptionError
-from penstock.loader.processes import packed
 from penstock.torch import IterableDataset
 
 EXOTIC = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex32]

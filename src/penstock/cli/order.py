@@ -9,8 +9,8 @@ from penstock.cli.opened import open_named, show_place
 from penstock.cli.options import add_dataset, add_json, add_shuffle
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.dataset import Dataset
+from penstock.engine.stream import make_order
 from penstock.errors import OptionError
-from penstock.loader.stream import make_order
 from penstock.order import Order, Quality, order_hash, quality_of
 from penstock.units import show_count
 

@@ -1,12 +1,11 @@
-"""The loader: bytes into batches, ahead of the training loop.
+"""The loader: the part of the data path that lives in the training process.
 
-Dull on purpose: what comes when is decided in `order`, where it lies in `dataset`. Here are the
-threads that read (`reads`, `staging`), the ways to make a batch (`gather` for rows of arrays, `raw`
-for bytes, `decode` for the rest) and the runner that keeps them busy. Start with `loader.Loader`.
+`Loader` takes what a user asks for, has `engine` make the batches, and hands them over. What comes
+when is decided in `order`, where it lies in `dataset`.
 """
 
+from penstock.engine.stats import SourceStats, Stats
 from penstock.loader.batch import Batch
 from penstock.loader.loader import Loader
-from penstock.loader.stats import SourceStats, Stats
 
 __all__ = ["Batch", "Loader", "SourceStats", "Stats"]

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.engine.convert import Convert
+from penstock.engine.job import Job, Slot
+from penstock.engine.processes import ProcessPool
+from penstock.engine.runner import Runner
+from penstock.engine.stats import Counters
 from penstock.errors import StateError
 from penstock.loader.batch import Batch
-from penstock.loader.convert import Convert
-from penstock.loader.job import Job, Slot
-from penstock.loader.processes import ProcessPool
-from penstock.loader.runner import Runner
-from penstock.loader.stats import Counters
 from penstock.trace import Kind, Recorder
 
 

@@ -24,20 +24,20 @@ import xxhash
 from penstock.arguments import count_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
+from penstock.engine.around import Around
+from penstock.engine.build import Span, make_run
+from penstock.engine.convert import converter
+from penstock.engine.decode import Collate, Transform
+from penstock.engine.job import Slot
+from penstock.engine.opening import Meeting, Opened, by_home, open_here, rendezvous_for
+from penstock.engine.options import LoaderOptions
+from penstock.engine.reads import is_local
+from penstock.engine.stats import Counters, Seen, Stats, TierStats
+from penstock.engine.stream import Assign, Stream
 from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
-from penstock.loader.around import Around
-from penstock.loader.build import Span, make_run
-from penstock.loader.convert import converter
-from penstock.loader.decode import Collate, Transform
 from penstock.loader.iteration import InStages, Iteration
-from penstock.loader.job import Slot
 from penstock.loader.least import least_bytes
-from penstock.loader.opening import Meeting, Opened, by_home, open_here, rendezvous_for
-from penstock.loader.options import LoaderOptions
-from penstock.loader.reads import is_local
-from penstock.loader.stats import Counters, Seen, Stats, TierStats
-from penstock.loader.stream import Assign, Stream
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor, order_hash

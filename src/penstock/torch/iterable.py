@@ -25,11 +25,11 @@ from torch.utils import data
 from penstock.arguments import count_of, flag_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
+from penstock.engine.convert import Convert, converter
+from penstock.engine.decode import Collate, Transform
+from penstock.engine.options import LoaderOptions
 from penstock.errors import OptionError
-from penstock.loader.convert import Convert, converter
-from penstock.loader.decode import Collate, Transform
 from penstock.loader.loader import Loader
-from penstock.loader.options import LoaderOptions
 from penstock.order import Cursor, Order, Steps
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.torch.callers import check_batch_size, refuse_splitters

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.engine.cuts import Cuts
 from penstock.errors import OptionError
-from penstock.loader.cuts import Cuts
 
 _NATIVE = {np.dtype(t) for t in ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")}
 _NATIVE |= {np.dtype(t) for t in ("f2", "f4", "f8", "c8", "c16")}

@@ -19,8 +19,8 @@ from penstock.cli.opened import show_place
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.pack import PackOptions, pack
+from penstock.engine.stream import make_order
 from penstock.errors import WorkerError
-from penstock.loader.stream import make_order
 from penstock.order import StreamHash
 from penstock.units import show_bytes, show_count, show_seconds
 

@@ -15,11 +15,11 @@ from typing import Any
 from penstock.arguments import count_of, flag_of, function_of, optional_count, word_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
+from penstock.engine.decode import Collate, Transform
+from penstock.engine.gather import can_gather
+from penstock.engine.raw import can_stay_raw
+from penstock.engine.stream import WINDOW_BYTES, make_order, shuffle_of
 from penstock.errors import OptionError
-from penstock.loader.decode import Collate, Transform
-from penstock.loader.gather import can_gather
-from penstock.loader.raw import can_stay_raw
-from penstock.loader.stream import WINDOW_BYTES, make_order, shuffle_of
 from penstock.order import BlocksOrder, ColdOrder, Order
 from penstock.order.keys import seed_of
 from penstock.storage.tier_sizes import Disk, Memory

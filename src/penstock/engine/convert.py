@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.cuts import Cuts
 from penstock.errors import MissingPackageError
-from penstock.loader.cuts import Cuts
 
 Convert = Callable[[Any], Any]
 Special = Any

@@ -9,10 +9,10 @@ import numpy as np
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.fields import is_raw
 from penstock.dataset.part import ABSENT, Ints
-from penstock.loader.buffers import BufferPool, Bytes
-from penstock.loader.cuts import Cuts
-from penstock.loader.job import Group, Job, Piece, cut
-from penstock.loader.reads import SampleReader
+from penstock.engine.buffers import BufferPool, Bytes
+from penstock.engine.cuts import Cuts
+from penstock.engine.job import Group, Job, Piece, cut
+from penstock.engine.reads import SampleReader
 
 _PIECE_BYTES = 16 << 20
 

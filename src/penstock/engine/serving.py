@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.dataset.part import Ints
-from penstock.loader.holding import Holding
-from penstock.loader.neighbours import Neighbours
+from penstock.engine.holding import Holding
+from penstock.engine.neighbours import Neighbours
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
 from penstock.peers.join import Joined
@@ -23,7 +23,7 @@ from penstock.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
 from penstock.peers.transport import Transport
 
 if TYPE_CHECKING:
-    from penstock.loader.ahead import FillAhead
+    from penstock.engine.ahead import FillAhead
 
 _LEAVE_S_MAX = 10.0
 """How long the others may still ask this node when it is done itself."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.engine.cluster import Cluster
+from penstock.engine.holding import Holding
+from penstock.engine.stats import Counters
 from penstock.flow.live import LiveRates
-from penstock.loader.cluster import Cluster
-from penstock.loader.holding import Holding
-from penstock.loader.stats import Counters
 from penstock.trace import Recorder
 
 

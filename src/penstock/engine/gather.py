@@ -20,10 +20,10 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import check_copies
 from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.part import Table
-from penstock.loader.buffers import BufferPool
-from penstock.loader.job import Group, Job, Piece, cut
-from penstock.loader.reads import SampleReader
-from penstock.loader.stats import Counters
+from penstock.engine.buffers import BufferPool
+from penstock.engine.job import Group, Job, Piece, cut
+from penstock.engine.reads import SampleReader
+from penstock.engine.stats import Counters
 
 _PIECE_BYTES = 8 << 20
 

@@ -20,11 +20,11 @@ import numpy as np
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
+from penstock.engine.cluster import Cluster
+from penstock.engine.holding import Holding
+from penstock.engine.stats import Counters
+from penstock.engine.stream import Assign
 from penstock.errors import OptionError
-from penstock.loader.cluster import Cluster
-from penstock.loader.holding import Holding
-from penstock.loader.stats import Counters
-from penstock.loader.stream import Assign
 from penstock.plan.assignment import assign_local
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.world import World
@@ -84,7 +84,7 @@ def open_here(
     if not meeting.where:
         return Opened(Holding(dataset, wishes), None)
     _refuse_workers()
-    from penstock.loader.joining import NO_TIERS, Grant, Here, join_cluster
+    from penstock.engine.joining import NO_TIERS, Grant, Here, join_cluster
 
     grant, world = Grant(wishes), meeting.world
     try:

@@ -18,13 +18,13 @@ import numpy as np
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.ownership import owned, writable
 from penstock.dataset.part import Ints
-from penstock.loader.buffers import BufferPool
-from penstock.loader.job import Group, Job, Piece, Slot, cut
-from penstock.loader.processes import ProcessPool
-from penstock.loader.reads import SampleReader
-from penstock.loader.sinks import Sinks
-from penstock.loader.stages import Spread, Tiered, raws_of
-from penstock.loader.stats import Counters
+from penstock.engine.buffers import BufferPool
+from penstock.engine.job import Group, Job, Piece, Slot, cut
+from penstock.engine.processes import ProcessPool
+from penstock.engine.reads import SampleReader
+from penstock.engine.sinks import Sinks
+from penstock.engine.stages import Spread, Tiered, raws_of
+from penstock.engine.stats import Counters
 
 _SAMPLES_A_PIECE_MIN = 4
 """Handing over a piece costs some microseconds, so it should not be done for each sample."""

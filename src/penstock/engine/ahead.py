@@ -22,9 +22,9 @@ import numpy as np
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
-from penstock.loader.fills import Fill, FillRun
-from penstock.loader.job import Group, Slot
-from penstock.loader.staging import Stager
+from penstock.engine.fills import Fill, FillRun
+from penstock.engine.job import Group, Slot
+from penstock.engine.staging import Stager
 
 _SAMPLES_AT_ONCE = 4096
 

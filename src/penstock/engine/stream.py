@@ -12,8 +12,8 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
+from penstock.engine.job import Group, Job, Slot
 from penstock.errors import OptionError
-from penstock.loader.job import Group, Job, Slot
 from penstock.order import (
     BlocksOrder,
     ColdOrder,

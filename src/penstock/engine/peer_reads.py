@@ -18,10 +18,10 @@ import xxhash
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import has_checksums
 from penstock.dataset.part import Ints
+from penstock.engine.cluster import Sources
+from penstock.engine.fetcher import Answered, Outcome
+from penstock.engine.fills import Fill, FillRun, Fills
 from penstock.errors import PeerError
-from penstock.loader.cluster import Sources
-from penstock.loader.fetcher import Answered, Outcome
-from penstock.loader.fills import Fill, FillRun, Fills
 from penstock.peers.base import Answer, Ask
 from penstock.peers.part_sums import are_parts
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.engine.convert import seed_tensors, tensor_reducers
 from penstock.errors import OptionError, WorkerError
-from penstock.loader.convert import seed_tensors, tensor_reducers
 from penstock.order import key_of
 
 _payload = b""
@@ -82,8 +82,8 @@ def _start(payload: bytes) -> None:
 
 
 def _make(epoch: int, ids: list[int], uses: list[int], raws: list[list[bytes]] | None) -> bytes:
-    from penstock.loader.decode import generator_for, wants_generator
-    from penstock.loader.holding import Holding
+    from penstock.engine.decode import generator_for, wants_generator
+    from penstock.engine.holding import Holding
 
     global _unpacked
     if _unpacked is None:

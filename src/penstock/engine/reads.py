@@ -20,16 +20,16 @@ import numpy as np
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import check_copies
-from penstock.loader.buffers import BufferPool, Bytes
-from penstock.loader.job import Group, Piece
-from penstock.loader.stats import Counters
-from penstock.loader.warmth import Warmth
+from penstock.engine.buffers import BufferPool, Bytes
+from penstock.engine.job import Group, Piece
+from penstock.engine.stats import Counters
+from penstock.engine.warmth import Warmth
 from penstock.storage.base import ObjectInfo
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
 
 if TYPE_CHECKING:
-    from penstock.loader.stages import GroupStage
+    from penstock.engine.stages import GroupStage
 
 _OPEN_SHARE = 4
 """The share of the files that a process may have open that is ours: one in so many."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.loader.cluster import Cluster
-from penstock.loader.fills import Fill, FillRun, Fills
-from penstock.loader.holding import Holding
-from penstock.loader.peer_reads import UnitsRead, peer_cuts
+from penstock.engine.cluster import Cluster
+from penstock.engine.fills import Fill, FillRun, Fills
+from penstock.engine.holding import Holding
+from penstock.engine.peer_reads import UnitsRead, peer_cuts
 
 
 class PeerFills:

@@ -16,12 +16,12 @@ from functools import partial
 
 import numpy as np
 
+from penstock.engine.cluster import Carried, Cluster
+from penstock.engine.holding import Holding
+from penstock.engine.neighbours import Neighbours
+from penstock.engine.serving import Filling, ServedByNode, ServedHere, Serving, run_member
+from penstock.engine.stats import Counters
 from penstock.errors import OptionError, PeerError
-from penstock.loader.cluster import Carried, Cluster
-from penstock.loader.holding import Holding
-from penstock.loader.neighbours import Neighbours
-from penstock.loader.serving import Filling, ServedByNode, ServedHere, Serving, run_member
-from penstock.loader.stats import Counters
 from penstock.peers.join import Joined, join, leave, wait_for_all
 from penstock.peers.local import (
     LocalNode,

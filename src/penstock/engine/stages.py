@@ -19,11 +19,11 @@ import numpy as np
 
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.part import Ints
-from penstock.loader.buffers import Bytes
-from penstock.loader.fills import Fill
-from penstock.loader.holding import Holding, Places
-from penstock.loader.job import Group, Piece
-from penstock.loader.stats import Counters
+from penstock.engine.buffers import Bytes
+from penstock.engine.fills import Fill
+from penstock.engine.holding import Holding, Places
+from penstock.engine.job import Group, Piece
+from penstock.engine.stats import Counters
 
 Raw = memoryview | Bytes
 

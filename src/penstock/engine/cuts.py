@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.loader.buffers import Bytes
+from penstock.engine.buffers import Bytes
 
 
 @dataclass(frozen=True, slots=True)

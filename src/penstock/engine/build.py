@@ -13,22 +13,22 @@ from itertools import islice
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
+from penstock.engine.ahead import FillAhead
+from penstock.engine.around import Around
+from penstock.engine.buffers import BufferPool
+from penstock.engine.decode import DecodeMaker, Wishes
+from penstock.engine.fetcher import Fetcher
+from penstock.engine.gather import GatherMaker, can_gather
+from penstock.engine.job import Maker, Slot
+from penstock.engine.options import LoaderOptions
+from penstock.engine.processes import ProcessPool
+from penstock.engine.raw import RawMaker
+from penstock.engine.reads import SampleReader
+from penstock.engine.runner import Runner
+from penstock.engine.runs import Runs
+from penstock.engine.staging import Stager, Unpacked
+from penstock.engine.stream import Stream, jobs_of
 from penstock.flow import Budget, Flow
-from penstock.loader.ahead import FillAhead
-from penstock.loader.around import Around
-from penstock.loader.buffers import BufferPool
-from penstock.loader.decode import DecodeMaker, Wishes
-from penstock.loader.fetcher import Fetcher
-from penstock.loader.gather import GatherMaker, can_gather
-from penstock.loader.job import Maker, Slot
-from penstock.loader.options import LoaderOptions
-from penstock.loader.processes import ProcessPool
-from penstock.loader.raw import RawMaker
-from penstock.loader.reads import SampleReader
-from penstock.loader.runner import Runner
-from penstock.loader.runs import Runs
-from penstock.loader.staging import Stager, Unpacked
-from penstock.loader.stream import Stream, jobs_of
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.world import World

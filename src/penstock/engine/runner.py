@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from penstock.loader.ahead import FillAhead
-from penstock.loader.fetcher import Fetcher
-from penstock.loader.fills import FillRun
-from penstock.loader.job import Job, Maker, Piece
-from penstock.loader.staging import Staged, Stager
+from penstock.engine.ahead import FillAhead
+from penstock.engine.fetcher import Fetcher
+from penstock.engine.fills import FillRun
+from penstock.engine.job import Job, Maker, Piece
+from penstock.engine.staging import Staged, Stager
 from penstock.trace import Kind, Recorder
 
 _JOIN_S = 5.0

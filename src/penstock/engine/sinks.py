@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine.buffers import BufferPool
+from penstock.engine.convert import Special, array_of, special_of
+from penstock.engine.cuts import Cuts
 from penstock.errors import DatasetError, OptionError
-from penstock.loader.buffers import BufferPool
-from penstock.loader.convert import Special, array_of, special_of
-from penstock.loader.cuts import Cuts
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 _BYTES = (bytes, bytearray, memoryview)

@@ -21,10 +21,10 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.formats.base import Block
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
-from penstock.loader.buffers import Bytes
-from penstock.loader.job import Group, Piece
-from penstock.loader.stats import Counters, TierStats
-from penstock.loader.warmth import Warmth
+from penstock.engine.buffers import Bytes
+from penstock.engine.job import Group, Piece
+from penstock.engine.stats import Counters, TierStats
+from penstock.engine.warmth import Warmth
 from penstock.plan.placement import Floats, Kept, kept_by, layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.passing import PassedBytes

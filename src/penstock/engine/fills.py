@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.loader.fetcher import Done, Outcome
-from penstock.loader.holding import Holding
+from penstock.engine.fetcher import Done, Outcome
+from penstock.engine.holding import Holding
 
 _LOOK_S = 0.002
 """Between two looks whether somebody else has finished a unit."""

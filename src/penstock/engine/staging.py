@@ -22,18 +22,18 @@ import numpy as np
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
-from penstock.loader.around import Around
-from penstock.loader.block_stage import BlockStage
-from penstock.loader.buffers import BufferPool
-from penstock.loader.fetcher import Outcome, Read
-from penstock.loader.fills import Fill, FillRun, Fills
-from penstock.loader.holding import Flags, Places
-from penstock.loader.job import Group, Job, Slot, Way
-from penstock.loader.peer_fills import PeerFills
-from penstock.loader.peer_reads import PeerRanges, RangesRead
-from penstock.loader.reads import is_local
-from penstock.loader.runs import Runs
-from penstock.loader.stages import Blocks, Ranges, Raw, Spread, Tiered
+from penstock.engine.around import Around
+from penstock.engine.block_stage import BlockStage
+from penstock.engine.buffers import BufferPool
+from penstock.engine.fetcher import Outcome, Read
+from penstock.engine.fills import Fill, FillRun, Fills
+from penstock.engine.holding import Flags, Places
+from penstock.engine.job import Group, Job, Slot, Way
+from penstock.engine.peer_fills import PeerFills
+from penstock.engine.peer_reads import PeerRanges, RangesRead
+from penstock.engine.reads import is_local
+from penstock.engine.runs import Runs
+from penstock.engine.stages import Blocks, Ranges, Raw, Spread, Tiered
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.engine.buffers import BufferPool
+from penstock.engine.holding import Flags, Holding
+from penstock.engine.peer_parts import ask_in_pieces
+from penstock.engine.stats import Counters, PeerStats
 from penstock.errors import PeerError
 from penstock.flow.choice import PEERS_MAX, peer_of, peer_source, sources_for, taken_over
-from penstock.loader.buffers import BufferPool
-from penstock.loader.holding import Flags, Holding
-from penstock.loader.peer_parts import ask_in_pieces
-from penstock.loader.stats import Counters, PeerStats
 from penstock.peers.base import Answer, Ask
 from penstock.plan.draws import NOBODY
 from penstock.world import World
 
 if TYPE_CHECKING:
-    from penstock.loader.neighbours import Neighbours
-    from penstock.loader.serving import Filling, Serving
+    from penstock.engine.neighbours import Neighbours
+    from penstock.engine.serving import Filling, Serving
     from penstock.peers.status import RunStatus
     from penstock.peers.transport import Asks
     from penstock.plan.homes import Homes
