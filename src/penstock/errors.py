@@ -148,6 +148,10 @@ class WorkerError(PenstockError):
     """A worker process died without saying why."""
 
 
+class EngineError(PenstockError):
+    """The process that makes the batches died, more often than it is started again."""
+
+
 class PeerError(PenstockError):
     """Another node did not answer as it should; what it has comes from the store instead.
 

@@ -63,9 +63,14 @@ class Dataset(Sequence[dict[str, Any]]):
         # Parts that a catalog names travel by these names: files in the cache of this machine may
         # not be there on the machine where this is unpickled.
         is_named = self.origin is not None and self.origin.catalog.store.source != "memory"
+        return self.reduced(by_name=is_named)
+
+    def reduced(self, *, by_name: bool) -> tuple[Any, ...]:
+        """Take it apart for a pickler: parts by the names that its catalog gives them, which any
+        machine can read, or by the files that they lie in here."""
         state = {
             "store": self.store,
-            "parts": None if is_named else self._parts,
+            "parts": None if by_name else self._parts,
             "decoders": self._decoders,
             "version": self.version,
             "selection": self.selection,

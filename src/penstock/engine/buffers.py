@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Memory = Any
+"""Writable bytes of a fixed place: a map, or an array of ctypes that stands for one."""
 
 _SMALLEST_BYTES = 64 << 10
 _HUGE_BYTES = 4 << 20
@@ -33,7 +35,7 @@ class BufferPool:
         self._size_bytes_max = size_bytes_max
         # Deques append and pop atomically. A lock would be a trap here: buffers come back while the
         # garbage collector runs, which may be inside `lease`, in the very thread that holds it.
-        self._free: dict[int, deque[mmap.mmap]] = {}
+        self._free: dict[int, deque[Memory]] = {}
         self._leased: dict[int, int] = {}
         self._numbers = itertools.count()
 
@@ -43,22 +45,31 @@ class BufferPool:
         try:
             memory = self._free[room].pop()
         except (KeyError, IndexError):
-            # Private: a forked child keeps what it sees, whatever the parent writes next.
-            memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if room >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            memory = self._make(room)
         # The small object between buffer and array is what can be watched: all views keep it alive.
-        holder = _holder_type(size_bytes).from_buffer(memory)
+        holder = holder_type(size_bytes).from_buffer(memory)
         number = next(self._numbers)
         self._leased[number] = room
         weakref.finalize(holder, self._give_back, memory, room, number).atexit = False
         return np.frombuffer(holder, np.uint8)
 
-    def _give_back(self, memory: mmap.mmap, room: int, number: int) -> None:
+    def _make(self, room: int) -> Memory:
+        # Private: a forked child keeps what it sees, whatever the parent writes next.
+        memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if room >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
+
+    def _drop(self, memory: Memory) -> None:
+        """Let go of memory that is not kept."""
+
+    def _give_back(self, memory: Memory, room: int, number: int) -> None:
         kept_bytes = sum(r * len(free) for r, free in list(self._free.items()))
         # What comes back is among the leased ones still.
         if kept_bytes + sum(list(self._leased.values())) <= self._size_bytes_max:
             self._free.setdefault(room, deque()).append(memory)
+        else:
+            self._drop(memory)
         self._leased.pop(number, None)
 
     def view(self, size_bytes: int) -> memoryview:
@@ -85,7 +96,8 @@ _types: dict[int, Any] = {}
 _TYPES_MAX = 4096
 
 
-def _holder_type(size_bytes: int) -> Any:
+def holder_type(size_bytes: int) -> Any:
+    """Return the type of an object that stands for so many bytes of a buffer."""
     kind = _types.get(size_bytes)
     if kind is None:
         if len(_types) >= _TYPES_MAX:

@@ -10,10 +10,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.engine.ahead import FillAhead
+from penstock.engine.apart import ApartMaker
 from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
 from penstock.engine.decode import DecodeMaker, Wishes
@@ -21,23 +23,27 @@ from penstock.engine.fetcher import Fetcher
 from penstock.engine.gather import GatherMaker, can_gather
 from penstock.engine.job import Maker, Slot
 from penstock.engine.options import LoaderOptions
-from penstock.engine.processes import ProcessPool
 from penstock.engine.raw import RawMaker
 from penstock.engine.reads import SampleReader
 from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
+from penstock.engine.workers import DEPTH
 from penstock.flow import Budget, Flow
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.world import World
+
+if TYPE_CHECKING:
+    from penstock.engine.engine import Apart
 
 _log = logging.getLogger("penstock.loader")
 _REQUESTS_MIN, _REQUESTS_MAX = 8, 64
 """Requests in flight at most, of a rank and of all ranks of a node; the flow finds out how many
 help. Ranks do not know of each other: many at once would only queue up at their common link."""
 _THREADS_MAX = 32
+_WORKERS_MAX = 64
 _COPY_THREADS_MAX = 4
 _TINY_JOB_BYTES = 4 << 20
 _BATCHES_A_JOB_MAX = 16
@@ -52,33 +58,32 @@ class Span:
     end_epoch: int | None
     part: tuple[int, int]
     """Every n-th batch from the k-th on."""
+    skip: int = 0
+    """Batches that were made before."""
 
 
 def make_run(
-    wanted: LoaderOptions, stream: Stream, span: Span, around: Around
-) -> tuple[Runner, ProcessPool | None]:
-    """Return what makes the batches of a stream, and the processes that help, if any."""
+    wanted: LoaderOptions, stream: Stream, span: Span, around: Around, apart: Apart | None
+) -> Runner:
+    """Return what makes the batches of a stream."""
     unpacked = _block_check(wanted, stream.world, around)  # First: nothing is open if it refuses.
-    num_threads = wanted.threads or _threads_for(stream.world, wanted.copies_only)
-    pool = BufferPool(wanted.look_ahead_bytes)
+    pool = BufferPool(wanted.look_ahead_bytes) if apart is None else apart.pool
     reader = SampleReader(pool, around.counters, at_random=wanted.order.mode != "sequential")
-    processes = None
-    if wanted.workers == "process":
-        processes = ProcessPool(
-            num_threads,
-            wanted.dataset,
-            wanted.transform,
-            wanted.seed,
-            wanted.wishes if around.cluster is None else (),
-        )
-    maker = _maker(wanted, pool, reader, around, num_threads=num_threads, processes=processes)
+    num_threads = wanted.threads or threads_for(stream.world, wanted.copies_only)
+    if apart is not None and not wanted.copies_only:
+        maker: Maker = _apart_maker(wanted, apart, around)
+        num_threads = DEPTH * workers_max(stream.world)
+    else:
+        maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream)
     requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=requests_max)
     fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=around.live)
     stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
     slots = stream.slots(*span.start, span.end_epoch, span.part)
-    runner = Runner(
+    if span.skip:
+        slots = islice(slots, span.skip, None)
+    return Runner(
         jobs_of(slots, wanted.dataset, batches_a_job),
         maker,
         stager,
@@ -88,7 +93,27 @@ def make_run(
         stage_bytes_max=wanted.look_ahead_bytes,
         recorder=around.recorder,
     )
-    return runner, processes
+
+
+def wishes_of(wanted: LoaderOptions) -> Wishes:
+    """Return what the user wants done with samples."""
+    return Wishes(
+        transform=wanted.transform,
+        collate=wanted.collate,
+        padding=wanted.padding,
+        seed=wanted.seed,
+        repeats=isinstance(wanted.dataset, Mixture),
+    )
+
+
+def _apart_maker(wanted: LoaderOptions, apart: Apart, around: Around) -> Maker:
+    return ApartMaker(
+        wishes_of(wanted),
+        bounds=wanted.dataset.bound,
+        pool=apart.pool,
+        workers=apart.workers,
+        counters=around.counters,
+    )
 
 
 def _maker(
@@ -98,28 +123,18 @@ def _maker(
     around: Around,
     *,
     num_threads: int,
-    processes: ProcessPool | None,
 ) -> Maker:
     bounds = wanted.dataset.bound
     if wanted.copies_only:
         if can_gather(bounds):
             return GatherMaker(bounds, pool, reader, around.counters)
         return RawMaker(pool, reader)
-    wishes = Wishes(
-        transform=wanted.transform,
-        collate=wanted.collate,
-        padding=wanted.padding,
-        seed=wanted.seed,
-        repeats=isinstance(wanted.dataset, Mixture),
-    )
     return DecodeMaker(
-        wishes,
+        wishes_of(wanted),
         pool=pool,
         reader=reader,
         counters=around.counters,
         num_threads=num_threads,
-        processes=processes,
-        sends_bytes=around.cluster is not None,
     )
 
 
@@ -145,7 +160,6 @@ def _stager(
         stage_bytes=wanted.stage_bytes,
         runs=_runs(wanted, world, fetcher),
         measured=fetcher,
-        reads_ahead=wanted.workers == "thread",
         unpacked=unpacked,
     )
 
@@ -229,7 +243,7 @@ def ranks_a_node(world: World) -> int:
     return -(-world.num_ranks // world.num_nodes)
 
 
-def _threads_for(world: World, copies_only: bool) -> int:
+def threads_for(world: World, copies_only: bool) -> int:
     """Return this rank's share of the cores, less one of many for the training loop itself.
 
     A few threads copy as fast as memory allows; more of them only wait for each other.
@@ -237,3 +251,8 @@ def _threads_for(world: World, copies_only: bool) -> int:
     cores = len(os.sched_getaffinity(0)) // ranks_a_node(world)
     most = _COPY_THREADS_MAX if copies_only else _THREADS_MAX
     return max(1, min(most, cores - 1 if cores >= 4 else cores))
+
+
+def workers_max(world: World) -> int:
+    """Return the most worker processes of a rank: its share of the cores."""
+    return max(1, min(_WORKERS_MAX, len(os.sched_getaffinity(0)) // ranks_a_node(world)))

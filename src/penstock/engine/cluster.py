@@ -330,7 +330,7 @@ class Cluster:
         """Return how this run does on this node, for `penstock cluster`."""
         from penstock.peers.status import LinkStatus, Reads, RunStatus
 
-        read = self._counters.stats()
+        read = self._counters.counted()
         counts = self._carried.client.counts()
         return RunStatus(
             run=self._carried.run_id.hex(),

@@ -8,23 +8,25 @@ augmented sample does not depend on which thread, rank or world size made it.
 from __future__ import annotations
 
 import inspect
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from penstock.dataset.bound import BoundPart
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.ownership import owned, writable
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
+from penstock.engine.convert import seed_tensors
 from penstock.engine.job import Group, Job, Piece, Slot, cut
-from penstock.engine.processes import ProcessPool
 from penstock.engine.reads import SampleReader
 from penstock.engine.sinks import Sinks
-from penstock.engine.stages import Spread, Tiered, raws_of
 from penstock.engine.stats import Counters
+from penstock.order import key_of
 
 _SAMPLES_A_PIECE_MIN = 4
 """Handing over a piece costs some microseconds, so it should not be done for each sample."""
@@ -66,6 +68,71 @@ class Wishes:
     """Whether a sample may come several times in one epoch."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleUses:
+    """What tells some samples' uses from all others: what their random numbers depend on."""
+
+    epoch: int
+    ids: list[int]
+    numbers: list[int]
+    """Of several uses in one epoch, which one."""
+
+
+def uses_of(slot: Slot, group: Group, piece: Piece, wishes: Wishes) -> SampleUses:
+    """Return the uses of the samples of a piece; in a mixture, positions tell them apart."""
+    where = group.where[piece.start : piece.stop]
+    numbers = slot.positions[where].tolist() if wishes.repeats else [0] * len(where)
+    return SampleUses(epoch=slot.epoch, ids=slot.ids[where].tolist(), numbers=numbers)
+
+
+class SampleMaker:
+    """What is done to each sample: decode it, then call the user's transform.
+
+    With `seeds`, the generators of Python, NumPy and torch that all code of a process shares are
+    seeded before each transform. That is for processes that make one sample at a time: there a
+    transform that draws from them gives the same result on any number of workers and ranks. In the
+    training process they belong to the user.
+    """
+
+    def __init__(self, wishes: Wishes, *, seeds: bool) -> None:
+        self.wishes = wishes
+        self._seeds = seeds
+        self._with_generator = wants_generator(wishes.transform)
+        self.only_copies = wishes.transform is None and wishes.collate is None
+        """Whether samples only ever go into the arrays of a batch, so that views will do."""
+
+    def made(
+        self, bound: BoundPart, local_ids: Ints, encoded: Iterable[Sample], uses: SampleUses
+    ) -> Iterator[Any]:
+        """Yield transformed samples."""
+        decode = bound.views if self.only_copies else bound.decoded
+        rows = zip(local_ids.tolist(), encoded, uses.ids, uses.numbers, strict=True)
+        for local, sample, i, number in rows:
+            decoded = decode(sample, local)
+            try:
+                yield self._transformed(decoded, uses.epoch, i, number)
+            except Exception as error:
+                error.add_note(f"in the transform of {bound.where(local)}")
+                raise
+
+    def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int, use: int) -> Any:
+        wishes = self.wishes
+        if wishes.transform is None:
+            return sample
+        if self._seeds:
+            seed_generators(key_of(wishes.seed, "transform", epoch, sample_id, use))
+        if self._with_generator:
+            return wishes.transform(sample, generator_for(wishes.seed, epoch, sample_id, use))
+        return wishes.transform(sample)
+
+
+def seed_generators(key: int) -> None:
+    """Seed the generators that all code of this process shares, for one use of a sample."""
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    seed_tensors(key)
+
+
 class DecodeMaker:
     """Makes batches of samples that are decoded one by one."""
 
@@ -77,20 +144,13 @@ class DecodeMaker:
         reader: SampleReader,
         counters: Counters,
         num_threads: int,
-        processes: ProcessPool | None,
-        sends_bytes: bool = False,
     ) -> None:
         self._wishes = wishes
-        self._sends_bytes = sends_bytes
-        """Whether worker processes cannot read from the tiers themselves."""
-        self._with_generator = wants_generator(wishes.transform)
-        self._copies = wishes.transform is None and wishes.collate is None
-        """Whether samples only ever go into the arrays of a batch, so that views will do."""
+        self._maker = SampleMaker(wishes, seeds=False)
         self._pool = pool
         self._reader = reader
         self._counters = counters
         self._num_threads = num_threads
-        self._processes = processes
 
     def plan(self, job: Job) -> list[Piece]:
         """Cut a job so that all threads have something to do and none waits for the last."""
@@ -105,91 +165,45 @@ class DecodeMaker:
         """Decode and transform the samples of a piece."""
         group = job.groups[piece.group]
         where = group.where[piece.start : piece.stop].tolist()
-        samples: Iterator[Any]
-        if self._processes is not None:
-            samples = self._from_processes(self._processes, job, group, piece)
-        else:
-            samples = self._samples(job, group, piece)
+        samples = self._samples(job, group, piece)
         begin = time.perf_counter()
         for i, sample in zip(where, samples, strict=True):
             if self._wishes.collate is None:
-                job.state.put(i, _as_mapping(sample))
+                job.state.put(i, as_mapping(sample))
             else:
                 job.state[i] = sample
         self._counters.add_decode(time.perf_counter() - begin)
 
-    def _from_processes(
-        self, processes: ProcessPool, job: Job, group: Group, piece: Piece
-    ) -> Iterator[Any]:
-        slot, where = job.slots[0], group.where[piece.start : piece.stop]
-        stage = job.staged.get(piece.group)
-        raws = None
-        if isinstance(stage, Spread) or (self._sends_bytes and isinstance(stage, Tiered)):
-            raws = raws_of(stage, len(group.extents), piece)
-        samples = processes.samples(slot.epoch, slot.ids[where], self._uses(slot, where), raws)
-        if raws is not None:
-            return iter(samples)
-        if stage is not None:
-            stage.count(piece)
-        else:
-            sizes = [int(e.length[piece.start : piece.stop].sum()) for e in group.extents]
-            self._counters.add_reads(group.bound.store.source, sum(sizes), len(where), 0.0)
-        return iter(samples)
-
-    def _uses(self, slot: Slot, where: Ints) -> Ints:
-        """Return what tells the uses of a sample in one epoch apart: its position, in a mixture."""
-        return slot.positions[where] if self._wishes.repeats else np.zeros(len(where), np.int64)
-
     def _samples(self, job: Job, group: Group, piece: Piece) -> Iterator[Any]:
         stage = job.staged.get(piece.group)
-        bound, slot = group.bound, job.slots[0]
-        where = group.where[piece.start : piece.stop]
-        uses = iter(self._uses(slot, where).tolist())
-        ids = slot.ids[where].tolist()
         local_ids = group.local_ids[piece.start : piece.stop]
-        encoded: Iterator[Sample]
-        if bound.by_block:
+        encoded: Iterable[Sample]
+        if group.bound.by_block:
             assert stage is not None
             encoded = stage.samples(piece)
         else:
-            raws = self._reader.raws(group, piece, stage)
-            encoded = iter(bound.split(local_ids, raws))
-        decode = bound.views if self._copies else bound.decoded
-        for i, local, sample in zip(ids, local_ids.tolist(), encoded, strict=True):
-            decoded = decode(sample, local)
-            try:
-                yield self._transformed(decoded, slot.epoch, i, next(uses))
-            except Exception as error:
-                error.add_note(f"in the transform of {bound.where(local)}")
-                raise
-
-    def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int, use: int) -> Any:
-        if self._wishes.transform is None:
-            return sample
-        if self._with_generator:
-            return self._wishes.transform(
-                sample, generator_for(self._wishes.seed, epoch, sample_id, use)
-            )
-        return self._wishes.transform(sample)
+            encoded = group.bound.split(local_ids, self._reader.raws(group, piece, stage))
+        uses = uses_of(job.slots[0], group, piece, self._wishes)
+        return self._maker.made(group.bound, local_ids, encoded, uses)
 
     def finish(self, job: Job) -> list[Any]:
         """Return the batch."""
         begin = time.perf_counter()
         if self._wishes.collate is None:
             result = job.state.fields(self._wishes.padding)
-            if self._copies:
-                result = _owned_lists(result, job)
+            if self._maker.only_copies:
+                result = owned_lists(result, [g.bound for g in job.groups])
         else:
             result = self._wishes.collate(job.state)
         self._counters.add_decode(time.perf_counter() - begin)
         return [result]
 
 
-def _owned_lists(fields: dict[str, Any], job: Job) -> dict[str, Any]:
+def owned_lists(fields: dict[str, Any], bounds: list[BoundPart]) -> dict[str, Any]:
     """Return the fields of a batch with ragged values copied, which no array has taken in."""
     of_blocks = {
         f.name
-        for bound in {id(g.bound): g.bound for g in job.groups}.values()
+        for bound in {id(bound): bound for bound in bounds}.values()
         for f in bound.part.fields
         if bound.by_block and f.name not in bound.steps
     }
@@ -203,7 +217,8 @@ def _owned_lists(fields: dict[str, Any], job: Job) -> dict[str, Any]:
     }
 
 
-def _as_mapping(sample: Any) -> Mapping[str, Any]:
+def as_mapping(sample: Any) -> Mapping[str, Any]:
+    """Return the fields of a sample, whatever a transform has made of it."""
     if isinstance(sample, Mapping):
         return sample
     if isinstance(sample, tuple | list):

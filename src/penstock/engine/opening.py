@@ -42,6 +42,10 @@ class Meeting:
     where: bool | str
     """Whether at all; a text names the place."""
     world: World
+    number: int
+    """How often this rank has met the others, with this time."""
+    rendezvous: Callable[[World], Rendezvous] | None = None
+    """Where they meet, if no place is named and this process has no launcher's store."""
     num_samples: int
     """Of an epoch."""
     alike: Mapping[str, str]
@@ -83,7 +87,7 @@ def open_here(
     """Open the tiers, and meet the other nodes if there are any and they are wanted."""
     if not meeting.where:
         return Opened(Holding(dataset, wishes), None)
-    _refuse_workers()
+    refuse_workers()
     from penstock.engine.joining import NO_TIERS, Grant, Here, join_cluster
 
     grant, world = Grant(wishes), meeting.world
@@ -92,7 +96,7 @@ def open_here(
         if is_alone and grant.node is None and not wishes:
             raise OptionError(NO_TIERS)  # Of several nodes some may have none.
         _refuse_unsaid_nodes(world)
-        rendezvous = None if is_alone else rendezvous_for(meeting.where, world)
+        rendezvous = None if is_alone else _place_of(meeting)
         holding = Holding(dataset, grant, placed=is_alone)
     except BaseException:
         grant.close()
@@ -106,7 +110,7 @@ def open_here(
         grant=grant,
         world=world,
         num_samples=meeting.num_samples,
-        number=_number_of(world),
+        number=meeting.number,
         alike=meeting.alike,
     )
     try:
@@ -117,7 +121,7 @@ def open_here(
         raise
 
 
-def _refuse_workers() -> None:
+def refuse_workers() -> None:
     """Refuse worker processes of torch's DataLoader: each of them would be the same rank."""
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
@@ -142,7 +146,7 @@ def _refuse_unsaid_nodes(world: World) -> None:
 _meetings: dict[tuple[int, int, str], int] = {}
 
 
-def _number_of(world: World) -> int:
+def number_of_meeting(world: World) -> int:
     """Return how often this rank has met the others, with this time.
 
     Ranks that run the same program meet in the same order, for whatever data set.
@@ -150,6 +154,13 @@ def _number_of(world: World) -> int:
     key = world.rank, world.num_ranks, world.name
     _meetings[key] = _meetings.get(key, 0) + 1
     return _meetings[key]
+
+
+def _place_of(meeting: Meeting) -> Rendezvous:
+    is_named = isinstance(meeting.where, str) or bool(os.environ.get(VARIABLE))
+    if meeting.rendezvous is None or is_named:
+        return rendezvous_for(meeting.where, meeting.world)
+    return meeting.rendezvous(meeting.world)
 
 
 def rendezvous_for(where: bool | str, world: World) -> Rendezvous:

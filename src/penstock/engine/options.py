@@ -42,7 +42,7 @@ class LoaderOptions:
     transform: Transform | None = None
     collate: Collate | None = None
     pad: Mapping[str, Any] | None = None
-    workers: str = "thread"
+    workers: str | int = "auto"
     threads: int | None = None
     tiers: Sequence[Memory | Disk] = ()
     peers: bool | str | os.PathLike[str] = False
@@ -65,7 +65,7 @@ class LoaderOptions:
             "transform": function_of("transform", self.transform),
             "collate": function_of("collate", self.collate),
             "pad": _padding_of(self.pad),
-            "workers": word_of("workers", self.workers, ("thread", "process")),
+            "workers": _workers_of(self.workers),
             "threads": optional_count("threads", self.threads),
             "tiers": _tiers_of(self.tiers),
             "peers": _peers_of(self.peers),
@@ -125,7 +125,7 @@ class LoaderOptions:
         is_plain = self.transform is None and self.collate is None and not self.pad
         bounds = self.dataset.bound
         near = can_gather(bounds) or can_stay_raw(bounds)
-        return is_plain and self.workers == "thread" and near
+        return is_plain and near
 
     @property
     def stage_bytes(self) -> int:
@@ -150,6 +150,16 @@ def _dataset_of(dataset: Any) -> Dataset | Mixture:
         f"a loader reads a penstock.Dataset, which penstock.open returns, or a penstock.Mixture; "
         f"got {type(dataset).__name__}{hint}"
     )
+
+
+def _workers_of(workers: Any) -> str | int:
+    if isinstance(workers, str):
+        hint = {"thread": "here", "process": "processes"}.get(workers)
+        if hint is not None:
+            raise OptionError(f"workers={workers!r} is called workers={hint!r} now")
+        return word_of("workers", workers, ("auto", "here", "processes"))
+    hint = '"auto", "here" or "processes", or the number of worker processes'
+    return count_of("workers", workers, hint=hint)
 
 
 def _world_of(world: Any) -> World | None:

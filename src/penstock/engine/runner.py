@@ -97,6 +97,11 @@ class Runner:
                 )
             )
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of its threads, as far as they are alive."""
+        return sum(_cpu_of(thread) for thread in self._threads)
+
     def start(self) -> None:
         """Start all threads."""
         for thread in self._threads:
@@ -120,10 +125,14 @@ class Runner:
             if thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def next(self) -> Job | None:
-        """Return the next job when it is done, or None when there are no more."""
-        if not self._is_next_ready():
-            self._fetcher.waiting(self._num_taken)
+    def next(self, *, held: bool = False) -> Job | None:
+        """Return the next job when it is done, or None when there are no more.
+
+        With `held`, its memory counts as used, and its consumer as working on an earlier one, until
+        `used` says otherwise: it is only on its way to the consumer.
+        """
+        if not held and not self._is_next_ready():
+            self.waiting()
         with self._ready:
             while not self._is_next_ready():
                 if self._broken is not None:
@@ -132,13 +141,25 @@ class Runner:
                     return None
                 self._ready.wait()
             job = self._stage.popleft()
+            if job.error is not None and held:
+                self._stage_bytes -= job.size_bytes
+        if not held:
+            self.used(job)
+        if job.error is not None:
+            raise job.error
+        return job
+
+    def waiting(self) -> None:
+        """Take note that the consumer waits for the job that it has not got yet."""
+        self._fetcher.waiting(self._num_taken)
+
+    def used(self, job: Job) -> None:
+        """Take note that the consumer has a job."""
+        with self._work_here:
             self._stage_bytes -= job.size_bytes
             self._work_here.notify()
         self._num_taken = job.number + 1
         self._fetcher.consumed(job.number)
-        if job.error is not None:
-            raise job.error
-        return job
 
     def _is_next_ready(self) -> bool:
         return bool(self._stage) and self._stage[0].is_done
@@ -387,6 +408,15 @@ class _Countdown:
     def __init__(self, left: int, pieces: list[Piece]) -> None:
         self.left = left
         self.pieces = pieces
+
+
+def _cpu_of(thread: threading.Thread) -> float:
+    if not thread.is_alive() or thread.ident is None:
+        return 0.0
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    except OSError:
+        return 0.0  # It has ended meanwhile.
 
 
 def _error_of(call: Callable[[], Any]) -> BaseException | None:

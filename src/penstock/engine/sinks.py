@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,27 @@ from penstock.errors import DatasetError, OptionError
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 _BYTES = (bytes, bytearray, memoryview)
+
+
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any], Special | None]]
+"""Shape and type of the values of fields; the third is a type of torch's that NumPy lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldPiece:
+    """The values that one field has in some samples, as another process sends them."""
+
+    in_place: bytes = b""
+    """1 for each sample whose value was written into the batch's array."""
+    stacked: npt.NDArray[Any] | None = None
+    """All values, where they have one type and shape and no array was there for them."""
+    special: Special | None = None
+    values: Mapping[int, Any] = field(default_factory=dict)
+    """Other values, by the number of the sample among these."""
+
+
+Pieces = dict[str, FieldPiece]
+"""What a worker has made of some samples, by field."""
 
 
 class Sinks:
@@ -38,23 +60,43 @@ class Sinks:
     def put(self, i: int, sample: Mapping[str, Any]) -> None:
         """Take sample i of the batch."""
         for name, value in sample.items():
-            sink = self._sinks.get(name)
-            if sink is None:
-                with self._lock:
-                    sink = self._sinks.setdefault(
-                        name, FieldSink(name, self._num_samples, self._pool, self._lock)
-                    )
-            sink.put(i, value)
+            self._sink(name).put(i, value)
+
+    def expect(self, layout: Layout) -> None:
+        """Prepare arrays for fields that will probably have these shapes and types."""
+        for name, (shape, kind, special) in layout.items():
+            self._sink(name).prepare(shape, kind, special)
+
+    def take(self, places: list[int], pieces: Mapping[str, FieldPiece]) -> None:
+        """Take some samples that another process has made."""
+        for name, piece in pieces.items():
+            self._sink(name).take(places, piece)
+
+    def arrays(self) -> dict[str, tuple[npt.NDArray[Any], Special | None]]:
+        """Return the arrays that samples can be written into, by field."""
+        return {n: found for n, s in list(self._sinks.items()) if (found := s.array) is not None}
+
+    def layout(self) -> Layout:
+        """Return shape and type of the fields whose values all lie in one array."""
+        return {n: found for n, s in self._sinks.items() if (found := s.layout) is not None}
+
+    def _sink(self, name: str) -> FieldSink:
+        sink = self._sinks.get(name)
+        if sink is None:
+            with self._lock:
+                new = FieldSink(name, self._num_samples, self._pool, self._lock)
+                sink = self._sinks.setdefault(name, new)
+        return sink
 
     def fields(self, padding: Mapping[str, Any]) -> dict[str, Any]:
         """Return all fields; those named in `padding` as one array with short samples filled up."""
-        for name in padding.keys() - self._sinks.keys():
-            raise DatasetError(
-                f"pad= names a field {name!r}, samples have: {', '.join(self._sinks)}"
-            )
+        names = [name for name, sink in self._sinks.items() if sink.has_values]
+        for name in padding.keys() - set(names):
+            raise DatasetError(f"pad= names a field {name!r}, samples have: {', '.join(names)}")
         return {
             name: sink.padded(padding[name]) if name in padding else sink.result()
             for name, sink in self._sinks.items()
+            if sink.has_values
         }
 
 
@@ -95,6 +137,55 @@ class FieldSink:
             self._in_array[i] = 1
         else:
             self._others[i] = array if special is None else special_of(array, special)
+
+    def prepare(self, shape: tuple[int, ...], kind: np.dtype[Any], special: Special | None) -> None:
+        """Make the array for values of a shape and type."""
+        with self._lock:
+            if self._array is None:
+                self._special = special
+                self._array = self._pool.array((self._num_samples, *shape), kind)
+
+    @property
+    def array(self) -> tuple[npt.NDArray[Any], Special | None] | None:
+        """The array that values are written into, once there is one."""
+        return None if self._array is None else (self._array, self._special)
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], np.dtype[Any], Special | None] | None:
+        """Shape and type of the values, where all of them lie in the array."""
+        if self._array is None or not all(self._in_array):
+            return None
+        return self._array.shape[1:], self._array.dtype, self._special
+
+    @property
+    def has_values(self) -> bool:
+        """Whether any sample had this field."""
+        return bool(self._others) or any(self._in_array)
+
+    def take(self, places: list[int], piece: FieldPiece) -> None:
+        """Take the values of some samples."""
+        if piece.stacked is not None:
+            self._take_stacked(places, piece.stacked, piece.special)
+        for i, is_here in zip(places, piece.in_place, strict=False):
+            if is_here:
+                self._in_array[i] = 1
+        for j, value in piece.values.items():
+            self._others[places[j]] = value
+
+    def _take_stacked(
+        self, places: list[int], stacked: npt.NDArray[Any], special: Special | None
+    ) -> None:
+        self.prepare(stacked.shape[1:], stacked.dtype, special)
+        target = self._array
+        assert target is not None
+        fits = target.shape[1:] == stacked.shape[1:] and target.dtype == stacked.dtype
+        if fits and special is self._special:
+            target[places] = stacked
+            for i in places:
+                self._in_array[i] = 1
+            return
+        for i, value in zip(places, stacked, strict=True):
+            self._others[i] = value if special is None else special_of(value, special)
 
     def values(self) -> list[Any]:
         """Return the values one by one, None where a sample had none."""

@@ -92,14 +92,12 @@ class Stager:
         stage_bytes: int,
         runs: Runs | None,
         measured: Measured,
-        reads_ahead: bool,
         unpacked: Unpacked | None = None,
     ) -> None:
         self._pool = pool
         self._unpacked = unpacked
         self._counters = around.counters
         self._stage_bytes = stage_bytes
-        self._reads_ahead = reads_ahead
         self._blocks = BlockStage(stage_bytes)
         self._runs = runs
         self._bare_runs: dict[int, bool] = {}
@@ -194,7 +192,7 @@ class Stager:
                 self._stage_tiered(job, number, staged)
             elif way == Way.PEER:
                 self._stage_spread(job, number, staged)
-            elif self._reads_ahead:  # Else worker processes read for themselves.
+            else:
                 self._stage_store(job, number, staged)
         return staged
 

@@ -50,33 +50,13 @@ class PeerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """Counts since the loader was made."""
+class Counted:
+    """What an engine has counted so far."""
 
-    samples: int
-    """Samples handed to the training loop."""
-    batches: int
-    """Batches handed to the training loop."""
-    stall_s: float
-    """Time that the training loop waited for batches."""
-    elapsed_s: float
-    """Time spent inside iterations, waits and the training loop's own work together."""
-    decode_s: float
-    """Time in decoding, transforming and joining, summed over threads."""
     sources: dict[str, SourceStats] = field(default_factory=dict)
     """Reads by source: folder, memory, s3, tier:memory, tier:disk, …"""
-    tiers: tuple[TierStats, ...] = ()
-    """The tiers of this node."""
-    bound_bytes: int | None = None
-    """The least that this rank's part of the job could have read from stores so far, with these
-    tiers; None where samples are read where they lie. Exact at the end of an epoch, for all ranks
-    together: one rank may fetch what another uses. `loader.least` says what is counted."""
-    epochs: float = 0.0
-    """Epochs that were delivered."""
-    peers: tuple[PeerStats, ...] = ()
-    """The other nodes, where they lend each other what they hold."""
-    events: tuple[str, ...] = ()
-    """What happened to other nodes, in sentences."""
+    decode_s: float = 0.0
+    """Time in decoding, transforming and joining, summed over threads or processes."""
 
     @property
     def store_bytes(self) -> int:
@@ -92,6 +72,51 @@ class Stats:
     def peer_bytes(self) -> int:
         """Bytes that came from other nodes."""
         return self.sources["peers"].size_bytes if "peers" in self.sources else 0
+
+    def __add__(self, other: Counted) -> Counted:
+        sources = dict(self.sources)
+        for name, more in other.sources.items():
+            had = sources.get(name, SourceStats())
+            sources[name] = SourceStats(
+                size_bytes=had.size_bytes + more.size_bytes,
+                requests=had.requests + more.requests,
+                seconds=had.seconds + more.seconds,
+            )
+        return Counted(sources=sources, decode_s=self.decode_s + other.decode_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats(Counted):
+    """Counts since the loader was made."""
+
+    samples: int = 0
+    """Samples handed to the training loop."""
+    batches: int = 0
+    """Batches handed to the training loop."""
+    stall_s: float = 0.0
+    """Time that the training loop waited for batches, inside of `next`."""
+    hand_over_s: float = 0.0
+    """Time inside of `next` after a batch was there."""
+    cpu_here_s: float = 0.0
+    """Processor time of Penstock inside the training process: what the loop cannot use."""
+    sent_bytes: int = 0
+    """Bytes of batches that were copied to the training process, not shared with it."""
+    workers: str = ""
+    """Where batches were made, and why there."""
+    elapsed_s: float = 0.0
+    """Time spent inside iterations, waits and the training loop's own work together."""
+    tiers: tuple[TierStats, ...] = ()
+    """The tiers of this node."""
+    bound_bytes: int | None = None
+    """The least that this rank's part of the job could have read from stores so far, with these
+    tiers; None where samples are read where they lie. Exact at the end of an epoch, for all ranks
+    together: one rank may fetch what another uses. `loader.least` says what is counted."""
+    epochs: float = 0.0
+    """Epochs that were delivered."""
+    peers: tuple[PeerStats, ...] = ()
+    """The other nodes, where they lend each other what they hold."""
+    events: tuple[str, ...] = ()
+    """What happened to other nodes, in sentences."""
 
     @property
     def bound_ratio(self) -> float | None:
@@ -113,8 +138,11 @@ class Stats:
         lines = [
             f"{show_count(self.samples)} samples in {show_count(self.batches)} batches, "
             f"{show_seconds(self.elapsed_s)}, of it {show_seconds(self.stall_s)} "
-            f"({self.stall_share:.1%}) waiting for data"
+            f"({self.stall_share:.1%}) waiting for data, {show_seconds(self.hand_over_s)} taking "
+            f"batches over; {show_seconds(self.cpu_here_s)} of processor time in this process"
         ]
+        if self.workers:
+            lines.append(f"  batches were made {self.workers}")
         for name, source in self.sources.items():
             lines.append(
                 f"  {name}: {show_bytes(source.size_bytes)} in {show_count(source.requests)} reads"
@@ -162,14 +190,10 @@ class Seen:
 
 
 class Counters:
-    """The same while it grows; safe to use from many threads."""
+    """Reads and work while they are counted; safe to use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.samples = 0
-        self.batches = 0
-        self.stall_s = 0.0
-        self.elapsed_s = 0.0
         self._decode_s = 0.0
         self._sources: dict[str, tuple[int, int, float]] = {}
 
@@ -179,39 +203,40 @@ class Counters:
             b, r, s = self._sources.get(source, (0, 0, 0.0))
             self._sources[source] = (b + size_bytes, r + requests, s + seconds)
 
+    def taken_reads(self) -> list[tuple[str, int, int, float]]:
+        """Return what was counted, and begin anew."""
+        with self._lock:
+            counted, self._sources = self._sources, {}
+        return [(source, *numbers) for source, numbers in counted.items()]
+
     def add_decode(self, seconds: float) -> None:
         """Count time spent on samples after their bytes were there."""
         with self._lock:
             self._decode_s += seconds
 
-    def stats(
-        self,
-        running_s: float = 0.0,
-        tiers: tuple[TierStats, ...] = (),
-        bound_bytes: int | None = None,
-        epochs: float = 0.0,
-        *,
-        peers: tuple[PeerStats, ...] = (),
-        events: tuple[str, ...] = (),
-    ) -> Stats:
-        """Return the counts so far; `running_s` is the age of an iteration that still runs."""
+    def counted(self) -> Counted:
+        """Return the counts so far."""
         with self._lock:
-            return Stats(
-                samples=self.samples,
-                batches=self.batches,
-                stall_s=self.stall_s,
-                elapsed_s=self.elapsed_s + running_s,
-                decode_s=self._decode_s,
+            return Counted(
                 sources={
                     name: SourceStats(size_bytes=b, requests=r, seconds=s)
                     for name, (b, r, s) in sorted(self._sources.items())
                 },
-                tiers=tiers,
-                bound_bytes=bound_bytes,
-                epochs=epochs,
-                peers=peers,
-                events=events,
+                decode_s=self._decode_s,
             )
+
+
+@dataclass(slots=True)
+class Delivered:
+    """What the training process counts: batches handed over, and where its time went."""
+
+    samples: int = 0
+    batches: int = 0
+    stall_s: float = 0.0
+    hand_over_s: float = 0.0
+    elapsed_s: float = 0.0
+    cpu_here_s: float = 0.0
+    sent_bytes: int = 0
 
 
 _NEARLY = 0.99

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from penstock.order import (
 )
 from penstock.order.mixture import PERIOD_DEFAULT
 from penstock.world import World
+
+if TYPE_CHECKING:
+    from penstock.engine.options import LoaderOptions
 
 RUN_BYTES = 4 << 20
 """Runs of samples that `blocks` keeps together, where a format has no blocks of its own."""
@@ -155,6 +159,19 @@ class Stream:
         positions, _ = steps.positions(step, self.world.rank)
         runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         return np.concatenate([self.order.ids(epoch, int(r[0]), int(r[-1]) + 1) for r in runs])
+
+
+def stream_of(options: LoaderOptions, world: World, assign: Assign | None = None) -> Stream:
+    """Return the stream that a user's options mean for one rank."""
+    total = options.global_batch_size or (options.batch_size or 0) * world.num_ranks
+    return Stream(
+        dataset=options.dataset,
+        order=options.order,
+        world=world,
+        global_batch_size=total,
+        drop_last=options.drop_last,
+        assign=assign,
+    )
 
 
 def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int) -> Iterator[Job]:

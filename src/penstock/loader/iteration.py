@@ -1,4 +1,4 @@
-"""One pass over the stream: owns the threads, hands over batches, moves the cursor."""
+"""One pass over the stream: hands over batches, counts them, moves the cursor."""
 
 from __future__ import annotations
 
@@ -8,34 +8,82 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.engine.convert import Convert
 from penstock.engine.job import Job, Slot
-from penstock.engine.processes import ProcessPool
 from penstock.engine.runner import Runner
-from penstock.engine.stats import Counters
+from penstock.engine.stats import Delivered
 from penstock.errors import StateError
 from penstock.loader.batch import Batch
 from penstock.trace import Kind, Recorder
 
 
+class BatchRun(Protocol):
+    """Whoever makes the batches of one iteration."""
+
+    wait_s: float
+    """Time that was spent waiting for batches."""
+    sent_bytes: int
+    """Bytes of batches that were copied to this process."""
+
+    def next(self) -> list[tuple[Slot, Any]] | None:
+        """Return the next batches, or None when there are no more."""
+        ...
+
+    def stop(self) -> None:
+        """End it."""
+        ...
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of its threads in this process."""
+        ...
+
+
+class HereRun:
+    """Batches that are made in this process, by threads."""
+
+    sent_bytes = 0
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.wait_s = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of its threads."""
+        return self.runner.cpu_s
+
+    def next(self) -> list[tuple[Slot, Any]] | None:
+        """Return the batches of the next job."""
+        begin = time.perf_counter()
+        try:
+            job = self.runner.next()
+        finally:
+            self.wait_s += time.perf_counter() - begin
+        return None if job is None else list(zip(job.slots, job.results, strict=True))
+
+    def stop(self) -> None:
+        """End its threads."""
+        self.runner.stop()
+
+
 class Iteration(Iterator[Any]):
-    """What `iter(loader)` returns. Threads live exactly as long as it does."""
+    """What `iter(loader)` returns. What makes its batches works exactly as long as it lives."""
 
     def __init__(
         self,
-        runner: Runner,
-        counters: Counters,
+        run: BatchRun,
+        counters: Delivered,
         convert: Convert,
         *,
         delivered: Callable[[Slot], None],
-        processes: ProcessPool | None,
         recorder: Recorder | None,
         holds: object = None,
         only_asked: bool = False,
     ) -> None:
-        self.runner = runner
+        self.run = run
         self._holds = holds
         """What its threads use, for as long as they live: the loader may be gone before."""
         self._counters = counters
@@ -46,24 +94,33 @@ class Iteration(Iterator[Any]):
         self._pid = os.getpid()
         self._began = time.perf_counter()
         # Runs when nobody holds this any more, at `close`, or when the interpreter ends.
-        self._finalizer = weakref.finalize(
-            self, _end, runner, processes, counters, self._began, self._pid
-        )
+        self._finalizer = weakref.finalize(self, _end, run, counters, self._began, self._pid)
         self.only_asked = only_asked
         """Whether batches are planned when `InStages` asks for them, and not before."""
-        if only_asked:
-            runner.allow(0)
-        runner.start()
+        if isinstance(run, HereRun):
+            if only_asked:
+                run.runner.allow(0)
+            run.runner.start()
 
     @property
     def is_open(self) -> bool:
-        """Whether threads are still there."""
+        """Whether batches are still made."""
         return self._finalizer.alive
 
     @property
     def running_s(self) -> float:
         """Seconds since it began; 0 once it is closed."""
         return time.perf_counter() - self._began if self.is_open else 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of its threads so far; 0 once it is closed."""
+        return self.run.cpu_s if self.is_open else 0.0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that were copied to this process; 0 once it is closed."""
+        return self.run.sent_bytes if self.is_open else 0
 
     def __next__(self) -> Any:
         slot, batch = self.made()
@@ -74,13 +131,21 @@ class Iteration(Iterator[Any]):
         """Return the next batch, and what `deliver` wants when somebody has it."""
         if os.getpid() != self._pid:
             raise StateError(
-                "this iteration belongs to the process that started it; its threads do not exist "
-                "in a forked one. Call iter(loader) in the process that needs the batches"
+                "this iteration belongs to the process that started it; what makes its batches "
+                "does not exist in a forked one. Call iter(loader) in the process that needs them"
             )
-        if not self._ready:
-            self._take_job()
-        slot, fields = self._ready.popleft()
-        return slot, self._batch(slot, fields)
+        begin_s, begin_cpu_s, waited_s = time.perf_counter(), time.thread_time(), self.run.wait_s
+        try:
+            if not self._ready:
+                self._take_job()
+            slot, fields = self._ready.popleft()
+            return slot, self._batch(slot, fields)
+        finally:
+            waited_s = self.run.wait_s - waited_s
+            counters = self._counters
+            counters.stall_s += waited_s
+            counters.hand_over_s += time.perf_counter() - begin_s - waited_s
+            counters.cpu_here_s += time.thread_time() - begin_cpu_s
 
     def deliver(self, slot: Slot) -> None:
         """Move the cursor behind a batch."""
@@ -95,18 +160,16 @@ class Iteration(Iterator[Any]):
             raise StopIteration
         begin = time.perf_counter_ns()
         try:
-            job = self.runner.next()
+            made = self.run.next()
         except BaseException:
             self.close()
             raise
-        end = time.perf_counter_ns()
-        self._counters.stall_s += (end - begin) / 1e9
         if self._recorder is not None:
-            self._recorder.span(Kind.STALL, begin, end)
-        if job is None:
+            self._recorder.span(Kind.STALL, begin, time.perf_counter_ns())
+        if made is None:
             self.close()
             raise StopIteration
-        self._ready.extend(zip(job.slots, job.results, strict=True))
+        self._ready.extend(made)
 
     def _batch(self, slot: Slot, fields: Any) -> Any:
         if not isinstance(fields, Mapping):
@@ -122,7 +185,7 @@ class Iteration(Iterator[Any]):
         )
 
     def close(self) -> None:
-        """End all threads and processes."""
+        """End whatever makes its batches."""
         self._ready.clear()
         self._finalizer()
 
@@ -156,7 +219,8 @@ class InStages:
 
     def __init__(self, iteration: Iteration) -> None:
         self._iteration = iteration
-        self._runner = iteration.runner
+        assert isinstance(iteration.run, HereRun)
+        self._runner = iteration.run.runner
         self._num_asked = 0
         self._next_job = 0
         self._left: deque[Job] = deque()
@@ -204,16 +268,10 @@ def _ended_early() -> StateError:
     )
 
 
-def _end(
-    runner: Runner,
-    processes: ProcessPool | None,
-    counters: Counters,
-    began: float,
-    pid: int,
-) -> None:
+def _end(run: BatchRun, counters: Delivered, began: float, pid: int) -> None:
     if os.getpid() != pid:
         return  # A forked child has none of these threads and processes.
     counters.elapsed_s += time.perf_counter() - began
-    if processes is not None:
-        processes.close()
-    runner.stop()
+    counters.cpu_here_s += run.cpu_s
+    counters.sent_bytes += run.sent_bytes
+    run.stop()

@@ -24,23 +24,25 @@ import xxhash
 from penstock.arguments import count_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
-from penstock.engine.around import Around
-from penstock.engine.build import Span, make_run
+from penstock.engine.build import Span
+from penstock.engine.choice import WorkerChoice, choose_workers
 from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
+from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import Slot
-from penstock.engine.opening import Meeting, Opened, by_home, open_here, rendezvous_for
+from penstock.engine.opening import number_of_meeting, refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
-from penstock.engine.stats import Counters, Seen, Stats, TierStats
-from penstock.engine.stream import Assign, Stream
+from penstock.engine.stats import Counted, Delivered, Seen, Stats
+from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
-from penstock.flow.live import LiveRates
-from penstock.loader.iteration import InStages, Iteration
+from penstock.loader.apart import EngineClient
+from penstock.loader.facts import facts_of
+from penstock.loader.iteration import BatchRun, HereRun, InStages, Iteration
 from penstock.loader.least import least_bytes
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
-from penstock.order import Cursor, order_hash
+from penstock.order import Cursor
 from penstock.peers.runs import run_name
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
@@ -72,8 +74,12 @@ class Loader:
             arguments.
         collate: called with a list of samples, instead of joining their fields.
         pad: fields whose ragged arrays become one array, with the value to fill up with.
-        workers: "thread", or "process" for transforms that hold the interpreter's lock.
-        threads: how many work on samples; by default this rank's share of the cores.
+        workers: where batches are made. "processes": by an engine and worker processes of their
+            own, which leave this process to the training loop; a number says how many workers.
+            "here": in this process, by threads, for debuggers and tiny data. "auto" chooses;
+            `print(loader)` says what, and why.
+        threads: of `workers="here"`, how many work on samples; by default this rank's share of the
+            cores.
         tiers: memory and disk of this node that keep what was read, fastest first:
             `[penstock.Memory("8GB"), penstock.Disk("/scratch", "200GB")]`. All ranks and all jobs
             on the node share them.
@@ -89,6 +95,10 @@ class Loader:
 
     _moves: Callable[[Slot], None] | None = None
     """What moves the cursor: only the latest iteration does."""
+    _has_met = False
+    """Whether the other nodes were met."""
+    _chosen_by = 0
+    """The process that has decided where batches are made."""
 
     def __init__(
         self,
@@ -104,7 +114,7 @@ class Loader:
         transform: Transform | None = None,
         collate: Collate | None = None,
         pad: Mapping[str, Any] | None = None,
-        workers: Literal["thread", "process"] = "thread",
+        workers: Literal["auto", "here", "processes"] | int = "auto",
         threads: int | None = None,
         tiers: Sequence[Memory | Disk] = (),
         peers: bool | str | os.PathLike[str] = False,
@@ -136,11 +146,10 @@ class Loader:
                 trace=trace,
             )
         )
-        self._opened: Opened | None = None
-        self._seen = Seen()
-        self._live: LiveRates | None = None
         self._recorder = Recorder() if trace is not None else None
-        self._counters = Counters()
+        self._counters = Delivered()
+        self._begun_before = Counted()
+        """What engines have counted that read another version of the data set."""
         self._cursor = self._begin_at = (0, 0)
         self._current: weakref.ref[Iteration] | None = None
 
@@ -154,6 +163,9 @@ class Loader:
         self.seed = options.seed
         self.drop_last = options.drop_last
         self.order = options.order
+        self._engine: Engine | None = None
+        self._client: EngineClient | None = None
+        self._choice: WorkerChoice | None = None
 
     # -- where the stream stands -------------------------------------------------------------
 
@@ -167,29 +179,10 @@ class Loader:
         """The epoch of the next batch."""
         return self._cursor[0]
 
-    def _stream(self) -> Stream:
-        world = self.world
-        total = self.global_batch_size or (self.batch_size or 0) * world.num_ranks
-        return Stream(
-            dataset=self.dataset,
-            order=self.order,
-            world=world,
-            global_batch_size=total,
-            drop_last=self.drop_last,
-            assign=self._assign(),
-        )
-
-    def _assign(self) -> Assign | None:
-        """Return who computes which sample, where that is not for the position to say."""
-        opened = self._opened
-        if self._options.assignment == "fixed" or opened is None or opened.cluster is None:
-            return None
-        return by_home(opened.holding, opened.cluster, self.dataset)
-
     def __len__(self) -> int:
         if self.epochs is None:
             raise TypeError("a loader with epochs=None never ends, it has no length")
-        return self.epochs * self._stream().steps().steps_per_epoch
+        return self.epochs * stream_of(self._options, self.world).steps().steps_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the stream stands: what was delivered, not what was made ahead."""
@@ -247,17 +240,17 @@ class Loader:
 
     def _run_key(self) -> str:
         """Return what keys of this run begin with."""
-        cluster = None if self._opened is None else self._opened.cluster
-        return run_name() if cluster is None else cluster.run_id.hex()
+        engine = self._client or self._engine
+        run_id = None if engine is None else engine.run_id
+        return run_id or run_name()
 
     def _move_to(self, options: LoaderOptions) -> None:
         """Read another version of the data set from now on, if these options name one."""
         if options.dataset is self.dataset:
             return
         self._end_iteration()
-        self._close_tiers()
+        self._begun_before += self._close_engine()
         self._take(options)
-        self._seen = Seen()
 
     # -- iterating ---------------------------------------------------------------------------
 
@@ -273,111 +266,112 @@ class Loader:
 
         With `only_asked`, nothing is read for batches that nobody has asked for.
         """
-        return InStages(self._begin((0, 1), only_asked=only_asked))
+        return InStages(self._begin((0, 1), only_asked=only_asked, in_stages=True))
 
-    def _begin(self, part: tuple[int, int], *, only_asked: bool = False) -> Iteration:
+    def _begin(
+        self, part: tuple[int, int], *, only_asked: bool = False, in_stages: bool = False
+    ) -> Iteration:
         self._end_iteration()
-        self._open()
-        stream = self._stream()
+        world = self.world
         epoch, position = self._begin_at
-        if stream.steps(position).num_steps == 0:
+        if stream_of(self._options, world).steps(position).num_steps == 0:
             # Resumed where no full batch is left, since batches have another size now.
             self._begin_at = (epoch + 1, 0)
         self._cursor = self._begin_at
-        iteration = self._start(stream, part, only_asked)
-        self._current = weakref.ref(iteration)
-        return iteration
-
-    def _start(self, stream: Stream, part: tuple[int, int], only_asked: bool) -> Iteration:
         epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
-        runner, processes = make_run(
-            self._options,
-            stream,
-            Span(start=self._begin_at, end_epoch=end_epoch, part=part),
-            Around(
-                counters=self._counters,
-                recorder=self._recorder,
-                live=self._live_rates(),
-                holding=None if self._opened is None else self._opened.holding,
-                cluster=None if self._opened is None else self._opened.cluster,
-            ),
-        )
+        span = Span(start=self._begin_at, end_epoch=end_epoch, part=part)
+        run, holds = self._run(span, world, in_stages=in_stages)
         self._moves = _mover(weakref.ref(self), end_epoch)
-        return Iteration(
-            runner,
+        iteration = Iteration(
+            run,
             self._counters,
             converter(self._options.output),
             delivered=self._moves,
-            processes=processes,
             recorder=self._recorder,
-            holds=self._opened,
+            holds=holds,
             only_asked=only_asked,
         )
+        self._current = weakref.ref(iteration)
+        return iteration
 
-    def _open(self) -> None:
-        """Open the tiers and meet the other nodes, in the first iteration of this process."""
-        if not (self._options.tiers or self._options.peers):
-            return
-        if self._opened is None or self._opened.pid != os.getpid():
-            self._opened = open_here(
-                self.dataset,
-                self._options.wishes,
-                Meeting(
-                    where=self._options.meets_at,
-                    world=self.world,
-                    num_samples=self.order.num_samples,
-                    alike={
-                        "the order of samples": f"{self.order.mode}:{order_hash(self.order)}",
-                        "the seed": str(self.seed),
-                    },
-                ),
-                self._counters,
-            )
-            if self._seen.warm_bytes is None:
-                warm_bytes = self._opened.holding.warm_bytes
-                if self._opened.cluster is not None:
-                    warm_bytes *= self.world.num_nodes  # About as much lies on the others.
-                self._seen.warm_bytes = warm_bytes
+    def _run(self, span: Span, world: World, *, in_stages: bool) -> tuple[BatchRun, object]:
+        """Return what makes the batches of an iteration, and what it uses while it lives."""
+        options = self._options
+        if options.peers:
+            refuse_workers()
+        start = RunStart(world=world, span=span, meeting=self._meeting(world))
+        if not in_stages and self._choose().apart:
+            assert self._client is not None
+            return self._client.begin(start), self._client
+        if self._engine is None:
+            self._engine = Engine(options, recorder=self._recorder)
+        runner = self._engine.begin(start)
+        return HereRun(runner), self._engine.holds
 
-    def _live_rates(self) -> LiveRates | None:
-        """Return what refines this machine's file, if there is one."""
-        path = default_machine_path()
-        if self._live is None and path.exists():
-            try:
-                self._live = LiveRates(load_machine(path))
-            except OptionError as error:
-                _log.warning("%s", error)
-        return self._live
+    def _meeting(self, world: World) -> int:
+        """Return the number of the meeting with other nodes that this iteration begins with."""
+        if not self._options.peers or self._has_met:
+            return 0
+        self._has_met = True
+        return number_of_meeting(world)
+
+    def _choose(self) -> WorkerChoice:
+        """Decide where batches are made, once for a data set."""
+        if self._choice is None or self._chosen_by != os.getpid():
+            self._chosen_by = os.getpid()
+            self._engine = self._client = None  # Those of a parent, after a fork.
+            facts, payload = facts_of(self._options)
+            self._choice = choose_workers(facts)
+            if self._choice.apart:
+                self._client = EngineClient(self._options, payload)
+            elif facts.unpicklable and self._options.workers == "auto":
+                _log.warning("batches are made %s", self._choice)
+        return self._choice
 
     def machine(self) -> Machine:
         """Return the machine that `penstock probe` measured, refined by what this loader saw."""
-        live = self._live_rates()
-        return load_machine(default_machine_path()) if live is None else live.machine()
+        found = None if self._client is None else self._client.machine()
+        live = None if self._engine is None else self._engine.live_rates()
+        if found is None and live is not None:
+            found = live.machine()
+        return load_machine(default_machine_path()) if found is None else found
 
     # -- closing -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the iteration that runs, with all its threads, and let go of the tiers.
+        """End the iteration that runs, with all its threads and processes, and leave the tiers.
 
         A summary of the run goes to the log `penstock.loader` (level INFO).
         """
         if self._current is not None:
             _log.info("%s", self.stats())
         self._end_iteration()
-        self._close_tiers()
+        events = [] if self._client is None else self._client.trace_events()
+        self._close_engine()
         trace = self._options.trace
-        if self._recorder is not None and trace is not None and len(self._recorder):
+        if self._recorder is not None and trace is not None:
             world, path = self.world, Path(trace)
             if world.num_ranks > 1:
                 path = path.with_name(f"rank{world.rank}-{path.name}")
-            self._recorder.write(path)
+            if len(self._recorder) or events:
+                self._recorder.write(path, events)
 
-    def _close_tiers(self) -> None:
-        if self._opened is not None:
-            self._tier_stats()
-            self._opened.close()
-            self._opened = None
+    def _close_engine(self) -> Counted:
+        """End what makes batches; return what it has counted."""
+        self._has_met = False
+        for engine in (self._client, self._engine):
+            if engine is not None:
+                engine.close()
+        return self._counted()
+
+    def _counted(self) -> Counted:
+        counted = Counted()
+        if self._client is not None:
+            counted += self._client.counted
+        if self._engine is not None:
+            counted += self._engine.counters.counted()
+        return counted
 
     def _end_iteration(self) -> None:
         iteration = self._current() if self._current is not None else None
@@ -399,33 +393,37 @@ class Loader:
     def stats(self) -> Stats:
         """Return what was counted since the loader was made."""
         iteration = self._current() if self._current is not None else None
-        running_s = iteration.running_s if iteration is not None else 0.0
-        tiers = self._tier_stats()
-        return self._counters.stats(
-            running_s,
-            tiers,
-            self._bound_bytes(),
-            self._progress(),
-            peers=self._seen.peers,
-            events=self._seen.events,
+        seen, events = self._seen()
+        counted, here = self._begun_before + self._counted(), self._counters
+        return Stats(
+            sources=counted.sources,
+            decode_s=counted.decode_s,
+            samples=here.samples,
+            batches=here.batches,
+            stall_s=here.stall_s,
+            hand_over_s=here.hand_over_s,
+            cpu_here_s=here.cpu_here_s + (iteration.cpu_s if iteration is not None else 0.0),
+            sent_bytes=here.sent_bytes + (iteration.sent_bytes if iteration is not None else 0),
+            elapsed_s=here.elapsed_s + (iteration.running_s if iteration is not None else 0.0),
+            workers="" if self._choice is None else str(self._choice),
+            tiers=seen.tiers,
+            bound_bytes=self._bound_bytes(seen),
+            epochs=self._progress(),
+            peers=seen.peers,
+            events=(*seen.events, *events),
         )
 
-    def _tier_stats(self) -> tuple[TierStats, ...]:
-        if self._opened is not None and self._opened.pid == os.getpid():
-            seen, cluster = self._seen, self._opened.cluster
-            seen.tiers = self._opened.holding.stats()
-            seen.cache_bytes = sum(t.capacity_bytes for t in seen.tiers) * self.world.num_nodes
-            if cluster is not None:
-                seen.peers, seen.events = cluster.stats(), tuple(cluster.log)
-                seen.cache_bytes = cluster.capacity_bytes
-            seen.kept = self._opened.holding.kept(seen.cache_bytes)
-        return self._seen.tiers
+    def _seen(self) -> tuple[Seen, tuple[str, ...]]:
+        """Return what is known of tiers and other nodes, and what happened to our processes."""
+        if self._client is not None:
+            return self._client.stats()
+        return Seen() if self._engine is None else self._engine.seen(), ()
 
     def _progress(self) -> float:
         """Return the epochs that were delivered, in samples of the whole world."""
         return self._counters.samples * self.world.num_ranks / self.order.num_samples
 
-    def _bound_bytes(self) -> int | None:
+    def _bound_bytes(self, seen: Seen) -> int | None:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
             return None  # Not every sample once an epoch.
@@ -435,8 +433,8 @@ class Loader:
         first, later = least_bytes(
             self.dataset,
             self.order,
-            self._seen.kept,
-            warm_bytes=self._seen.warm_bytes or 0,
+            seen.kept,
+            warm_bytes=seen.warm_bytes or 0,
             stage_bytes=self._options.stage_bytes * world.num_ranks,
             is_alone=world.num_ranks == world.num_nodes,
         )
@@ -450,8 +448,18 @@ class Loader:
         return (
             f"Loader({self.dataset!r}, {size}, epochs={self.epochs}, seed={self.seed}, "
             f"shuffle={self._options.shuffle!r}, at epoch {self._cursor[0]}, "
-            f"position {self._cursor[1]:,} of {self.order.num_samples:,})"
+            f"position {self._cursor[1]:,} of {self.order.num_samples:,}, batches made "
+            f"{self._choice_shown()})"
         )
+
+    def _choice_shown(self) -> str:
+        """Return where batches are made, or would be if an iteration began now."""
+        if self._choice is not None:
+            return str(self._choice)
+        try:
+            return str(choose_workers(facts_of(self._options)[0]))
+        except OptionError as error:
+            return f"nowhere: {error}"
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:

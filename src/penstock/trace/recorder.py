@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,10 @@ class Recorder:
             out.append(event)
         return out
 
-    def write(self, path: str | Path) -> None:
-        """Write the trace; a name that ends with `.gz` is compressed. Open it in Perfetto."""
-        data = msgspec.json.encode({"traceEvents": self.events(), "displayTimeUnit": "ms"})
+    def write(self, path: str | Path, others: Sequence[dict[str, Any]] = ()) -> None:
+        """Write the trace, with events of other processes; a name that ends with `.gz` is
+        compressed. Open it in Perfetto."""
+        events = [*self.events(), *others]
+        data = msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
         data = gzip.compress(data, 1) if str(path).endswith(".gz") else data
         Path(path).write_bytes(data)

@@ -1,0 +1,214 @@
+"""Batches whose samples are made by worker processes.
+
+The engine says which samples, brings their bytes, and has places for their values. Worker processes
+decode and transform. Where the user joins samples himself, or ragged values are filled up, one
+worker makes the whole batch; else a batch is cut into pieces, so that it is done sooner.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.part import Ints
+from penstock.engine.decode import Wishes, owned_lists, uses_of
+from penstock.engine.errors_apart import unpacked_error
+from penstock.engine.job import Group, Job, Piece, cut
+from penstock.engine.shared import Parcel, SharedPool, packed
+from penstock.engine.sinks import Layout, Sinks
+from penstock.engine.stages import GroupStage
+from penstock.engine.stats import Counters
+from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkRequest
+from penstock.engine.workers import WorkerHandle, Workers
+
+_SAMPLES_A_PIECE_MIN = 4
+
+
+class ApartMaker:
+    """Makes batches with the help of worker processes."""
+
+    def __init__(
+        self,
+        wishes: Wishes,
+        *,
+        bounds: tuple[BoundPart, ...],
+        pool: SharedPool,
+        workers: Workers,
+        counters: Counters,
+    ) -> None:
+        self._wishes = wishes
+        self._numbers = {id(bound): n for n, bound in reversed(list(enumerate(bounds)))}
+        self._pool = pool
+        self._workers = workers
+        self._counters = counters
+        self._is_whole = wishes.collate is not None or bool(wishes.padding)
+        self._copies_lists = wishes.transform is None
+        self._layout: Layout = {}
+        """Of the latest batch: the next one probably has the same."""
+
+    def plan(self, job: Job) -> list[Piece]:
+        """Prepare the places of a batch and cut it into pieces."""
+        job.size_bytes = sum(g.size_bytes for g in job.groups if not g.bound.by_block)
+        if self._is_whole:
+            return [Piece(group=0, start=0, stop=job.num_samples)]
+        job.state = sinks = Sinks(job.num_samples, self._pool)
+        sinks.expect(self._layout)
+        per_worker = -(-job.num_samples // self._workers.num_workers)
+        return cut(job.groups, max(_SAMPLES_A_PIECE_MIN, per_worker))
+
+    def work(self, job: Job, piece: Piece) -> None:
+        """Have the samples of a piece made."""
+        if self._is_whole:
+            self._work_whole(job)
+            return
+        some, held = self._some(job, piece)
+        targets = self._targets(job.state)
+        make = partial(self._request, job, [some], targets, held)
+        handle, reply = self._workers.ask(make, _named(job, piece))
+        for read in reply.reads:
+            self._counters.add_reads(*read)
+        self._counters.add_decode(reply.decode_s)
+        if reply.error is not None:
+            raise unpacked_error(reply.error)
+        assert reply.parcel is not None
+        pieces = handle.inbox.open(reply.parcel, handle.releaser(reply.number))
+        job.state.take(some.places, pieces)
+
+    def _work_whole(self, job: Job) -> None:
+        pieces = [Piece(group=g, start=0, stop=len(gr.where)) for g, gr in enumerate(job.groups)]
+        found = [self._some(job, piece) for piece in pieces]
+        held = [each for _, some in found for each in some]
+        make = partial(self._request, job, [some for some, _ in found], {}, held)
+        handle, reply = self._workers.ask(make, _named(job, None))
+        for read in reply.reads:
+            self._counters.add_reads(*read)
+        self._counters.add_decode(reply.decode_s)
+        if reply.error is not None:
+            raise unpacked_error(reply.error)
+        assert reply.parcel is not None
+        job.state = handle.inbox.passed_on(reply.parcel, handle.releaser(reply.number))
+
+    def finish(self, job: Job) -> list[Any]:
+        """Return the batch."""
+        if self._is_whole:
+            return [job.state]
+        self._layout = job.state.layout()
+        fields = job.state.fields({})
+        if self._copies_lists:
+            fields = owned_lists(fields, [g.bound for g in job.groups])
+        return [fields]
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _request(
+        self,
+        job: Job,
+        samples: list[SomeSamples],
+        targets: dict[str, RowTarget],
+        held: list[Any],
+        handle: WorkerHandle,
+    ) -> tuple[WorkRequest, list[int]]:
+        """Return what a worker is asked, with the files of segments that it does not know yet."""
+        numbers = [t.reference[0] for t in targets.values()]
+        for some in samples:
+            numbers += [n for n, _, _ in getattr(some.source, "references", ())]
+        fresh, files = handle.outbox.new_files(numbers)
+        request = WorkRequest(
+            samples=samples,
+            num_samples=job.num_samples,
+            targets=targets,
+            whole=self._is_whole,
+            fresh=fresh,
+            gone=handle.outbox.stale(),
+            released=[],
+        )
+        return request, files
+
+    def _targets(self, sinks: Sinks) -> dict[str, RowTarget]:
+        out = {}
+        for name, (array, special) in sinks.arrays().items():
+            reference = self._pool.reference(array)
+            if reference is not None:
+                out[name] = RowTarget(
+                    reference=reference,
+                    shape=array.shape[1:],
+                    kind=array.dtype.str,
+                    special=special,
+                )
+        return out
+
+    def _some(self, job: Job, piece: Piece) -> tuple[SomeSamples, list[Any]]:
+        """Return samples as a worker is told of them, and what keeps their bytes meanwhile."""
+        group = job.groups[piece.group]
+        source, held = self._source(group, piece, job.staged.get(piece.group))
+        some = SomeSamples(
+            part=self._numbers[id(group.bound)],
+            local_ids=group.local_ids[piece.start : piece.stop],
+            places=group.where[piece.start : piece.stop].tolist(),
+            uses=uses_of(job.slots[0], group, piece, self._wishes),
+            source=source,
+        )
+        return some, held
+
+    def _source(
+        self, group: Group, piece: Piece, stage: GroupStage | None
+    ) -> tuple[RawBytes | Parcel | None, list[Any]]:
+        if stage is None:
+            return None, []
+        if group.bound.by_block:
+            parcel = packed([_in_shared(sample) for sample in stage.samples(piece)], self._pool)
+            return Parcel(parcel.data, parcel.references), parcel.held
+        references, lengths, held = [], [], []
+        for table, extents in enumerate(group.extents):
+            sizes = extents.length[piece.start : piece.stop].astype(np.int64)
+            target, starts = self._shared(sizes)
+            stage.copy_into(table, piece, target, starts)
+            reference = self._pool.reference(target)
+            assert reference is not None
+            references.append(reference)
+            lengths.append(sizes)
+            held.append(target)
+        return RawBytes(references=references, lengths=lengths), held
+
+    def _shared(self, sizes: Ints) -> tuple[Any, list[int]]:
+        ends = np.cumsum(sizes)
+        return self._pool.lease(max(1, int(ends[-1]))), (ends - sizes).tolist()
+
+
+class _InShared:
+    """Bytes that travel in shared memory and arrive as what they were."""
+
+    def __init__(self, value: bytes | memoryview) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        array = np.frombuffer(self._value, np.uint8)
+        return (_bytes_of if isinstance(self._value, bytes) else _view_of), (array,)
+
+
+def _bytes_of(array: Any) -> bytes:
+    data: bytes = array.tobytes()
+    return data
+
+
+def _view_of(array: Any) -> memoryview:
+    return memoryview(array)
+
+
+def _in_shared(sample: Any) -> dict[str, Any]:
+    return {
+        name: _InShared(value) if isinstance(value, bytes | memoryview) and len(value) else value
+        for name, value in sample.items()
+    }
+
+
+def _named(job: Job, piece: Piece | None) -> str:
+    slot = job.slots[0]
+    if piece is None:
+        return f"the {job.num_samples} samples of step {slot.step}, epoch {slot.epoch}"
+    where = job.groups[piece.group].where[piece.start : piece.stop]
+    ids = slot.ids[where]
+    return f"samples {', '.join(map(str, ids[:8].tolist()))}{', …' * (len(ids) > 8)}"

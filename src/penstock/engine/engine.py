@@ -1,0 +1,173 @@
+"""The engine: what makes the batches of one loader, in this process.
+
+It opens tiers, meets the other nodes, and begins runs over the stream. The training process has one
+inside of it (`workers="here"`) or speaks with one in a process of its own (`engine.process`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.engine.around import Around
+from penstock.engine.build import Span, make_run
+from penstock.engine.opening import Meeting, Opened, by_home, open_here
+from penstock.engine.options import LoaderOptions
+from penstock.engine.runner import Runner
+from penstock.engine.stats import Counters, Seen
+from penstock.engine.stream import Stream, stream_of
+from penstock.errors import OptionError
+from penstock.flow.live import LiveRates
+from penstock.machine import default_machine_path, load_machine
+from penstock.order import order_hash
+from penstock.trace import Recorder
+from penstock.world import World
+
+if TYPE_CHECKING:
+    from penstock.engine.shared import SharedPool
+    from penstock.engine.workers import Workers
+    from penstock.peers.rendezvous import Rendezvous
+
+_log = logging.getLogger("penstock.loader")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """What an engine in a process of its own has beside: memory that others see, and workers."""
+
+    pool: SharedPool
+    workers: Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """What an iteration goes through, and where this process stands."""
+
+    world: World
+    span: Span
+    meeting: int
+    """How often this rank has met the others, if it does so now."""
+    may_meet: bool = True
+    """Whether the other nodes are still to be met; an engine that was started again is alone."""
+
+
+class Engine:
+    """Makes batches; nothing is open before the first run begins."""
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        *,
+        rendezvous: Callable[[World], Rendezvous] | None = None,
+        apart: Apart | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.options = options
+        self.counters = Counters()
+        self.recorder = recorder
+        self._rendezvous = rendezvous
+        self._apart = apart
+        self._opened: Opened | None = None
+        self._seen = Seen()
+        self._live: LiveRates | None = None
+        self._world = World()
+
+    def begin(self, begin: RunStart) -> Runner:
+        """Return what makes the batches of an iteration; it is not started yet."""
+        self._world = begin.world
+        self._open(begin)
+        opened = self._opened
+        around = Around(
+            counters=self.counters,
+            recorder=self.recorder,
+            live=self.live_rates(),
+            holding=None if opened is None else opened.holding,
+            cluster=None if opened is None else opened.cluster,
+        )
+        return make_run(self.options, self.stream(begin.world), begin.span, around, self._apart)
+
+    def stream(self, world: World) -> Stream:
+        """Return the stream of batches of a rank."""
+        opened = self._opened
+        assign = None
+        if self.options.assignment == "locality" and opened is not None and opened.cluster:
+            assign = by_home(opened.holding, opened.cluster, self.options.dataset)
+        return stream_of(self.options, world, assign)
+
+    def _open(self, begin: RunStart) -> None:
+        """Open the tiers and meet the other nodes, in the first iteration of this process."""
+        options = self.options
+        if not (options.tiers or options.peers):
+            return
+        if self._opened is not None and self._opened.pid == os.getpid():
+            return
+        if not begin.may_meet and options.assignment == "locality":
+            raise OptionError(
+                "assignment='locality' goes by where the nodes agreed to keep samples, and this "
+                "engine was started again without them; restart the job from its last state"
+            )
+        self._opened = open_here(
+            options.dataset,
+            options.wishes,
+            Meeting(
+                where=options.meets_at if begin.may_meet else False,
+                world=begin.world,
+                number=begin.meeting,
+                rendezvous=self._rendezvous,
+                num_samples=options.order.num_samples,
+                alike={
+                    "the order of samples": f"{options.order.mode}:{order_hash(options.order)}",
+                    "the seed": str(options.seed),
+                },
+            ),
+            self.counters,
+        )
+        if self._seen.warm_bytes is None:
+            warm_bytes = self._opened.holding.warm_bytes
+            if self._opened.cluster is not None:
+                warm_bytes *= begin.world.num_nodes  # About as much lies on the others.
+            self._seen.warm_bytes = warm_bytes
+
+    def live_rates(self) -> LiveRates | None:
+        """Return what refines this machine's file, if there is one."""
+        path = default_machine_path()
+        if self._live is None and path.exists():
+            try:
+                self._live = LiveRates(load_machine(path))
+            except OptionError as error:
+                _log.warning("%s", error)
+        return self._live
+
+    @property
+    def run_id(self) -> str | None:
+        """Return the name that the nodes of this run have agreed on, once they have met."""
+        cluster = None if self._opened is None else self._opened.cluster
+        return None if cluster is None else cluster.run_id.hex()
+
+    def seen(self) -> Seen:
+        """Return what is known of tiers and other nodes; the latest, if they are closed."""
+        opened, seen = self._opened, self._seen
+        if opened is not None and opened.pid == os.getpid():
+            cluster = opened.cluster
+            seen.tiers = opened.holding.stats()
+            seen.cache_bytes = sum(t.capacity_bytes for t in seen.tiers) * self._world.num_nodes
+            if cluster is not None:
+                seen.peers, seen.events = cluster.stats(), tuple(cluster.log)
+                seen.cache_bytes = cluster.capacity_bytes
+            seen.kept = opened.holding.kept(seen.cache_bytes)
+        return seen
+
+    @property
+    def holds(self) -> object:
+        """What a run uses for as long as it lives."""
+        return self._opened
+
+    def close(self) -> None:
+        """Let go of tiers and other nodes."""
+        if self._opened is not None:
+            self.seen()
+            self._opened.close()
+            self._opened = None

@@ -1,0 +1,330 @@
+"""The engine in a process of its own: answers the front, and sends batches as they are made.
+
+Three threads beside those of a run: one answers questions, one hears what the front has taken, and
+one sends batches in order. A few batches are on their way at a time; all others wait here, where
+they count against the look-ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import resource
+import socket
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from penstock.engine.channel import ChannelClosed, FrameChannel
+from penstock.engine.engine import Apart, Engine
+from penstock.engine.errors_apart import packed_error, unpacked_error
+from penstock.engine.job import Job
+from penstock.engine.messages import (
+    BeginRun,
+    EngineAnswer,
+    EngineQuestion,
+    FrontNotice,
+    LogLine,
+    MadeBatches,
+    MeetingCall,
+    Payload,
+)
+from penstock.engine.runner import Runner
+from penstock.engine.shared import Outbox, Parcel, SharedPool, SharedSegments, packed
+from penstock.engine.worker_number import WorkerNumber
+from penstock.engine.workers import Workers, wait_for
+from penstock.trace import Recorder
+from penstock.world import World
+
+_ON_THE_WAY = 2
+"""Jobs that are sent before the front has taken them."""
+
+
+class SpawnerClient:
+    """Asks the spawner for workers, and hears how they ended."""
+
+    def __init__(self, channel: FrameChannel) -> None:
+        self._channel = channel
+        self._pids: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        threading.Thread(target=self._listen, name="penstock-spawner", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                frame, _ = self._channel.receive()
+            except ChannelClosed:
+                os._exit(1)  # Without the spawner nobody would end us.
+            number, pid, code = pickle.loads(frame)
+            self._pids[number] = pid
+            if code is not None:
+                self._ends[number] = code
+
+    def start(self, number: int, end: int) -> None:
+        """Start a worker that speaks through a descriptor."""
+        self._channel.send(str(number).encode(), [end])
+
+    def pid(self, number: int) -> int | None:
+        """Return the process of a worker, once it is known."""
+        return self._pids.get(number)
+
+    def status(self, number: int, wait_s: float) -> int | None:
+        """Return how a worker has ended."""
+        wait_for(lambda: number in self._ends, wait_s)
+        return self._ends.get(number)
+
+
+class AtFront:
+    """The place where nodes meet, as the training process reaches it."""
+
+    def __init__(self, control: FrameChannel) -> None:
+        self._control = control
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._control.send(pickle.dumps(MeetingCall(method=method, arguments=arguments)))
+        answer: EngineAnswer = pickle.loads(self._control.receive()[0])
+        if answer.error is not None:
+            raise unpacked_error(answer.error)
+        return answer.value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Put a value in the place of what may be there."""
+        self._call("put", key, value)
+
+    def put_once(self, key: str, value: bytes) -> bytes:
+        """Put a value where there is none; return the one that is there."""
+        found: bytes = self._call("put_once", key, value)
+        return found
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait for a value."""
+        found: bytes = self._call("get", key, timeout_s)
+        return found
+
+    def try_get(self, key: str) -> bytes | None:
+        """Return a value if it is there."""
+        found: bytes | None = self._call("try_get", key)
+        return found
+
+
+class _ToFront(logging.Handler):
+    """Sends log lines to the training process, whose log they belong to."""
+
+    def __init__(self, batches: FrameChannel) -> None:
+        super().__init__(logging.INFO)
+        self._batches = batches
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = LogLine(name=record.name, level=record.levelno, text=record.getMessage())
+        with suppress(ChannelClosed):
+            self._batches.send(pickle.dumps(line))
+
+
+class SentRun:
+    """One iteration: sends what its runner makes."""
+
+    def __init__(self, number: int, runner: Runner, process: EngineProcess) -> None:
+        self.number = number
+        self.runner = runner
+        self._process = process
+        # Counts jobs that may be sent; the front's word that it took one adds to it.
+        self._room = threading.Semaphore(_ON_THE_WAY)
+        self._sent: deque[tuple[Job, int]] = deque()
+        """Jobs on their way, and how many of their batches were not taken yet."""
+        self._is_over = False
+        self._thread = threading.Thread(target=self._send_all, name="penstock-send", daemon=True)
+
+    def start(self) -> None:
+        """RunStart to make batches, and to send them."""
+        self.runner.start()
+        self._thread.start()
+
+    def taken(self, num_batches: int) -> None:
+        """Take note that the front has taken batches."""
+        for _ in range(num_batches):
+            job, left = self._sent[0]
+            if left > 1:
+                self._sent[0] = job, left - 1
+                continue
+            self._sent.popleft()
+            self.runner.used(job)
+            self._room.release()
+
+    def stop(self) -> None:
+        """End it."""
+        self._is_over = True
+        self._room.release()
+        self.runner.stop()
+
+    def _send_all(self) -> None:
+        with suppress(ChannelClosed):
+            while True:
+                self._room.acquire()
+                if self._is_over:
+                    return
+                try:
+                    job = self.runner.next(held=True)
+                except BaseException as error:
+                    self._process.send(MadeBatches(run=self.number, error=packed_error(error)))
+                    return
+                if job is None:
+                    self._process.send(MadeBatches(run=self.number))
+                    return
+                # Before it is sent: the front may answer at once.
+                self._sent.append((job, len(job.slots)))
+                self._process.send_job(self.number, job)
+
+
+class EngineProcess:
+    """Serves one front until it is gone."""
+
+    def __init__(
+        self, payload: Payload, control: FrameChannel, batches: FrameChannel, spawner: FrameChannel
+    ):
+        self._control = control
+        self._batches = batches
+        options = payload.options
+        segments = SharedSegments()
+        self._pool = SharedPool(options.look_ahead_bytes, segments)
+        self._outbox = Outbox(segments)
+        self._sending = threading.Lock()  # A segment must be sent before whoever refers to it.
+        self._number = WorkerNumber(payload.num_workers)
+        self._workers = Workers(SpawnerClient(spawner), segments, 1)
+        self._engine = Engine(
+            options,
+            rendezvous=lambda world: AtFront(control),
+            apart=Apart(pool=self._pool, workers=self._workers),
+            recorder=None if options.trace is None else Recorder(),
+        )
+        self._run: SentRun | None = None
+
+    def serve(self) -> None:
+        """EngineAnswer the front."""
+        logger = logging.getLogger("penstock")
+        logger.addHandler(_ToFront(self._batches))
+        logger.setLevel(logging.INFO)
+        threading.Thread(target=self._hear, name="penstock-hear", daemon=True).start()
+        while True:
+            ask: EngineQuestion = pickle.loads(self._control.receive()[0])
+            try:
+                answer = EngineAnswer(value=self._answer(ask))
+            except BaseException as error:
+                answer = EngineAnswer(error=packed_error(error))
+            self._control.send(pickle.dumps(answer))
+            if ask.word == "close":
+                return
+
+    def _answer(self, ask: EngineQuestion) -> Any:
+        if ask.word == "begin":
+            return self._begin(ask.value)
+        if ask.word == "end":
+            return self._end()
+        if ask.word == "stats":
+            return self._engine.seen(), self.counted(), tuple(self._workers.events)
+        if ask.word == "machine":
+            live = self._engine.live_rates()
+            return None if live is None else live.machine()
+        if ask.word == "trace":
+            recorder = self._engine.recorder
+            return [] if recorder is None else recorder.events()
+        if ask.word == "pids":
+            return self._workers.pids()
+        assert ask.word == "close", ask
+        self.close()
+        return self._engine.seen(), self.counted(), tuple(self._workers.events)
+
+    def close(self) -> None:
+        """End the run and its workers; leave tiers and other nodes."""
+        self._end()
+        self._workers.close()
+        self._engine.close()
+
+    def _begin(self, begin: BeginRun) -> str | None:
+        self._end()
+        world: World = begin.begin.world
+        self._workers.resize(self._number.at_start(world))
+        runner = self._engine.begin(begin.begin)
+        self._run = SentRun(begin.number, runner, self)
+        self._run.start()
+        return self._engine.run_id
+
+    def _end(self) -> None:
+        if self._run is not None:
+            self._run.stop()
+            self._run = None
+
+    def counted(self) -> Any:
+        """Return the counts so far."""
+        return self._engine.counters.counted()
+
+    # -- batches -----------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                taken: FrontNotice = pickle.loads(self._batches.receive()[0])
+            except ChannelClosed:
+                return  # The front is gone; `serve` learns of it, too.
+            for number, index in taken.released:
+                self._outbox.release(number, index)
+            run = self._run
+            if run is None or run.number != taken.run:
+                continue
+            run.taken(taken.num_taken)
+            if taken.is_waiting:
+                run.runner.waiting()
+
+    def send_job(self, run: int, job: Job) -> None:
+        """Send the batches of a job."""
+        first: Any = job.results[0]
+        is_joined = isinstance(first, Parcel)
+        parcel = first if is_joined else packed(job.results, self._pool)
+        job.results = []  # Or its memory would wait for the next job.
+        message = MadeBatches(
+            run=run,
+            slots=job.slots,
+            parcel=parcel,
+            is_joined=is_joined,
+            counted=self.counted(),
+            sent_bytes=len(parcel.data),
+        )
+        self.send(message, parcel)
+
+    def send(self, made: MadeBatches, parcel: Parcel | None = None) -> None:
+        """Send a message, and the segments that it refers to where the front lacks them."""
+        with self._sending:
+            fresh: list[tuple[int, int]] = []
+            files: list[int] = []
+            number = 0
+            if parcel is not None:
+                fresh, files = self._outbox.new_files([n for n, _, _ in parcel.references])
+                number = self._outbox.keep(parcel)
+            data = MadeBatches(
+                run=made.run,
+                number=number,
+                slots=made.slots,
+                parcel=None if parcel is None else Parcel(parcel.data, parcel.references),
+                is_joined=made.is_joined,
+                error=made.error,
+                fresh=fresh,
+                gone=self._outbox.stale(),
+                counted=made.counted,
+                sent_bytes=made.sent_bytes,
+            )
+            self._batches.send(pickle.dumps(data, 5), files)
+
+
+def run_engine(payload: Payload, ends: list[socket.socket], spawner: FrameChannel) -> None:
+    """Be the engine, in a process that was forked for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        # A segment is an open file here, and people keep many batches.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    control, batches = (FrameChannel(end) for end in ends)
+    process = EngineProcess(payload, control, batches, spawner)
+    try:
+        process.serve()
+    except ChannelClosed:
+        process.close()

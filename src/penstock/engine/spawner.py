@@ -1,0 +1,261 @@
+"""The spawner: a small process beside the training process that forks the engine and its workers.
+
+It is a fresh interpreter: it inherits neither threads nor CUDA of the training process, and does
+not run the user's main module again. It imports what the user's functions need, once. It has no
+thread, so it may fork at any time: a worker costs milliseconds and shares what was imported.
+
+It ends with the training process, however that ends, and takes engine and workers with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from penstock.engine.channel import ChannelClosed, FrameChannel
+
+NICE = 10
+"""How far engine and workers stand back behind the training process."""
+_LEAVE_S = 10.0
+"""How long an engine has to leave its tiers and the other nodes in order."""
+_PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
+_libc = ctypes.CDLL(None)
+
+
+def start_process_name(name: str) -> None:
+    """Show a name in lists of processes."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def calm() -> None:
+    """Stand back: low priority, one native thread, and Ctrl-C is for the training loop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(NICE)
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+class SpawnerProcess:
+    """Forks on request, and tells who has ended."""
+
+    def __init__(self, front: FrameChannel, front_pid: int) -> None:
+        self._front = front
+        self._front_pid = front_pid
+        self._engine: FrameChannel | None = None
+        self._engine_pid = 0
+        self._numbers: dict[int, int] = {}
+        """Numbers of workers by process."""
+        self._wake, wakes = socket.socketpair()
+        self._wake.setblocking(False)
+        wakes.setblocking(False)
+        self._wakes = wakes
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        self._payload: Any = None
+
+    def run(self) -> None:
+        """Serve until the training process is gone."""
+        poll = select.poll()
+        poll.register(self._front.fileno(), select.POLLIN)
+        poll.register(self._wake.fileno(), select.POLLIN)
+        with suppress(OSError, AttributeError):
+            # Another process may hold the other end of our socket: a fork of the front.
+            self._front_file = os.pidfd_open(self._front_pid)
+            poll.register(self._front_file, select.POLLIN)
+        engine_file = -1
+        while True:
+            if self._engine is not None and self._engine.fileno() != engine_file:
+                engine_file = self._engine.fileno()
+                poll.register(engine_file, select.POLLIN)
+            for file, _ in poll.poll():
+                if file == self._front.fileno():
+                    self._from_front()
+                elif self._engine is not None and file == engine_file:
+                    if not self._from_engine(self._engine):
+                        poll.unregister(engine_file)
+                        self._engine.close()
+                        self._engine, engine_file = None, -1
+                elif file == self._wake.fileno():
+                    self._reap()
+                else:
+                    self.end()  # The training process is gone.
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _from_front(self) -> None:
+        frame, files = self._front.receive()
+        word = frame[:1]
+        if word == b"P":
+            self._load(bytes(frame[1:]))
+        elif word == b"E":
+            self._fork_engine(files)
+
+    def _load(self, data: bytes) -> None:
+        from penstock.engine.errors_apart import packed_error
+
+        try:
+            self._payload = pickle.loads(data)
+            one_thread_each()
+            gc.collect()
+            gc.freeze()  # Or the collector of each child would write to all that they share.
+            self._front.send(b"L")
+        except BaseException as error:
+            self._front.send(b"X" + packed_error(error))
+
+    def _fork_engine(self, files: list[int]) -> None:
+        from penstock.engine.process import run_engine
+
+        mine, theirs = socket.socketpair()
+        payload = self._payload
+
+        def run() -> None:
+            start_process_name("penstock-engine")
+            run_engine(payload, [socket.socket(fileno=f) for f in files], FrameChannel(theirs))
+
+        self._engine_pid = self._fork(run, keep=[*files, theirs.fileno()])
+        for file in files:
+            os.close(file)
+        theirs.close()
+        self._engine = FrameChannel(mine)
+        self._front.send(b"E" + str(self._engine_pid).encode())
+
+    def _from_engine(self, engine: FrameChannel) -> bool:
+        """Do what the engine asks for; return whether it still can ask."""
+        try:
+            frame, files = engine.receive()
+        except ChannelClosed:
+            return False
+        number = int(frame)
+        end = files[0]
+
+        def run() -> None:
+            from penstock.engine.worker import WorkerProcess
+
+            start_process_name("penstock-worker")
+            WorkerProcess(FrameChannel(socket.socket(fileno=end)), self._payload.worker_job).run()
+
+        pid = self._fork(run, keep=[end])
+        self._numbers[pid] = number
+        os.close(end)
+        with suppress(ChannelClosed):
+            engine.send(pickle.dumps((number, pid, None)))
+        return True
+
+    def _fork(self, run: Callable[[], None], keep: list[int]) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent()
+            if os.getppid() != parent:
+                os._exit(1)  # It died before the kernel was told.
+            self._close_files(keep)
+            run()
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _close_files(self, keep: list[int]) -> None:
+        """Close what belongs to the spawner: a copy would hide from others that it is gone."""
+        ours = {self._front.fileno(), self._wake.fileno(), self._wakes.fileno()}
+        ours.add(getattr(self, "_front_file", -1))
+        if self._engine is not None:
+            ours.add(self._engine.fileno())
+        for file in ours - set(keep) - {-1}:
+            os.close(file)
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake.recv(4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self._engine_pid:
+                self._engine_pid = 0
+                self._end_workers()
+                self._front.send(b"D" + str(code).encode())
+            elif pid in self._numbers:
+                number = self._numbers.pop(pid)
+                if self._engine is not None:
+                    with suppress(ChannelClosed):
+                        self._engine.send(pickle.dumps((number, pid, code)))
+
+    def _end_workers(self) -> None:
+        """End workers whose engine is gone, also those that are inside of a transform."""
+        for pid in self._numbers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._numbers.clear()
+
+    def leave(self) -> NoReturn:
+        """End when the training process has closed its end: let the engine put things in order."""
+        poll = select.poll()
+        poll.register(self._wake.fileno(), select.POLLIN)
+        if hasattr(self, "_front_file"):
+            poll.register(self._front_file, select.POLLIN)
+        end_s = time.monotonic() + _LEAVE_S
+        while self._engine_pid and (left_s := end_s - time.monotonic()) > 0:
+            if any(file != self._wake.fileno() for file, _ in poll.poll(1000 * left_s)):
+                break
+            with suppress(ChannelClosed):
+                self._reap()
+        self.end()
+
+    def end(self) -> NoReturn:
+        """End all children, and this process."""
+        self._end_workers()
+        if self._engine_pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._engine_pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def one_thread_each() -> None:
+    """Have libraries that were imported compute in one thread: workers are the parallelism."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+
+
+def main(file: int, front_pid: int) -> None:
+    """Run the spawner on a descriptor that the training process has left open."""
+    start_process_name("penstock-spawner")
+    calm()
+    spawner = SpawnerProcess(FrameChannel(socket.socket(fileno=file)), front_pid)
+    try:
+        spawner.run()
+    except ChannelClosed:
+        spawner.leave()

@@ -1,0 +1,86 @@
+"""What the engine asks a worker process for, and what comes back.
+
+A request names some samples of one batch, tells where their bytes are and where their values go. A
+worker writes values that have the expected shape straight into the batch's memory. All others come
+back in a parcel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.dataset.part import Ints
+from penstock.engine.decode import SampleUses
+from penstock.engine.shared import Parcel, Reference
+
+Read = tuple[str, int, int, float]
+"""Source, bytes, requests and seconds, as `Counters.add_reads` takes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawBytes:
+    """The bytes of some samples, one run of memory for each table."""
+
+    references: list[Reference]
+    lengths: list[Ints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SomeSamples:
+    """Samples of one part of the data set."""
+
+    part: int
+    local_ids: Ints
+    places: list[int]
+    """Where in the batch they belong."""
+    uses: SampleUses
+    source: RawBytes | Parcel | None
+    """Their bytes, or their encoded fields; None: in local files, for the worker to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTarget:
+    """An array of the batch that values of a field are written into."""
+
+    reference: Reference
+    shape: tuple[int, ...]
+    kind: str
+    special: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest:
+    """Samples to make."""
+
+    samples: list[SomeSamples]
+    num_samples: int
+    """Of the whole batch."""
+    targets: Mapping[str, RowTarget]
+    whole: bool
+    """Whether this is a whole batch, to be joined by the worker."""
+    fresh: list[tuple[int, int]]
+    """Segments that come with this message: numbers and sizes."""
+    gone: list[int]
+    """Segments to forget."""
+    released: list[tuple[int, int]]
+    """Parcels and references of the worker's that nobody looks at any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkReply:
+    """What became of a request."""
+
+    parcel: Parcel | None = None
+    """The fields of the samples (`dict[str, FieldPiece]`), or what was made of the whole batch."""
+    number: int = 0
+    """Of the parcel, for its release."""
+    error: bytes | None = None
+    """The exception that ended it, pickled, with the traceback as its cause."""
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    decode_s: float = 0.0
+    size_bytes: int = 0
+    """Of a whole batch."""

@@ -1,0 +1,233 @@
+"""A worker process: decodes and transforms samples, one at a time, and writes them into batches.
+
+It is forked by the spawner, which has imported what the user's functions need and has no thread. It
+knows nothing of orders, stores or tiers. Bytes that are not in local files come from the engine.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.formats.base import Sample
+from penstock.dataset.mixture import Mixture
+from penstock.engine.buffers import BufferPool
+from penstock.engine.channel import ChannelClosed, FrameChannel
+from penstock.engine.convert import Special, array_of
+from penstock.engine.decode import SampleMaker, Wishes, as_mapping, owned_lists
+from penstock.engine.errors_apart import packed_error
+from penstock.engine.job import Group, Piece
+from penstock.engine.reads import SampleReader
+from penstock.engine.shared import Inbox, Outbox, Parcel, SharedPool, SharedSegments, packed
+from penstock.engine.sinks import FieldPiece, Pieces, Sinks
+from penstock.engine.stats import Counters
+from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkReply, WorkRequest
+
+_RAW_BYTES_KEPT = 32 << 20
+"""Private memory for the bytes of samples that is kept for the next ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJob:
+    """What all workers of a loader have from their birth."""
+
+    dataset: Dataset | Mixture
+    wishes: Wishes
+    shared_bytes: int
+    """Shared memory of its own that a worker keeps for results that have no place yet."""
+    at_random: bool
+
+
+class WorkerProcess:
+    """Answers requests until the engine is gone."""
+
+    def __init__(self, channel: FrameChannel, job: WorkerJob) -> None:
+        self._channel = channel
+        self._job = job
+        self._maker = SampleMaker(job.wishes, seeds=True)
+        # Two tables: what goes out must refer to segments of this process, never to the engine's.
+        own = SharedSegments()
+        self._pool = SharedPool(job.shared_bytes, own)
+        self._outbox = Outbox(own)
+        self._inbox = Inbox(SharedSegments())
+        self._counters = Counters()
+        self._private = BufferPool(_RAW_BYTES_KEPT)
+        self._reader = SampleReader(self._private, self._counters, at_random=job.at_random)
+
+    def run(self) -> None:
+        """EngineAnswer requests."""
+        while True:
+            try:
+                frame, files = self._channel.receive()
+                request: WorkRequest = pickle.loads(frame)
+                self._inbox.add(request.fresh, files)
+                self._inbox.forget(request.gone)
+                for number, index in request.released:
+                    self._outbox.release(number, index)
+                self._answer(request)
+            except ChannelClosed:
+                return
+
+    def _answer(self, request: WorkRequest) -> None:
+        begin = time.perf_counter()
+        parcel, error, size_bytes = None, None, 0
+        try:
+            if request.whole:
+                result = self._whole(request)
+                parcel = packed(result, self._pool)
+                size_bytes = parcel.shared_bytes + len(parcel.data)
+            else:
+                parcel = packed(self._pieces(request), self._pool)
+        except BaseException as caught:  # It is raised where the batch is asked for.
+            error = packed_error(caught)
+        references = [] if parcel is None else parcel.references
+        fresh, files = self._outbox.new_files([n for n, _, _ in references])
+        reply = WorkReply(
+            parcel=None if parcel is None else Parcel(parcel.data, parcel.references),
+            number=0 if parcel is None else self._outbox.keep(parcel),
+            error=error,
+            fresh=fresh,
+            gone=self._outbox.stale(),
+            reads=self._counters.taken_reads(),
+            decode_s=time.perf_counter() - begin,
+            size_bytes=size_bytes,
+        )
+        self._channel.send(pickle.dumps(reply, 5), files)
+
+    # -- samples -----------------------------------------------------------------------------
+
+    def _made(self, some: SomeSamples) -> Iterator[Any]:
+        bound = self._job.dataset.bound[some.part]
+        return self._maker.made(bound, some.local_ids, self._encoded(bound, some), some.uses)
+
+    def _encoded(self, bound: BoundPart, some: SomeSamples) -> Iterable[Sample]:
+        if isinstance(some.source, Parcel):
+            samples: list[Sample] = self._inbox.open(some.source)
+            return samples
+        if isinstance(some.source, RawBytes):
+            return bound.split(some.local_ids, self._raws(some.source, len(some.local_ids)))
+        where = np.zeros(len(some.local_ids), np.int64)
+        group = Group(bound=bound, where=where, local_ids=some.local_ids)
+        piece = Piece(group=0, start=0, stop=len(where))
+        return bound.split(some.local_ids, self._reader.raws(group, piece, None))
+
+    def _raws(self, source: RawBytes, count: int) -> list[list[memoryview]]:
+        out: list[list[memoryview]] = [[] for _ in range(count)]
+        for reference, lengths in zip(source.references, source.lengths, strict=True):
+            lent = self._inbox.array(reference)
+            if not self._maker.only_copies:
+                # A transform may keep what it is given, and the engine uses its memory again.
+                own = self._private.array(lent.shape, np.uint8)
+                own[:] = lent
+                lent = own
+            data, start = lent.data, 0
+            for raws, length in zip(out, lengths.tolist(), strict=True):
+                raws.append(data[start : start + length])
+                start += length
+        return out
+
+    # -- batches -----------------------------------------------------------------------------
+
+    def _pieces(self, request: WorkRequest) -> Pieces:
+        """Make samples of a batch that others work on, too."""
+        targets = {name: self._target(request, t) for name, t in request.targets.items()}
+        columns = PieceColumns(targets)
+        for some in request.samples:
+            for place, sample in zip(some.places, self._made(some), strict=True):
+                columns.put(place, as_mapping(sample))
+        return columns.pieces()
+
+    def _target(
+        self, request: WorkRequest, target: RowTarget
+    ) -> tuple[npt.NDArray[Any], Special | None]:
+        data = self._inbox.array(target.reference)
+        shape = (request.num_samples, *target.shape)
+        return data.view(np.dtype(target.kind)).reshape(shape), target.special
+
+    def _whole(self, request: WorkRequest) -> Any:
+        """Make a batch alone, and join it as the user wishes."""
+        wishes = self._job.wishes
+        if wishes.collate is not None:
+            samples: list[Any] = [None] * request.num_samples
+            for some in request.samples:
+                for place, sample in zip(some.places, self._made(some), strict=True):
+                    samples[place] = sample
+            return wishes.collate(samples)
+        sinks = Sinks(request.num_samples, self._pool)
+        for some in request.samples:
+            for place, sample in zip(some.places, self._made(some), strict=True):
+                sinks.put(place, as_mapping(sample))
+        fields = sinks.fields(wishes.padding)
+        if self._maker.only_copies:
+            bounds = [self._job.dataset.bound[some.part] for some in request.samples]
+            fields = owned_lists(fields, bounds)
+        return fields
+
+
+class PieceColumns:
+    """The fields of some samples of a batch while they are made."""
+
+    def __init__(self, targets: dict[str, tuple[npt.NDArray[Any], Special | None]]) -> None:
+        self._targets = targets
+        self._in_place: dict[str, bytearray] = {}
+        self._values: dict[str, dict[int, Any]] = {}
+        self._num_samples = 0
+
+    def put(self, place: int, sample: Any) -> None:
+        """Take the sample that belongs at a place of the batch."""
+        j = self._num_samples
+        self._num_samples += 1
+        for name, value in sample.items():
+            target = self._targets.get(name)
+            if target is not None and self._is_written(target, place, value, name):
+                mask = self._in_place.setdefault(name, bytearray())
+                mask.extend(bytes(j - len(mask)) + b"\1")
+            else:
+                self._values.setdefault(name, {})[j] = value
+
+    @staticmethod
+    def _is_written(
+        target: tuple[npt.NDArray[Any], Special | None], place: int, value: Any, name: str
+    ) -> bool:
+        found = array_of(value, name)
+        if found is None:
+            return False
+        array, special = found
+        rows, expected = target
+        if array.shape != rows.shape[1:] or array.dtype != rows.dtype or special is not expected:
+            return False
+        rows[place] = array
+        return True
+
+    def pieces(self) -> Pieces:
+        """Return what the engine needs to know of each field."""
+        return {name: self._piece(name) for name in dict.fromkeys([*self._in_place, *self._values])}
+
+    def _piece(self, name: str) -> FieldPiece:
+        values = self._values.get(name, {})
+        if len(values) == self._num_samples:
+            stacked = _stacked(list(values.values()), name)
+            if stacked is not None:
+                return FieldPiece(stacked=stacked[0], special=stacked[1])
+        return FieldPiece(in_place=bytes(self._in_place.get(name, b"")), values=values)
+
+
+def _stacked(values: list[Any], name: str) -> tuple[npt.NDArray[Any], Special | None] | None:
+    """Return values of one shape and type as one array."""
+    found = [array_of(value, name) for value in values]
+    arrays = [f[0] for f in found if f is not None]
+    if len(arrays) < len(values):
+        return None
+    first, special = arrays[0], found[0][1] if found[0] is not None else None
+    alike = all(a.shape == first.shape and a.dtype == first.dtype for a in arrays)
+    if not alike or any(f is not None and f[1] is not special for f in found):
+        return None
+    return np.stack(arrays), special

@@ -1,0 +1,433 @@
+"""The engine in its own process, as the training process sees it.
+
+Nothing runs here but the hand-over: a batch arrives as a short message, its arrays look into shared
+memory. No thread is started. What the user does not look at any more is noted by the garbage
+collector, and the engine is told with the next batch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from penstock.dataset.dataset import Dataset
+from penstock.engine.build import Span, wishes_of
+from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
+from penstock.engine.engine import RunStart
+from penstock.engine.errors_apart import packed_error, unpacked_error
+from penstock.engine.job import Slot
+from penstock.engine.messages import (
+    BeginRun,
+    EngineAnswer,
+    EngineQuestion,
+    FrontNotice,
+    LogLine,
+    MadeBatches,
+    MeetingCall,
+    Payload,
+)
+from penstock.engine.opening import rendezvous_for
+from penstock.engine.options import LoaderOptions
+from penstock.engine.shared import Inbox, SharedSegments
+from penstock.engine.stats import Counted, Seen
+from penstock.engine.worker import WorkerJob
+from penstock.errors import EngineError, OptionError
+from penstock.machine import Machine
+from penstock.peers.forks import close_in_children
+from penstock.world import World
+
+_RESTARTS_MAX = 3
+"""How often an iteration goes on after the death of its engine."""
+_CLOSE_S = 10.0
+_WORKER_BYTES = 32 << 20
+"""Shared memory that a worker keeps for results that have no place in a batch yet."""
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from penstock.engine.spawner import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_log = logging.getLogger("penstock.loader")
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Packs what a process on this machine needs: indexes travel as the names of their files."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Dataset):
+            return obj.reduced(by_name=False)
+        return super().reducer_override(obj)
+
+
+def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
+    """Return what engine and workers are born with; raises if it cannot be pickled."""
+    job = WorkerJob(
+        dataset=options.dataset,
+        wishes=wishes_of(options),
+        shared_bytes=_WORKER_BYTES,
+        at_random=options.order.mode != "sequential",
+    )
+    out = io.BytesIO()
+    payload = Payload(options=options, worker_job=job, num_workers=num_workers)
+    _Packer(out, protocol=5).dump(payload)
+    return out.getvalue()
+
+
+class EngineClient:
+    """One engine with its spawner and workers; starts with the first iteration."""
+
+    def __init__(self, options: LoaderOptions, payload: bytes) -> None:
+        self._options = options
+        self._payload = payload
+        self._pid = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spawner: FrameChannel | None = None
+        self._control: FrameChannel | None = None
+        self._batches: FrameChannel | None = None
+        self._inbox = Inbox(SharedSegments())
+        self._released: deque[tuple[int, int]] = deque()
+        """Filled by the garbage collector: no lock, a deque appends atomically."""
+        self._num_runs = 0
+        self._met_by: int | None = None
+        """The engine that has met the other nodes."""
+        self.run_id: str | None = None
+        self._world = World()
+        self.engine_pid = 0
+        self.pinning: Callable[[Any], None] | None = None
+        self.counted = Counted()
+        """What all engines of this loader have counted."""
+        self._counted_before = Counted()
+        self._seen = Seen()
+        self.events: list[str] = []
+        self._worker_events: tuple[str, ...] = ()
+        self._finalizer: Callable[[], Any] | None = None
+        # One question at a time; `end` may be called by the garbage collector inside of another.
+        self._asking = threading.Lock()
+        close_in_children(self)
+
+    # -- starting ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._process is None:
+            self._start_spawner()
+        assert self._spawner is not None
+        self._control, control = channel_pair()
+        self._batches, batches = channel_pair()
+        # Segments of an engine that is gone stay mapped while the user looks into them.
+        self._inbox = Inbox(SharedSegments())
+        self._released = deque()
+        with control, batches:
+            self._spawner.send(b"E", [control.fileno(), batches.fileno()])
+        frame = self._from_spawner()
+        self.engine_pid = int(frame[1:])
+
+    def _start_spawner(self) -> None:
+        self._spawner, end = channel_pair()
+        environment = dict(os.environ)
+        for name in _ONE_THREAD:
+            environment[name] = "1"
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
+        with end:
+            self._process = subprocess.Popen(
+                [*command, str(end.fileno()), str(os.getpid())],
+                pass_fds=[end.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is for the training loop.
+            )
+        self._finalizer = weakref.finalize(self, _end, self._process, self._spawner, self._pid)
+        self._spawner.send(b"P" + self._payload)
+        frame = self._from_spawner()
+        if frame[:1] == b"X":
+            error = unpacked_error(bytes(frame[1:]))
+            self.close()
+            raise OptionError(
+                f"the data set, the transform or something it uses cannot be loaded in a worker "
+                f'process ({type(error).__name__}: {error}); workers="here" runs it in this one'
+            ) from error
+
+    def _from_spawner(self) -> bytearray:
+        assert self._spawner is not None
+        try:
+            return self._spawner.receive()[0]
+        except ChannelClosed:
+            assert self._process is not None
+            code = self._process.wait(_CLOSE_S)
+            raise EngineError(
+                f"the process that starts engine and workers ended with status {code} before it "
+                "was ready; what it printed says why"
+            ) from None
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def _ask(self, word: str, value: Any = None) -> Any:
+        with self._asking:
+            return self._asked(word, value)
+
+    def _asked(self, word: str, value: Any = None) -> Any:
+        assert self._control is not None
+        question = EngineQuestion(word=word, value=value)
+        self._control.send(pickle.dumps(question))
+        while True:
+            found = pickle.loads(self._control.receive()[0])
+            if isinstance(found, EngineAnswer):
+                if found.error is not None:
+                    raise unpacked_error(found.error)
+                return found.value
+            self._meet(found)
+
+    def _meet(self, call: MeetingCall) -> None:
+        """Do for the engine what only this process can: speak with torch's store."""
+        assert self._control is not None
+        try:
+            place = rendezvous_for(self._options.meets_at, self._world)
+            answer = EngineAnswer(value=getattr(place, call.method)(*call.arguments))
+        except BaseException as error:
+            answer = EngineAnswer(error=packed_error(error))
+        self._control.send(pickle.dumps(answer))
+
+    # -- runs --------------------------------------------------------------------------------
+
+    def begin(self, start: RunStart) -> ApartRun:
+        """Begin an iteration."""
+        return ApartRun(self, start)
+
+    def begin_at(self, start: RunStart) -> int:
+        """Begin an iteration of the engine, which is started if there is none; return its number.
+
+        An engine that was started again does not meet the other nodes again: they do not expect it.
+        """
+        self._world = start.world
+        if self._control is None:
+            self._start()
+        if self._met_by is not None:
+            start = replace(start, may_meet=self._met_by == self.engine_pid)
+        self._num_runs += 1
+        self.run_id = self._ask("begin", BeginRun(number=self._num_runs, begin=start))
+        self._met_by = self._met_by or self.engine_pid
+        return self._num_runs
+
+    def end(self) -> None:
+        """End the iteration."""
+        if not self._is_mine() or self._control is None:
+            return
+        if not self._asking.acquire(blocking=False):
+            return  # The engine ends it when the next one begins.
+        try:
+            with suppress(ChannelClosed):
+                self._asked("end")
+        finally:
+            self._asking.release()
+
+    def _is_mine(self) -> bool:
+        return os.getpid() == self._pid
+
+    def receive(self, run: int, *, taken: int, wait: Callable[[], None]) -> MadeBatches:
+        """Return the next message of an iteration; `wait` is called before it has to be waited for.
+
+        `taken` batches were taken since the last call.
+        """
+        assert self._batches is not None
+        is_told = False
+        while True:
+            is_ready = bool(select.select([self._batches], [], [], 0)[0])
+            if not is_told or not is_ready:
+                self._tell(run, taken if not is_told else 0, is_waiting=not is_ready)
+                is_told = True
+            if not is_ready:
+                wait()
+            frame, files = self._batches.receive()
+            found = pickle.loads(frame)
+            if isinstance(found, LogLine):
+                logging.getLogger(found.name).log(found.level, "%s", found.text)
+                continue
+            self._inbox.add(found.fresh, files)
+            self._inbox.forget(found.gone)
+            if found.counted is not None:
+                self.counted = self._counted_before + found.counted
+            assert isinstance(found, MadeBatches)
+            if found.run == run:
+                return found
+            self._drop(found)
+
+    def _tell(self, run: int, taken: int, *, is_waiting: bool) -> None:
+        assert self._batches is not None
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        notice = FrontNotice(run=run, num_taken=taken, is_waiting=is_waiting, released=released)
+        self._batches.send(pickle.dumps(notice, 5))
+
+    def _drop(self, made: MadeBatches) -> None:
+        """Give back what came for an iteration that is over."""
+        if made.parcel is not None:
+            self._released.extend((made.number, i) for i in range(len(made.parcel.references)))
+
+    def opened(self, made: MadeBatches) -> list[Any]:
+        """Return the fields of each batch of a message."""
+        assert made.parcel is not None
+        released, number = self._released, made.number
+        value = self._inbox.open(made.parcel, lambda index: released.append((number, index)))
+        return [value] if made.is_joined else list(value)
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def died(self) -> str:
+        """Take note that the engine is gone; return how it ended."""
+        assert self._control is not None
+        assert self._batches is not None
+        self._control.close()
+        self._batches.close()
+        self._control = self._batches = None
+        self._counted_before = self.counted
+        try:
+            frame = self._from_spawner()
+        except EngineError:
+            self._process = None
+            return "the engine and the process that starts it have ended"
+        code = int(frame[1:])
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+        return f"the engine (process {self.engine_pid}) was ended {how}"
+
+    def stats(self) -> tuple[Seen, tuple[str, ...]]:
+        """Return what is known of tiers and other nodes, and what happened to our processes."""
+        if self._control is not None and self._is_mine():
+            with suppress(ChannelClosed):
+                self._take(self._ask("stats"))
+        return self._seen, (*self.events, *self._worker_events)
+
+    def _take(self, found: tuple[Seen, Counted, tuple[str, ...]]) -> None:
+        self._seen, counted, self._worker_events = found
+        self.counted = self._counted_before + counted
+
+    def machine(self) -> Machine | None:
+        """Return the machine as the engine sees it."""
+        found: Machine | None = None if self._control is None else self._ask("machine")
+        return found
+
+    def trace_events(self) -> list[dict[str, Any]]:
+        """Return what the engine has recorded."""
+        events: list[dict[str, Any]] = [] if self._control is None else self._ask("trace")
+        return events
+
+    def close(self) -> None:
+        """End engine, workers and spawner."""
+        if not self._is_mine():
+            return
+        if self._control is not None:
+            with suppress(ChannelClosed, OSError):
+                self._take(self._ask("close"))
+        self._close_channels()
+        if self._finalizer is not None:
+            self._finalizer()
+        self._process = self._spawner = self._finalizer = None
+
+    def _close_channels(self) -> None:
+        for channel in (self._control, self._batches):
+            if channel is not None:
+                channel.close()
+        self._control = self._batches = None
+
+    def close_after_fork(self) -> None:
+        """Close the sockets in a forked child: the engine must see when the parent is gone."""
+        self._close_channels()
+        if self._spawner is not None:
+            self._spawner.close()
+
+
+def _end(process: subprocess.Popen[bytes], spawner: FrameChannel, pid: int) -> None:
+    if os.getpid() != pid:
+        process.returncode = 0  # It is the parent's, who waits for it.
+        return
+    spawner.close()
+    try:
+        process.wait(_CLOSE_S + 5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class ApartRun:
+    """One iteration of an engine in its own process."""
+
+    def __init__(self, client: EngineClient, start: RunStart) -> None:
+        self._client = client
+        self._start = start
+        self._num_delivered = 0
+        self._cursor: tuple[int, int] | None = None
+        self._num_restarts = 0
+        self._num_taken = 0
+        """Batches of the latest message; the engine is told of them with the next."""
+        self.wait_s = 0.0
+        """Time that was spent waiting."""
+        self.sent_bytes = 0
+        self._number = client.begin_at(start)
+
+    def next(self) -> list[tuple[Slot, Any]] | None:
+        """Return the next batches, or None when there are no more."""
+        while True:
+            begin = time.perf_counter()
+            try:
+                made = self._client.receive(self._number, taken=self._num_taken, wait=lambda: None)
+            except ChannelClosed:
+                self._restart()
+                continue
+            finally:
+                self.wait_s += time.perf_counter() - begin
+            self._num_taken = 0
+            if made.error is not None:
+                raise unpacked_error(made.error)
+            if made.parcel is None:
+                return None
+            self._num_taken = len(made.slots)
+            self._num_delivered += len(made.slots)
+            self._cursor = made.slots[-1].cursor_after
+            self.sent_bytes += made.sent_bytes
+            return list(zip(made.slots, self._client.opened(made), strict=True))
+
+    def _restart(self) -> None:
+        """Go on with a new engine where the last batch ended."""
+        story = self._client.died()
+        self._num_restarts += 1
+        if self._num_restarts > _RESTARTS_MAX:
+            raise EngineError(
+                f"{story}, for the {self._num_restarts}th time in this iteration; a file that is "
+                "cut off while it is read, too little memory and faults of native libraries do that"
+            )
+        span = self._start.span
+        if self._num_delivered:
+            if span.part == (0, 1) and self._cursor is not None:
+                span = Span(start=self._cursor, end_epoch=span.end_epoch, part=span.part)
+            else:
+                span = replace(span, skip=self._num_delivered)
+        epoch, position = span.start
+        self._client.events.append(
+            f"{story}; another goes on at epoch {epoch}, position {position:,}"
+        )
+        _log.warning("%s", self._client.events[-1])
+        self._num_taken = 0
+        self._number = self._client.begin_at(replace(self._start, span=span))
+
+    @property
+    def cpu_s(self) -> float:
+        """It has no thread in this process."""
+        return 0.0
+
+    def stop(self) -> None:
+        """End the iteration."""
+        self._client.end()
