@@ -90,5 +90,12 @@ def seed_tensors(key: int) -> None:
         _tensors().seed(key)
 
 
+def pinned_memory() -> Any:
+    """Return what page-locks memory for the GPU; None while this process uses none."""
+    if "torch" not in sys.modules:
+        return None
+    return importlib.import_module("penstock.torch.pinning").pinned_memory()
+
+
 def _tensors() -> Any:
     return importlib.import_module("penstock.torch.tensors")

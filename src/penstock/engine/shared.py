@@ -210,8 +210,14 @@ class Inbox:
         """Whether third processes are to get them from this one."""
         self._mine: dict[int, SharedSegment] = {}
 
-    def add(self, fresh: Sequence[tuple[int, int]], files: Sequence[int]) -> None:
-        """Map segments: their numbers and sizes, and as many files."""
+    @property
+    def segments(self) -> list[SharedSegment]:
+        """All that are mapped."""
+        return list(self._mine.values())
+
+    def add(self, fresh: Sequence[tuple[int, int]], files: Sequence[int]) -> list[SharedSegment]:
+        """Map segments: their numbers and sizes, and as many files; return them."""
+        out = []
         for (number, size_bytes), file in zip(fresh, files, strict=True):
             try:
                 segment = SharedSegment(file, size_bytes)
@@ -224,6 +230,8 @@ class Inbox:
                 os.close(file)
             self._mine[number] = segment
             self._segments.add(segment)
+            out.append(segment)
+        return out
 
     def forget(self, numbers: Sequence[int]) -> list[int]:
         """Let go of segments; return what they are called here."""

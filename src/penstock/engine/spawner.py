@@ -1,10 +1,12 @@
-"""The spawner: a small process beside the training process that forks the engine and its workers.
+"""Processes that start processes: nothing of the training process is inherited.
 
-It is a fresh interpreter: it inherits neither threads nor CUDA of the training process, and does
-not run the user's main module again. It imports what the user's functions need, once. It has no
-thread, so it may fork at any time: a worker costs milliseconds and shares what was imported.
+The *starter* is a fresh interpreter beside the training process, one for all its loaders. It has
+imported Penstock and has no thread, so it can fork at any time. For each loader it forks a
+*spawner*, which imports what the user's functions need, and then forks the engine and, when the
+engine asks for them, workers. A worker costs milliseconds and shares what was imported. The user's
+main module is never run again.
 
-It ends with the training process, however that ends, and takes engine and workers with it.
+All of them end with the training process, however that ends.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.engine.channel import ChannelClosed, FrameChannel
+from penstock.engine.errors_apart import packed_error
+from penstock.engine.process import run_engine
+from penstock.engine.worker import WorkerProcess
 
 NICE = 10
 """How far engine and workers stand back behind the training process."""
 _LEAVE_S = 10.0
 """How long an engine has to leave its tiers and the other nodes in order."""
+_LEAVE_S = 10.0
+"""How long an engine has to leave its tiers and the other nodes in order."""
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _libc = ctypes.CDLL(None)
 
@@ -55,6 +65,7 @@ class SpawnerProcess:
     """Forks on request, and tells who has ended."""
 
     def __init__(self, front: FrameChannel, front_pid: int) -> None:
+        start_process_name("penstock-spawner")
         self._front = front
         self._front_pid = front_pid
         self._engine: FrameChannel | None = None
@@ -105,22 +116,20 @@ class SpawnerProcess:
             self._load(bytes(frame[1:]))
         elif word == b"E":
             self._fork_engine(files)
+        elif word == b"Q":
+            self.leave()
 
     def _load(self, data: bytes) -> None:
-        from penstock.engine.errors_apart import packed_error
-
         try:
             self._payload = pickle.loads(data)
             one_thread_each()
             gc.collect()
             gc.freeze()  # Or the collector of each child would write to all that they share.
-            self._front.send(b"L")
+            self._front.send(b"L" + str(os.getpid()).encode())
         except BaseException as error:
             self._front.send(b"X" + packed_error(error))
 
     def _fork_engine(self, files: list[int]) -> None:
-        from penstock.engine.process import run_engine
-
         mine, theirs = socket.socketpair()
         payload = self._payload
 
@@ -145,8 +154,6 @@ class SpawnerProcess:
         end = files[0]
 
         def run() -> None:
-            from penstock.engine.worker import WorkerProcess
-
             start_process_name("penstock-worker")
             WorkerProcess(FrameChannel(socket.socket(fileno=end)), self._payload.worker_job).run()
 
@@ -250,12 +257,83 @@ def one_thread_each() -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
-def main(file: int, front_pid: int) -> None:
-    """Run the spawner on a descriptor that the training process has left open."""
-    start_process_name("penstock-spawner")
-    calm()
-    spawner = SpawnerProcess(FrameChannel(socket.socket(fileno=file)), front_pid)
+class StarterProcess:
+    """Forks a spawner for each loader of a training process."""
+
+    def __init__(self, front: FrameChannel, front_pid: int) -> None:
+        self._front = front
+        self._front_pid = front_pid
+
+    def run(self) -> None:
+        """Serve until the training process is gone."""
+        poll = select.poll()
+        poll.register(self._front.fileno(), select.POLLIN)
+        files: list[int] = []
+        with suppress(OSError, AttributeError):
+            files.append(os.pidfd_open(self._front_pid))
+            poll.register(files[0], select.POLLIN)
+        while True:
+            if any(file in files for file, _ in poll.poll()):
+                return
+            try:
+                frame, ends = self._front.receive()
+            except ChannelClosed:
+                return
+            if os.fork() == 0:
+                self._front.close()
+                for file in files:
+                    os.close(file)
+                _be_spawner(pickle.loads(frame), ends[0], self._front_pid)
+            os.close(ends[0])
+
+
+def _be_spawner(place: Surroundings, end: int, front_pid: int) -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        spawner.run()
-    except ChannelClosed:
-        spawner.leave()
+        place.enter()
+        spawner = SpawnerProcess(FrameChannel(socket.socket(fileno=end)), front_pid)
+        try:
+            spawner.run()
+        except ChannelClosed:
+            spawner.leave()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a process takes over from the training process: not its memory, but where it is."""
+
+    environment: dict[str, str]
+    path: list[str]
+    folder: str
+    affinity: set[int]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Return those of this process."""
+        environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+        return cls(environment, list(sys.path), str(Path.cwd()), os.sched_getaffinity(0))
+
+    def enter(self) -> None:
+        """Be there."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        sys.path[:] = self.path
+        with suppress(OSError):
+            os.chdir(self.folder)
+        with suppress(OSError):
+            os.sched_setaffinity(0, self.affinity)
+
+
+def main(file: int, front_pid: int) -> None:
+    """Run the starter on a descriptor that the training process has left open."""
+    start_process_name("penstock-starter")
+    calm()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a spawner ended.
+    gc.collect()
+    gc.freeze()  # Or the collector of each child would write to all that they share.
+    StarterProcess(FrameChannel(socket.socket(fileno=file)), front_pid).run()
+    os._exit(0)

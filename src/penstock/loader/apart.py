@@ -8,14 +8,11 @@ collector, and the engine is told with the next batch.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import pickle
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -30,6 +27,7 @@ import cloudpickle
 from penstock.dataset.dataset import Dataset
 from penstock.engine.build import Span, wishes_of
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
+from penstock.engine.convert import pinned_memory
 from penstock.engine.engine import RunStart
 from penstock.engine.errors_apart import packed_error, unpacked_error
 from penstock.engine.job import Slot
@@ -45,25 +43,21 @@ from penstock.engine.messages import (
 )
 from penstock.engine.opening import rendezvous_for
 from penstock.engine.options import LoaderOptions
-from penstock.engine.shared import Inbox, SharedSegments
+from penstock.engine.shared import Inbox, SharedSegment, SharedSegments
 from penstock.engine.stats import Counted, Seen
 from penstock.engine.worker import WorkerJob
 from penstock.errors import EngineError, OptionError
+from penstock.loader.starter import new_spawner
 from penstock.machine import Machine
 from penstock.peers.forks import close_in_children
 from penstock.world import World
 
 _RESTARTS_MAX = 3
 """How often an iteration goes on after the death of its engine."""
-_CLOSE_S = 10.0
+_CLOSE_S = 15.0
+"""How long engine and workers have to end."""
 _WORKER_BYTES = 32 << 20
 """Shared memory that a worker keeps for results that have no place in a batch yet."""
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from penstock.engine.spawner import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
 _log = logging.getLogger("penstock.loader")
 
 
@@ -97,7 +91,6 @@ class EngineClient:
         self._options = options
         self._payload = payload
         self._pid = os.getpid()
-        self._process: subprocess.Popen[bytes] | None = None
         self._spawner: FrameChannel | None = None
         self._control: FrameChannel | None = None
         self._batches: FrameChannel | None = None
@@ -110,7 +103,8 @@ class EngineClient:
         self.run_id: str | None = None
         self._world = World()
         self.engine_pid = 0
-        self.pinning: Callable[[Any], None] | None = None
+        self._pinned: Any = None
+        """What page-locks segments, once this process uses a GPU."""
         self.counted = Counted()
         """What all engines of this loader have counted."""
         self._counted_before = Counted()
@@ -125,7 +119,7 @@ class EngineClient:
     # -- starting ----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._process is None:
+        if self._spawner is None:
             self._start_spawner()
         assert self._spawner is not None
         self._control, control = channel_pair()
@@ -133,46 +127,34 @@ class EngineClient:
         # Segments of an engine that is gone stay mapped while the user looks into them.
         self._inbox = Inbox(SharedSegments())
         self._released = deque()
+        self._pinned = None
         with control, batches:
             self._spawner.send(b"E", [control.fileno(), batches.fileno()])
         frame = self._from_spawner()
         self.engine_pid = int(frame[1:])
 
     def _start_spawner(self) -> None:
-        self._spawner, end = channel_pair()
-        environment = dict(os.environ)
-        for name in _ONE_THREAD:
-            environment[name] = "1"
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
-        with end:
-            self._process = subprocess.Popen(
-                [*command, str(end.fileno()), str(os.getpid())],
-                pass_fds=[end.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal is for the training loop.
-            )
-        self._finalizer = weakref.finalize(self, _end, self._process, self._spawner, self._pid)
+        self._spawner = new_spawner()
         self._spawner.send(b"P" + self._payload)
         frame = self._from_spawner()
         if frame[:1] == b"X":
             error = unpacked_error(bytes(frame[1:]))
-            self.close()
+            self._spawner.close()
+            self._spawner = None
             raise OptionError(
                 f"the data set, the transform or something it uses cannot be loaded in a worker "
                 f'process ({type(error).__name__}: {error}); workers="here" runs it in this one'
             ) from error
+        self._finalizer = weakref.finalize(self, _end, self._spawner, int(frame[1:]), self._pid)
 
     def _from_spawner(self) -> bytearray:
         assert self._spawner is not None
         try:
             return self._spawner.receive()[0]
         except ChannelClosed:
-            assert self._process is not None
-            code = self._process.wait(_CLOSE_S)
+            self._spawner = None
             raise EngineError(
-                f"the process that starts engine and workers ended with status {code} before it "
-                "was ready; what it printed says why"
+                "the process that starts engine and workers is gone; what it printed says why"
             ) from None
 
     # -- questions ---------------------------------------------------------------------------
@@ -258,8 +240,9 @@ class EngineClient:
             if isinstance(found, LogLine):
                 logging.getLogger(found.name).log(found.level, "%s", found.text)
                 continue
-            self._inbox.add(found.fresh, files)
+            fresh = self._inbox.add(found.fresh, files)
             self._inbox.forget(found.gone)
+            self._pin(fresh)
             if found.counted is not None:
                 self.counted = self._counted_before + found.counted
             assert isinstance(found, MadeBatches)
@@ -267,9 +250,20 @@ class EngineClient:
                 return found
             self._drop(found)
 
+    def _pin(self, fresh: list[SharedSegment]) -> None:
+        """Page-lock segments, if a GPU is in use."""
+        if self._pinned is None:
+            self._pinned = pinned_memory()
+            fresh = self._inbox.segments
+        if self._pinned is not None:
+            for segment in fresh:
+                self._pinned.lock(segment.memory, segment.address, segment.size_bytes)
+
     def _tell(self, run: int, taken: int, *, is_waiting: bool) -> None:
         assert self._batches is not None
         released = [self._released.popleft() for _ in range(len(self._released))]
+        if self._pinned is not None:
+            released = self._pinned.free(released)
         notice = FrontNotice(run=run, num_taken=taken, is_waiting=is_waiting, released=released)
         self._batches.send(pickle.dumps(notice, 5))
 
@@ -298,7 +292,6 @@ class EngineClient:
         try:
             frame = self._from_spawner()
         except EngineError:
-            self._process = None
             return "the engine and the process that starts it have ended"
         code = int(frame[1:])
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
@@ -335,7 +328,7 @@ class EngineClient:
         self._close_channels()
         if self._finalizer is not None:
             self._finalizer()
-        self._process = self._spawner = self._finalizer = None
+        self._spawner = self._finalizer = None
 
     def _close_channels(self) -> None:
         for channel in (self._control, self._batches):
@@ -350,16 +343,17 @@ class EngineClient:
             self._spawner.close()
 
 
-def _end(process: subprocess.Popen[bytes], spawner: FrameChannel, pid: int) -> None:
+def _end(spawner: FrameChannel, spawner_pid: int, pid: int) -> None:
+    """End a spawner, and with it engine and workers; wait until they are gone."""
     if os.getpid() != pid:
-        process.returncode = 0  # It is the parent's, who waits for it.
-        return
+        return  # It is the parent's of a fork.
+    with suppress(ChannelClosed):
+        spawner.send(b"Q")
+        while select.select([spawner], [], [], _CLOSE_S)[0]:
+            spawner.receive()  # Until it is gone.
+        with suppress(ProcessLookupError):
+            os.kill(spawner_pid, signal.SIGKILL)  # Its children die with it.
     spawner.close()
-    try:
-        process.wait(_CLOSE_S + 5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class ApartRun:
