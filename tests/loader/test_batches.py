@@ -135,7 +135,10 @@ def test_transform_sees_what_dataset_i_returns(blobs: penstock.Dataset) -> None:
         seen[sample["cls"]] = sample
         return {"n": np.int64(sample["cls"]), "size": len(sample["bin"])}
 
-    for batch in penstock.Loader(blobs, batch_size=50, transform=transform, output="numpy"):
+    loader = penstock.Loader(
+        blobs, batch_size=50, transform=transform, output="numpy", workers="here"
+    )
+    for batch in loader:
         assert batch["n"].tolist() == batch.ids.tolist()
         assert batch["size"].tolist() == (batch.ids + 1000).tolist()
     assert seen[7] == blobs[7]
@@ -177,7 +180,7 @@ def test_an_error_names_the_sample_and_keeps_its_traceback(tmp_path: Path) -> No
 
     good = dataset.select([i for i in range(20) if i != 13])
     with pytest.raises(ZeroDivisionError) as caught:
-        list(penstock.Loader(good, batch_size=5, transform=fragile))
+        list(penstock.Loader(good, batch_size=5, transform=fragile, workers="here"))
     assert caught.traceback[-1].name == "fragile"
 
 

@@ -1,7 +1,6 @@
 """Threads and processes: none before the first batch, none after the last, whatever happened."""
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import OptionError, StateError, WorkerError
+from penstock.errors import StateError
 from penstock.testing.forks import in_child
 
 from .conftest import MakeRows
@@ -29,19 +28,6 @@ def _before() -> None:
 def penstock_threads() -> list[str]:
     now = (t for t in threading.enumerate() if t not in BEFORE)
     return [t.name for t in now if t.name.startswith("penstock")]
-
-
-def slow_enough(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"n": sum(range(1000)), "cls": sample["cls"]}
-
-
-def failing(sample: dict[str, Any]) -> dict[str, Any]:
-    raise ArithmeticError(f"cannot use {sample['cls']}")
-
-
-def dying(sample: dict[str, Any]) -> dict[str, Any]:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return sample
 
 
 def test_nothing_runs_before_the_first_batch_is_asked_for(make_rows: MakeRows) -> None:
@@ -115,36 +101,6 @@ for batch in loader:
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors
     assert "Fatal" not in errors
-
-
-def test_worker_processes_make_the_same_batches(blobs: penstock.Dataset) -> None:
-    options: dict[str, Any] = {"batch_size": 60, "seed": 2, "output": "numpy"}
-    with_threads = list(penstock.Loader(blobs, transform=slow_enough, **options))
-    with penstock.Loader(blobs, transform=slow_enough, workers="process", **options) as loader:
-        with_processes = list(loader)
-    assert [b["cls"].tolist() for b in with_processes] == [b["cls"].tolist() for b in with_threads]
-
-
-def test_an_error_in_a_worker_process_arrives_with_its_traceback(blobs: penstock.Dataset) -> None:
-    loader = penstock.Loader(blobs, batch_size=50, transform=failing, workers="process")
-    with pytest.raises(ArithmeticError, match="cannot use") as caught:
-        list(loader)
-    assert "in failing" in str(caught.value.__cause__)
-    assert penstock_threads() == []
-
-
-def test_a_worker_process_that_dies_is_an_error_not_a_hang(blobs: penstock.Dataset) -> None:
-    loader = penstock.Loader(blobs, batch_size=50, transform=dying, workers="process")
-    with pytest.raises(WorkerError, match="died"):
-        list(loader)
-
-
-def test_a_transform_that_cannot_travel_is_refused_with_the_way_out(
-    blobs: penstock.Dataset,
-) -> None:
-    loader = penstock.Loader(blobs, batch_size=50, transform=lambda s: s, workers="process")
-    with pytest.raises(OptionError, match="top of a module"):
-        iter(loader)
 
 
 def test_a_forked_child_has_its_own_iteration_and_refuses_its_parents(

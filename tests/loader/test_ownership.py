@@ -217,7 +217,7 @@ def test_nor_in_worker_processes(opened: penstock.Dataset, with_tier: bool, tmp_
     expected = {i: copy.deepcopy(opened[i]) for i in range(len(opened))}
     (tmp_path / "tier").mkdir()
     tiers = [Disk(tmp_path / "tier", "1GB")] if with_tier else []
-    found = epochs_of(opened, transform=spoil_by_numpy, tiers=tiers, workers="process", threads=1)
+    found = epochs_of(opened, transform=spoil_by_numpy, tiers=tiers, workers=1)
     assert_same(found, [expected, expected])
 
 

@@ -67,7 +67,8 @@ BOTH = [
     ({"output": None}, r"output=None: there are"),
 ]
 LOADER = [
-    ({"workers": 4}, r"workers=4: there are 'thread' and 'process'"),
+    ({"workers": 0}, r"workers must be at least 1.*number of worker processes"),
+    ({"workers": "process"}, r"workers='process' is called workers='processes' now"),
     ({"assignment": "near"}, r"assignment='near': there are 'fixed' and 'locality'"),
     ({"peers": None}, r"peers.* must be True or False, got None"),
     ({"trace": True}, r"trace must be the name of a file to write, got True"),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from penstock.engine.processes import packed
 from torch.utils.data import DataLoader
 
 import penstock
-from penstock.engine.processes import packed
 from penstock.errors import OptionError
 from penstock.torch import IterableDataset
 
@@ -176,7 +176,7 @@ def both(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_worker_processes_return_tensors_too(dataset: penstock.Dataset) -> None:
-    batch = first(dataset, both, pad={"ragged": 0}, workers="process", threads=1)
+    batch = first(dataset, both, pad={"ragged": 0}, workers=1)
     assert batch["x"].tolist() == first(dataset, as_tensor)["x"].tolist()
     assert (batch["ragged"].dtype, batch["ragged"].shape) == (torch.bfloat16, (8, 3, 2))
 

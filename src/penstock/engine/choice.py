@@ -26,11 +26,10 @@ class WorkerFacts:
     """Whether a debugger or a coverage tool follows this process."""
     is_worker: bool = False
     """Whether this is a worker process already, such as torch's DataLoader has."""
-    is_daemon: bool = False
     is_in_memory: bool = False
     """Whether the data lies in this process alone."""
-    needs_work: bool = False
-    """Whether samples are decoded, transformed or joined by Python."""
+    has_functions: bool = False
+    """Whether the user gave a transform or collate function."""
     data_bytes: int = 0
     unpicklable: str = ""
     """Why the user's functions cannot be sent to another process; empty if they can."""
@@ -53,8 +52,8 @@ class WorkerChoice:
 def choose_workers(facts: WorkerFacts) -> WorkerChoice:
     """Return where batches are made.
 
-    >>> print(choose_workers(WorkerFacts(asked="auto", needs_work=True)))
-    by an engine and workers of their own (samples are decoded or transformed)
+    >>> print(choose_workers(WorkerFacts(asked="auto", has_functions=True)))
+    by an engine and workers of their own (there is a transform or collate function)
     >>> print(choose_workers(WorkerFacts(asked="auto", is_watched=True)))
     in this process (a debugger or coverage tool follows it)
     """
@@ -70,7 +69,8 @@ def choose_workers(facts: WorkerFacts) -> WorkerChoice:
     reason = obstacle or _reason_to_stay(facts)
     if reason:
         return WorkerChoice(apart=False, num_workers=None, why=reason)
-    why = "samples are decoded or transformed" if facts.needs_work else "the data set is large"
+    functions = "there is a transform or collate function"
+    why = functions if facts.has_functions else "the data set is large"
     return WorkerChoice(apart=True, num_workers=None, why=why)
 
 
@@ -91,6 +91,6 @@ def _reason_to_stay(facts: WorkerFacts) -> str:
         return "a debugger or coverage tool follows it"
     if facts.is_worker:
         return "it is a worker process already"
-    if not facts.needs_work and facts.data_bytes <= SMALL_BYTES:
-        return "the data set is small, and bytes are only copied"
+    if not facts.has_functions and facts.data_bytes <= SMALL_BYTES:
+        return "the data set is small, and there is no transform"
     return ""

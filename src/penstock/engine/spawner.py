@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import pickle
 import select
@@ -23,7 +24,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.engine.channel import ChannelClosed, FrameChannel
@@ -37,6 +37,8 @@ _LEAVE_S = 10.0
 """How long an engine has to leave its tiers and the other nodes in order."""
 _LEAVE_S = 10.0
 """How long an engine has to leave its tiers and the other nodes in order."""
+_CHILDREN_S = 20
+"""How long a process waits for children that were killed."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _libc = ctypes.CDLL(None)
@@ -65,7 +67,7 @@ class SpawnerProcess:
     """Forks on request, and tells who has ended."""
 
     def __init__(self, front: FrameChannel, front_pid: int) -> None:
-        start_process_name("penstock-spawner")
+        start_process_name("penstock-spawn")
         self._front = front
         self._front_pid = front_pid
         self._engine: FrameChannel | None = None
@@ -246,7 +248,17 @@ class SpawnerProcess:
         if self._engine_pid:
             with suppress(ProcessLookupError):
                 os.kill(self._engine_pid, signal.SIGKILL)
+        wait_for_children()
         os._exit(0)
+
+
+def wait_for_children() -> None:
+    """Wait until all children are gone: whoever they are left to may not take note of their end."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+    signal.alarm(_CHILDREN_S)
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def one_thread_each() -> None:
@@ -279,18 +291,22 @@ class StarterProcess:
                 frame, ends = self._front.receive()
             except ChannelClosed:
                 return
+            place: Surroundings = pickle.loads(frame)
+            place.enter()
+            for name in place.modules:
+                with suppress(ImportError):
+                    importlib.import_module(name)
             if os.fork() == 0:
                 self._front.close()
                 for file in files:
                     os.close(file)
-                _be_spawner(pickle.loads(frame), ends[0], self._front_pid)
+                _be_spawner(ends[0], self._front_pid)
             os.close(ends[0])
 
 
-def _be_spawner(place: Surroundings, end: int, front_pid: int) -> NoReturn:
+def _be_spawner(end: int, front_pid: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        place.enter()
         spawner = SpawnerProcess(FrameChannel(socket.socket(fileno=end)), front_pid)
         try:
             spawner.run()
@@ -310,12 +326,14 @@ class Surroundings:
     path: list[str]
     folder: str
     affinity: set[int]
+    modules: tuple[str, ...]
+    """Large modules that the user's functions need: imported once for all loaders."""
 
     @classmethod
-    def here(cls) -> Surroundings:
+    def here(cls, modules: tuple[str, ...] = ()) -> Surroundings:
         """Return those of this process."""
         environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
-        return cls(environment, list(sys.path), str(Path.cwd()), os.sched_getaffinity(0))
+        return cls(environment, list(sys.path), os.getcwd(), os.sched_getaffinity(0), modules)  # noqa: PTH109
 
     def enter(self) -> None:
         """Be there."""
@@ -330,10 +348,11 @@ class Surroundings:
 
 def main(file: int, front_pid: int) -> None:
     """Run the starter on a descriptor that the training process has left open."""
-    start_process_name("penstock-starter")
+    start_process_name("penstock-start")
     calm()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a spawner ended.
     gc.collect()
     gc.freeze()  # Or the collector of each child would write to all that they share.
     StarterProcess(FrameChannel(socket.socket(fileno=file)), front_pid).run()
+    wait_for_children()
     os._exit(0)

@@ -13,6 +13,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -25,7 +26,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.dataset.dataset import Dataset
-from penstock.engine.build import Span, wishes_of
+from penstock.engine.build import wishes_of
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.convert import pinned_memory
 from penstock.engine.engine import RunStart
@@ -52,10 +53,12 @@ from penstock.machine import Machine
 from penstock.peers.forks import close_in_children
 from penstock.world import World
 
-_RESTARTS_MAX = 3
-"""How often an iteration goes on after the death of its engine."""
+_DEATHS_MAX = 5
+_DEATHS_S = 3600.0
+"""An iteration goes on after the death of its engine, so often within this time."""
 _CLOSE_S = 15.0
 """How long engine and workers have to end."""
+_TORCH = ("torch", "torchvision")
 _WORKER_BYTES = 32 << 20
 """Shared memory that a worker keeps for results that have no place in a batch yet."""
 _log = logging.getLogger("penstock.loader")
@@ -134,7 +137,7 @@ class EngineClient:
         self.engine_pid = int(frame[1:])
 
     def _start_spawner(self) -> None:
-        self._spawner = new_spawner()
+        self._spawner = new_spawner(_modules_of(self._options, self._payload))
         self._spawner.send(b"P" + self._payload)
         frame = self._from_spawner()
         if frame[:1] == b"X":
@@ -221,11 +224,8 @@ class EngineClient:
     def _is_mine(self) -> bool:
         return os.getpid() == self._pid
 
-    def receive(self, run: int, *, taken: int, wait: Callable[[], None]) -> MadeBatches:
-        """Return the next message of an iteration; `wait` is called before it has to be waited for.
-
-        `taken` batches were taken since the last call.
-        """
+    def receive(self, run: int, *, taken: int) -> MadeBatches:
+        """Return the next message of an iteration; `taken` batches were taken since the last."""
         assert self._batches is not None
         is_told = False
         while True:
@@ -233,8 +233,6 @@ class EngineClient:
             if not is_told or not is_ready:
                 self._tell(run, taken if not is_told else 0, is_waiting=not is_ready)
                 is_told = True
-            if not is_ready:
-                wait()
             frame, files = self._batches.receive()
             found = pickle.loads(frame)
             if isinstance(found, LogLine):
@@ -343,6 +341,21 @@ class EngineClient:
             self._spawner.close()
 
 
+def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
+    """Return the large modules that the user's functions will import."""
+    if "torch" not in sys.modules:
+        return ()
+    functions = [options.transform, options.collate]
+    for bound in options.dataset.bound[:1]:
+        functions += bound.decoders.values()
+    names = {getattr(f, "__module__", None) or type(f).__module__ for f in functions if f}
+    for name in names - {"__main__"}:
+        for value in list(vars(sys.modules.get(name, sys)).values()):
+            if str(getattr(value, "__name__", "")).partition(".")[0] in _TORCH:
+                return ("torch",)
+    return ("torch",) if b"torch" in payload else ()
+
+
 def _end(spawner: FrameChannel, spawner_pid: int, pid: int) -> None:
     """End a spawner, and with it engine and workers; wait until they are gone."""
     if os.getpid() != pid:
@@ -364,58 +377,68 @@ class ApartRun:
         self._start = start
         self._num_delivered = 0
         self._cursor: tuple[int, int] | None = None
-        self._num_restarts = 0
+        self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
+        """When engines of this iteration died."""
         self._num_taken = 0
         """Batches of the latest message; the engine is told of them with the next."""
         self.wait_s = 0.0
         """Time that was spent waiting."""
         self.sent_bytes = 0
-        self._number = client.begin_at(start)
+        self._number = self._begin()
 
     def next(self) -> list[tuple[Slot, Any]] | None:
         """Return the next batches, or None when there are no more."""
-        while True:
-            begin = time.perf_counter()
-            try:
-                made = self._client.receive(self._number, taken=self._num_taken, wait=lambda: None)
-            except ChannelClosed:
-                self._restart()
-                continue
-            finally:
-                self.wait_s += time.perf_counter() - begin
-            self._num_taken = 0
-            if made.error is not None:
-                raise unpacked_error(made.error)
-            if made.parcel is None:
-                return None
-            self._num_taken = len(made.slots)
-            self._num_delivered += len(made.slots)
-            self._cursor = made.slots[-1].cursor_after
-            self.sent_bytes += made.sent_bytes
-            return list(zip(made.slots, self._client.opened(made), strict=True))
+        begin = time.perf_counter()
+        try:
+            made = self._made()
+        finally:
+            self.wait_s += time.perf_counter() - begin
+        self._num_taken = len(made.slots)
+        if made.error is not None:
+            raise unpacked_error(made.error)
+        if made.parcel is None:
+            return None
+        self._num_delivered += len(made.slots)
+        self._cursor = made.slots[-1].cursor_after
+        self.sent_bytes += made.sent_bytes
+        return list(zip(made.slots, self._client.opened(made), strict=True))
 
-    def _restart(self) -> None:
-        """Go on with a new engine where the last batch ended."""
-        story = self._client.died()
-        self._num_restarts += 1
-        if self._num_restarts > _RESTARTS_MAX:
-            raise EngineError(
-                f"{story}, for the {self._num_restarts}th time in this iteration; a file that is "
-                "cut off while it is read, too little memory and faults of native libraries do that"
-            )
+    def _made(self) -> MadeBatches:
+        """Return the next message; should the engine die, that of another one."""
+        while True:
+            try:
+                return self._client.receive(self._number, taken=self._num_taken)
+            except ChannelClosed:
+                self._take_note_of_death()
+                self._num_taken = 0
+                self._number = self._begin()
+
+    def _begin(self) -> int:
+        """Begin with the engine that is there, or with a new one, where the last batch ended."""
         span = self._start.span
-        if self._num_delivered:
-            if span.part == (0, 1) and self._cursor is not None:
-                span = Span(start=self._cursor, end_epoch=span.end_epoch, part=span.part)
-            else:
-                span = replace(span, skip=self._num_delivered)
-        epoch, position = span.start
-        self._client.events.append(
-            f"{story}; another goes on at epoch {epoch}, position {position:,}"
-        )
-        _log.warning("%s", self._client.events[-1])
-        self._num_taken = 0
-        self._number = self._client.begin_at(replace(self._start, span=span))
+        if self._num_delivered and span.part == (0, 1) and self._cursor is not None:
+            span = replace(span, start=self._cursor)
+        elif self._num_delivered:
+            span = replace(span, skip=self._num_delivered)
+        while True:
+            try:
+                return self._client.begin_at(replace(self._start, span=span))
+            except ChannelClosed:
+                self._take_note_of_death()
+
+    def _take_note_of_death(self) -> None:
+        story, now_s = self._client.died(), time.monotonic()
+        is_often = len(self._deaths) == _DEATHS_MAX and now_s - self._deaths[0] < _DEATHS_S
+        if is_often:
+            raise EngineError(
+                f"{story}, the {_DEATHS_MAX + 1}th within an hour; a file that is cut off while it "
+                "is read, too little memory and faults of native libraries do that"
+            )
+        self._deaths.append(now_s)
+        epoch, position = self._cursor or self._start.span.start
+        sentence = f"{story}; another goes on at epoch {epoch}, position {position:,}"
+        self._client.events.append(sentence)
+        _log.warning("%s", sentence)
 
     @property
     def cpu_s(self) -> float:

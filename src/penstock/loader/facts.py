@@ -29,7 +29,7 @@ def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:
         is_watched=sys.gettrace() is not None or threading.gettrace() is not None,
         is_worker=_is_worker(),
         is_in_memory=in_memory,
-        needs_work=not options.copies_only,
+        has_functions=options.transform is not None or options.collate is not None,
         data_bytes=sum(d.size_bytes for d in _datasets(options.dataset)),
         unpicklable=unpicklable,
     )

@@ -43,11 +43,11 @@ class Starter:
         """Whether it can start something."""
         return self._process.poll() is None
 
-    def spawner(self) -> FrameChannel:
+    def spawner(self, modules: tuple[str, ...]) -> FrameChannel:
         """Return a channel to a new spawner."""
         channel, end = channel_pair()
         with end:
-            self._channel.send(pickle.dumps(Surroundings.here()), [end.fileno()])
+            self._channel.send(pickle.dumps(Surroundings.here(modules)), [end.fileno()])
         return channel
 
     def close(self) -> None:
@@ -69,15 +69,18 @@ _lock = threading.Lock()  # Two loaders may begin in two threads.
 _starter: Starter | None = None
 
 
-def new_spawner() -> FrameChannel:
-    """Return a channel to a new spawner, from the starter of this process."""
+def new_spawner(modules: tuple[str, ...]) -> FrameChannel:
+    """Return a channel to a new spawner, from the starter of this process.
+
+    `modules` are large ones that the user's functions need.
+    """
     global _starter
     with _lock:
         for _ in range(2):
             if _starter is None or not _starter.is_alive:
                 _starter = Starter()
             try:
-                return _starter.spawner()
+                return _starter.spawner(modules)
             except ChannelClosed:
                 _starter = None
     raise EngineError(

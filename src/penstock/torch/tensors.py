@@ -86,7 +86,10 @@ def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.device.type == "cpu" and not tensor.requires_grad:
         found = array_of(tensor, "")
         if found is not None:
-            return _remade, (np.ascontiguousarray(found[0]), found[1])
+            array = found[0]
+            if not array.flags.c_contiguous:
+                array = array.copy()  # `ascontiguousarray` would give a number an axis.
+            return _remade, (array, found[1])
     default: tuple[Any, ...] = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return default
 
