@@ -56,7 +56,7 @@ def write_tar(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
 
 
 def members_of(work: Work, i: int, data: bytes) -> Iterator[tuple[str, bytes]]:
-    if work.name == "jpeg":
+    if work.has_label:
         yield f"{i:06}.cls", str(i).encode()
     yield f"{i:06}.{SUFFIX[work.name]}", data
 

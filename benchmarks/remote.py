@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import formats
+from benchmarks.process import DATA
 from benchmarks.works import SEED, Ragged, Work, write_ragged
 
 WORK = Work(name="blobs", num_samples=4096, batch_size=256)
@@ -30,7 +31,7 @@ def samples() -> Iterator[bytes]:
 
 
 def folder_of(root: Path, format_name: str) -> Path:
-    return root / "data" / "remote" / format_name
+    return root / DATA / "remote" / format_name
 
 
 def files_bytes(folder: Path) -> int:

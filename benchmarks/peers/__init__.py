@@ -4,7 +4,8 @@ A peer is a module here with `open_loader(work, folder, variant)`, which returns
 with `write(work, source, folder)` when it reads a format of its own. The module runs in the peer's
 environment; this table is all that the comparing process needs to know of it.
 
-Variants: w0 and w2 are worker processes, t1 and t2 are threads.
+Variants: w0 and w2 are worker processes, t1 and t2 threads, p1 and p2 bare processes; those of ours
+are the values of `Loader(workers=...)`.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class Peer:
     distribution: str
     """The package whose version is printed."""
     packages: tuple[str, ...]
-    """What pip installs beside the base; of Penstock nothing: it has the calling environment."""
+    """What pip installs beside the base."""
     formats: dict[str, str]
     """Work to the format it is read from."""
     variants: dict[str, tuple[str, ...]]
@@ -37,15 +38,15 @@ LIMIT = Peer(
     distribution="numpy",
     packages=(),
     formats=everywhere("source"),
-    variants=everywhere(("t1", "t2")),
+    variants={"tokens": ("t1", "t2"), "blobs": ("t1", "t2"), "jpeg": ("p1", "p2")},
     shuffle="global permutation, made beforehand",
 )
 
 OURS = Peer(
     distribution="penstock",
-    packages=(),
+    packages=("-e", ".[jpeg]"),
     formats={"tokens": "source", "blobs": "tar", "jpeg": "tar"},
-    variants=everywhere(("global",)),
+    variants=everywhere(("auto", "here")),
     shuffle="global permutation",
 )
 
