@@ -63,9 +63,13 @@ def run_to_end(command: list[str], out: TextIO, err: TextIO, *, timeout_s: float
 
 
 def interpreter(root: Path, peer: str) -> Path:
-    """Return the Python of a peer. Without an environment for Penstock, the calling one serves."""
+    """Return the Python of a peer. The calling one serves where it is likely to have the packages.
+
+    So limits, Penstock and torch can be measured on a machine on which nothing can be installed.
+    """
     python = python_of(root, "base" if peer == "limit" else peer)
-    return Path(sys.executable) if peer == "ours" and not python.exists() else python
+    is_here = peer in ("limit", "ours", "torch") and not python.exists()
+    return Path(sys.executable) if is_here else python
 
 
 def result_in(out: str) -> dict | None:

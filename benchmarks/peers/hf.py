@@ -40,7 +40,7 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
     elif work.name == "jpeg":
         samples = samples.with_transform(images)
     batches = BatchSampler(RandomSampler(samples), work.batch_size, drop_last=False)
-    workers = int(variant[-1])
+    workers = int(variant.rpartition("w")[2])
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     loader = DataLoader(samples, sampler=batches, batch_size=None, **options)
     take = itemgetter("data", "label") if work.has_label else itemgetter("data")
@@ -51,7 +51,7 @@ def open_stateful(work: Work, folder: Path, variant: str) -> object:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     samples = datasets.load_from_disk(str(folder / "set")).with_format("torch")
-    options = {"shuffle": True, "num_workers": int(variant[-1]), "collate_fn": rows}
+    options = {"shuffle": True, "num_workers": int(variant.rpartition("w")[2]), "collate_fn": rows}
     return StatefulDataLoader(samples, work.batch_size, **options)
 
 
