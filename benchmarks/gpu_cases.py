@@ -1,9 +1,7 @@
 """Everyone that `gpu_feed` measures: how each is opened, on the same images and the same rows."""
 
 import contextlib
-import io
 import itertools
-import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +12,10 @@ import torch
 import penstock
 from benchmarks import loops, under_test
 from benchmarks.bare import Bare, Slot
+from benchmarks.formats import labelled, write_shards
 
 NICE = 15
-NUM_SHARDS, NUM_CLASSES = 4, 1000
+NUM_CLASSES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +56,10 @@ def write_images(jpegs: Path, folder: Path, sizes: Sizes) -> list[bytes]:
     """Write the same images as files for torch and as tar with labels for ours; return them."""
     given = [path.read_bytes() for path in sorted(jpegs.iterdir())]
     images = [given[i % len(given)] for i in range(sizes.images)]
+    write_shards(folder / "tar", labelled("jpg", images, NUM_CLASSES))
     (folder / "files").mkdir()
-    for shard in np.array_split(np.arange(sizes.images), NUM_SHARDS):
-        with tarfile.open(folder / f"{shard[0]:06}.tar", "w") as out:
-            for i in shard.tolist():
-                (folder / "files" / f"{i:06}.jpg").write_bytes(images[i])
-                for kind, data in (("jpg", images[i]), ("cls", b"%d" % (i % NUM_CLASSES))):
-                    member = tarfile.TarInfo(f"{i:06}.{kind}")
-                    member.size = len(data)
-                    out.addfile(member, io.BytesIO(data))
+    for i, data in enumerate(images):
+        (folder / "files" / f"{i:06}.jpg").write_bytes(data)
     return images
 
 
@@ -179,7 +173,7 @@ class Cases:
             return {"x": crop(pixels).numpy(), "y": sample["cls"]}
 
         own = decoder == "built-in"
-        shards = str(self.folder / "*.tar")
+        shards = self.folder / "tar"
         return self.loader(
             penstock.open(shards) if own else penstock.open(shards, decoders={"jpg": decoded}),
             fields=("x", "y"),

@@ -15,7 +15,6 @@ As root, the benchmark has a /dev/shm of its own; else what others leave there m
 import argparse
 import contextlib
 import ctypes
-import io
 import json
 import os
 import random
@@ -23,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import uuid
@@ -34,10 +32,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.formats import labelled, write_shards
 from benchmarks.kills_program import RECORD
 from benchmarks.peers.setup import ROOT
 
-NUM_SAMPLES, BLOB_BYTES, NUM_SHARDS = 2000, 6000, 4
+NUM_SAMPLES, BLOB_BYTES = 2000, 6000
 MARK = "PENSTOCK_BENCHMARK_RUN"
 """A variable of the program's environment: every process below it, orphans too, has it in /proc."""
 COMM = {"engine": "penstock-engine", "worker": "penstock-worker"}
@@ -51,16 +50,9 @@ CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 
 def write(folder: Path) -> None:
     """Write samples whose bytes begin with their number, and the number as the label."""
-    folder.mkdir()
     rng = np.random.default_rng(0)
-    for shard in np.array_split(np.arange(NUM_SAMPLES), NUM_SHARDS):
-        with tarfile.open(folder / f"{shard[0]:05}.tar", "w") as archive:
-            for i in shard.tolist():
-                blob = i.to_bytes(8, "little") + rng.bytes(BLOB_BYTES - 8)
-                for kind, data in (("bin", blob), ("cls", b"%d" % i)):
-                    member = tarfile.TarInfo(f"{i:05}.{kind}")
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
+    blobs = (i.to_bytes(8, "little") + rng.bytes(BLOB_BYTES - 8) for i in range(NUM_SAMPLES))
+    write_shards(folder, labelled("bin", blobs), shard_bytes=NUM_SAMPLES * BLOB_BYTES // 4)
 
 
 class Program:
