@@ -28,8 +28,8 @@ class Sizes:
     rows: int = 100_000
     row_batch: int = 16
     context: int = 1024
-    seconds: float = 5.0
-    warm_s: float = 2.5
+    seconds: float = 4.0
+    warm_s: float = 2.0
     """Long enough for the loop to use up what a loader made while it started."""
 
 

@@ -119,14 +119,19 @@ def take_turns(
                 turn_began = time.monotonic()
                 with open_case() as feed:
                     result = measure(feed, steps[group], device, cases.sizes)
+                del feed  # and with it the worker processes of torch's loader
                 results.setdefault((group, name), []).append(result)
                 took_s = time.monotonic() - turn_began
                 said = {"round": number + 1, "group": group, "case": name, "took_s": took_s}
-                print(json.dumps(said | result), file=sys.stderr, flush=True)
+                print(json.dumps(rounded(said | result)), file=sys.stderr, flush=True)
         spent_s, last_s = time.monotonic() - began, time.monotonic() - round_began
         if spent_s + last_s > 60 * options.minutes:
             break
     return results
+
+
+def rounded(result: dict) -> dict:
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items()}
 
 
 def step_of(group: str, cases: Cases, quick: bool) -> Step:
@@ -212,10 +217,10 @@ def chosen(groups: dict[str, dict[str, Opens]], only: str) -> dict[str, dict[str
 
 
 def run_cores(options: argparse.Namespace) -> None:
-    """Ask `blobs` and `tokens`, which take turns with memcpy in processes of their own."""
+    """Ask `blobs` and `tokens`, where everyone takes turns with memcpy in a process of its own."""
     more = ["--quick"] if options.quick else ["--rounds", str(options.rounds)]
     for question in ("blobs", "tokens"):
-        command = [sys.executable, "-m", f"benchmarks.{question}", "--peers", "ours,torch", *more]
+        command = [sys.executable, "-m", f"benchmarks.{question}", "--peers", "ours", *more]
         subprocess.run(command, cwd=ROOT, check=True)
 
 

@@ -1,13 +1,14 @@
 """What does kill -9 of the training process, the engine or a worker leave, and what does it lose?
 
     python -m benchmarks.kills [--kinds front,engine,worker] [--moments 50] [--seed 7]
-                               [--workers auto]
+                               [--workers processes]
 
 A program trains (`kills_program`), is hit at random moments of its start and its run, and goes on
 from its checkpoint. For each kind of process: how often it was hit; how often the program went on
 by itself, and how often it ended and was started again; processes, shared memory and files that
 were left after an end; and, of the whole epochs at the end, samples that are missing or came twice.
-The exit status is 1 if anything was left or lost, or if a kind of process was never there to hit.
+The exit status is 1 if anything was left or lost, if a kind of process was never there to hit, or
+if no program outlived a hit that was not its own.
 
 As root, the benchmark has a /dev/shm of its own; else what others leave there meanwhile is counted.
 """
@@ -39,11 +40,17 @@ from benchmarks.peers.setup import ROOT
 NUM_SAMPLES, BLOB_BYTES = 2000, 6000
 MARK = "PENSTOCK_BENCHMARK_RUN"
 """A variable of the program's environment: every process below it, orphans too, has it in /proc."""
-COMM = {"engine": "penstock-engine", "worker": "penstock-worker"}
+COMM = {
+    "engine": "penstock-engine",
+    "worker": "penstock-worker",
+    "spawner": "penstock-spawne",  # the kernel keeps 15 characters
+}
 AFTER_START_S = 2.0
 """Moments are uniform from the start to here: about half of them in the start, imports included."""
 PATIENCE_S = 20.0
 """For processes to end and for the program to go on; longer is a finding."""
+END_S = 120.0
+"""For the program to come to the end of an epoch."""
 SHARED_MEMORY = Path("/dev/shm")
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 
@@ -114,14 +121,16 @@ class Findings:
     left: Counter = field(default_factory=Counter)
     """Processes, shared memory, files."""
     said: Counter = field(default_factory=Counter)
-    """Last words of programs that ended though they were not hit themselves."""
+    """Last words of programs that ended though they were not hit themselves. A few are allowed: a
+    loader starts its engine again a bounded number of times."""
     epochs: int = 0
     missing: int = 0
     twice: int = 0
 
     @property
     def is_clean(self) -> bool:
-        return self.hits > 0 and not (self.left or self.missing or self.twice)
+        ended = sum(self.said.values())
+        return self.hits > ended and not (self.left or self.missing or self.twice)
 
 
 def waited(is_so: Callable[[], bool]) -> bool:
@@ -190,9 +199,12 @@ def measure(kind: str, options: argparse.Namespace, folder: Path) -> Findings:
                 program.start()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.process.wait(timeout=rng.uniform(0, AFTER_START_S))
-            if not program.is_running:
-                raise RuntimeError(f"the program ended unhit: {program.last_words()}")
-            hit(program, kind, rng, found)
+            if program.is_running:
+                hit(program, kind, rng, found)
+            else:
+                found.said[f"{program.last_words()} (not at once)"] += 1
+                found.started_again += 1
+                look_for_rest(program, found)
             progress = f"{kind}: moment {number + 1}, {program.steps() // RECORD.itemsize} samples"
             print(progress, file=sys.stderr, flush=True)
         (folder / "finish").touch()
@@ -214,7 +226,7 @@ def end(program: Program, found: Findings) -> None:
     """Let the program finish its epoch."""
     if not program.is_running:
         program.start()
-    if program.process.wait() != 0:
+    if program.process.wait(timeout=END_S) != 0:
         raise RuntimeError(f"the program did not end well: {program.last_words()}")
     look_for_rest(program, found)
 
@@ -241,10 +253,10 @@ def own_shared_memory() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", default="front,engine,worker")
+    parser.add_argument("--kinds", default="front,engine,worker", help="there is spawner, too")
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--workers", default="auto", help="the option of that name of Loader")
+    parser.add_argument("--workers", default="processes", help="the Loader's option")
     options = parser.parse_args()
     own_shared_memory()
     rows = {}
