@@ -19,6 +19,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -45,8 +46,10 @@ COMM = {
     "worker": "penstock-worker",
     "spawner": "penstock-spawne",  # the kernel keeps 15 characters
 }
-AFTER_START_S = 2.0
-"""Moments are uniform from the start to here: about half of them in the start, imports included."""
+START_S, RUN_S = 1.5, 1.0
+"""Half of the moments are so far after the program's start, half after a step that it made."""
+MISSES_MAX = 3
+"""For each moment at which a process of the kind was there."""
 PATIENCE_S = 20.0
 """For processes to end and for the program to go on; longer is a finding."""
 END_S = 120.0
@@ -105,8 +108,9 @@ class Program:
         return found
 
     def last_words(self) -> str:
-        lines = (self.folder / "said").read_text(errors="replace").splitlines()
-        return lines[-1][:160] if lines else f"exit status {self.process.returncode}"
+        """Return the error with which the program ended."""
+        text = (self.folder / "said").read_text(errors="replace").strip()
+        return text or f"exit status {self.process.returncode}"
 
 
 @dataclass
@@ -168,7 +172,19 @@ def hit(program: Program, kind: str, rng: random.Random, found: Findings) -> Non
             found.left["programs that neither went on nor ended"] += 1
             program.process.kill()
             program.process.wait()
-        found.said[program.last_words()] += 1
+        ended_unhit(program, found)
+        return
+    found.started_again += 1
+    look_for_rest(program, found)
+
+
+def ended_unhit(program: Program, found: Findings) -> None:
+    """Note that the program ended because of a hit that was not its own."""
+    words = program.last_words()
+    last = re.sub(r"\d+", "N", words.splitlines()[-1])  # numbers of processes differ
+    if found.said[last] == 0:
+        print(words, file=sys.stderr)
+    found.said[last] += 1
     found.started_again += 1
     look_for_rest(program, found)
 
@@ -194,18 +210,16 @@ def measure(kind: str, options: argparse.Namespace, folder: Path) -> Findings:
     rng, found = random.Random(f"{options.seed} {kind}"), Findings()
     program = Program(folder, options.workers)
     try:
-        for number in range(options.moments):
-            if not program.is_running:
-                program.start()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                program.process.wait(timeout=rng.uniform(0, AFTER_START_S))
+        for number in range(MISSES_MAX * options.moments):
+            if found.hits == options.moments:
+                break
+            wait_for_moment(program, rng)
             if program.is_running:
                 hit(program, kind, rng, found)
             else:
-                found.said[f"{program.last_words()} (not at once)"] += 1
-                found.started_again += 1
-                look_for_rest(program, found)
-            progress = f"{kind}: moment {number + 1}, {program.steps() // RECORD.itemsize} samples"
+                ended_unhit(program, found)
+            samples = program.steps() // RECORD.itemsize
+            progress = f"{kind}: moment {number + 1}, {found.hits} hits, {samples:,} samples"
             print(progress, file=sys.stderr, flush=True)
         (folder / "finish").touch()
         end(program, found)
@@ -220,6 +234,18 @@ def measure(kind: str, options: argparse.Namespace, folder: Path) -> Findings:
             program.process.kill()
     count(folder / "log", found)
     return found
+
+
+def wait_for_moment(program: Program, rng: random.Random) -> None:
+    """Start the program unless it runs, and wait for a random time; it may end meanwhile."""
+    if not program.is_running:
+        program.start()
+    longest_s = START_S
+    if rng.random() < 0.5:
+        steps, longest_s = program.steps(), RUN_S
+        waited(lambda: not program.is_running or program.steps() > steps)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.process.wait(timeout=rng.uniform(0, longest_s))
 
 
 def end(program: Program, found: Findings) -> None:
@@ -274,7 +300,7 @@ def main() -> int:
             f"| {left} | {found.epochs} | {found.missing} | {found.twice} |"
         )
         for words, times in found.said.items():
-            print(f"  {kind}: ended {times} times with: {words}", file=sys.stderr)
+            print(f"  {kind}: ended {times} times with {words}", file=sys.stderr)
     return 0 if all(found.is_clean for found in rows.values()) else 1
 
 
