@@ -54,6 +54,7 @@ PARTS = ("next", "place", "launch", "device")
 def measure(feed: Feed, step: Step, device: str, sizes: Sizes) -> dict:
     """Run the loop for some seconds after a warm-up; return rates and where the time went."""
     batches = forever(feed.batches)
+    run(batches, feed, step, device, 0)  # one step: the first batch may take longer than warm_s
     run(batches, feed, step, device, sizes.warm_s)
     before, began = feed.told(), time.perf_counter()
     samples, steps, parts = run(batches, feed, step, device, sizes.seconds)
@@ -117,9 +118,12 @@ def take_turns(
                 steps[group] = step_of(group, cases, options.quick)
             for name, open_case in opens.items():
                 turn_began = time.monotonic()
-                with open_case() as feed:
-                    result = measure(feed, steps[group], device, cases.sizes)
-                del feed  # and with it the worker processes of torch's loader
+                try:
+                    with open_case() as feed:
+                        result = measure(feed, steps[group], device, cases.sizes)
+                except Exception as error:  # a row of the table; the others are still measured
+                    result = {"failed": f"{type(error).__name__}: {error}"}
+                feed = None  # and with it go the worker processes of torch's loader
                 results.setdefault((group, name), []).append(result)
                 took_s = time.monotonic() - turn_began
                 said = {"round": number + 1, "group": group, "case": name, "took_s": took_s}
@@ -146,16 +150,20 @@ def step_of(group: str, cases: Cases, quick: bool) -> Step:
 
 
 def medians(results: list[dict]) -> dict:
-    known = {name for name in results[0] if results[0][name] is not None}
-    return {name: median(result[name] for result in results) for name in known}
+    """Return the medians of the turns that succeeded, or why none did."""
+    good = [result for result in results if "failed" not in result]
+    if not good:
+        return results[-1]
+    known = {name for name in good[0] if good[0][name] is not None}
+    return {name: median(result[name] for result in good) for name in known}
 
 
-def limit_of(group: str, rows: dict[str, dict]) -> float | None:
+def limit_of(rows: dict[str, dict]) -> float | None:
     """Return the rate that nobody can exceed: of the GPU, or of decoding beside it, if less."""
     rates = [
         row["samples_s"]
         for name, row in rows.items()
-        if name == "resident" or name.startswith("bare")
+        if "samples_s" in row and (name == "resident" or name.startswith("bare"))
     ]
     return min(rates) if rates else None
 
@@ -166,10 +174,13 @@ def table(results: dict[tuple[str, str], list[dict]]) -> str:
     for group in dict.fromkeys(group for group, _ in results):
         rounds = {name: of for (its_group, name), of in results.items() if its_group == group}
         rows = {name: medians(of) for name, of in rounds.items()}
-        limit = limit_of(group, rows)
+        limit = limit_of(rows)
         lines += [f"| {group} | samples/s | {' | '.join(columns)} |", f"|---|{'---:|' * 8}"]
         for name, row in rows.items():
-            rates = [result["samples_s"] for result in rounds[name]]
+            if "failed" in row:
+                lines.append(f"| {name} | failed: {row['failed']} |")
+                continue
+            rates = [result["samples_s"] for result in rounds[name] if "samples_s" in result]
             cells = [
                 f"{row['samples_s']:,.0f}",
                 "-" if limit is None else f"{row['samples_s'] / limit:.3f}",
