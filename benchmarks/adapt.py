@@ -9,9 +9,7 @@ was back at nine tenths of what it was before.
 """
 
 import argparse
-import io
 import os
-import tarfile
 import tempfile
 import threading
 import time
@@ -22,6 +20,8 @@ from statistics import median
 import numpy as np
 
 import penstock
+from benchmarks import loops
+from benchmarks.formats import labelled, write_shards
 from penstock.testing.shaper import Fixed, Shape, Shaper
 
 LATENCY_S, BYTES_S, SLOWER = 0.020, 100e6, 10
@@ -32,15 +32,6 @@ Trace = list[tuple[float, int]]
 """Seconds, and bytes served until then."""
 
 
-def write(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    with tarfile.open(folder / "x.tar", "w") as archive:
-        for i in range(NUM_BLOBS):
-            member = tarfile.TarInfo(f"{i:05}.bin")
-            member.size = BLOB_BYTES
-            archive.addfile(member, io.BytesIO(rng.bytes(BLOB_BYTES)))
-
-
 def one_round(shaper: Shaper, dataset: penstock.Dataset, seconds: float) -> dict[str, float]:
     usual = Shape(latency=Fixed(LATENCY_S), bandwidth_bytes_s=BYTES_S)
     slow = Shape(latency=Fixed(LATENCY_S * SLOWER), bandwidth_bytes_s=BYTES_S / SLOWER)
@@ -49,7 +40,8 @@ def one_round(shaper: Shaper, dataset: penstock.Dataset, seconds: float) -> dict
 
     def train() -> None:
         with penstock.Loader(dataset, batch_size=BATCH, epochs=None, output="numpy") as loader:
-            for _ in loader:
+            for batch in loader:
+                loops.touch(batch)
                 if stop.is_set():
                     return
 
@@ -102,8 +94,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PENSTOCK_CACHE"] = f"{folder}/cache"
         data = Path(folder) / "data"
-        data.mkdir()
-        write(data)
+        rng = np.random.default_rng(0)
+        write_shards(data, labelled("bin", (rng.bytes(BLOB_BYTES) for _ in range(NUM_BLOBS))))
         with Shaper.of_folder(data, Shape()) as shaper:
             dataset = penstock.open(shaper.uri, store=shaper.options)
             results = [one_round(shaper, dataset, given.seconds) for _ in range(given.rounds)]

@@ -1,46 +1,54 @@
-"""How fast are epochs that the tiers hold, from memory and from a disk whose pages are dropped?
+"""How fast are epochs from local files and from tiers that hold the set, every check included?
 
-    python -m benchmarks.cached [--rounds 5] [--disk FOLDER] [--samples 12288]
+    python -m benchmarks.cached [--rounds 5] [--disk FOLDER] [--samples 8192] [--workers auto]
 
-Limits, measured in turns with the loader over the same bytes in the same kind of order:
+Blobs of 110 KB with a label beside each, to a loop that reads every page. Ways that take turns:
 
-* memory: copying each sample out of a mapped tmpfs file into reused buffers, one thread or two,
-  whichever is better;
-* disk: reading each sample's range of the tier's own file at random, buffered and direct, by 4 and
-  16 threads, whichever is best; and, for what the device can do, the whole file in order.
+* plain tar: size and time of the file are compared after each piece of a batch;
+* packed: every sample is compared with its checksum the first time a process reads it (`first`);
+* memory tier, disk tier: every read is compared with the checksum of its unit;
+* disk tier, cold: the same, and the kernel has forgotten the pages of its file.
+
+Limits run the same loop over the same bytes in the same kind of order. In memory: threads that copy
+each sample out of a mapped file into reused buffers. Cold: threads that read each sample's range of
+the tier's own file, buffered or direct. `CPU` is processor time of all threads and processes.
 """
 
 import argparse
-import io
 import mmap
 import os
-import shutil
-import tarfile
 import tempfile
-import threading
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 import penstock
+from benchmarks import loops, under_test
+from benchmarks.formats import labelled, write_shards
+from benchmarks.loops import PAGE
+from benchmarks.peers.limit import Fill
+from benchmarks.window import Window
 
-BLOB_BYTES, NUM_SHARDS, BATCH = 110_000, 8, 256
-PAGE = 4096
+BLOB_BYTES, BATCH, EPOCHS = 110_000, 256, 3
+AHEAD = 3
+"""Batches that are made ahead. What is ready when the clock starts must be little."""
 
 
-def write(folder: Path, num_samples: int) -> penstock.Dataset:
+def blobs(num_samples: int) -> list[bytes]:
     rng = np.random.default_rng(0)
-    for shard in range(NUM_SHARDS):
-        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
-            for i in range(num_samples // NUM_SHARDS):
-                member = tarfile.TarInfo(f"{shard}-{i:05}.bin")
-                member.size = BLOB_BYTES
-                archive.addfile(member, io.BytesIO(rng.bytes(BLOB_BYTES)))
-    return penstock.open(folder)
+    return [rng.bytes(BLOB_BYTES) for _ in range(num_samples)]
+
+
+def write_packed(folder: Path, num_samples: int) -> None:
+    with penstock.Writer(folder, shard_size="200MB") as writer:
+        for i, blob in enumerate(blobs(num_samples)):
+            writer.write({"bin": blob, "cls": i})
 
 
 def drop(path: Path) -> None:
@@ -50,160 +58,170 @@ def drop(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def epoch_s(loader: penstock.Loader) -> float:
-    """Return the seconds of an epoch, from a few at a stretch."""
-    begin = time.perf_counter()
-    for _ in loader:
-        pass
-    return (time.perf_counter() - begin) / loader.epochs
+class Way:
+    """One way to go through all samples, measured a few epochs at a time, from the first batch on.
+
+    `forget` is called before each epoch, with the clock stopped.
+    """
+
+    def __init__(self, start: Callable[[], Iterator], forget: Callable[[], None] = lambda: None):
+        self.start, self.forget = start, forget
+        self.seconds: list[float] = []
+        self.cpu_s: list[float] = []
+        """Both for one sample."""
+
+    def turn(self, num_samples: int, epochs: int = EPOCHS) -> None:
+        self.forget()
+        batches, samples = self.start(), 0
+        loops.touch(next(batches))
+        window = Window()
+        window.go()
+        for number, batch in enumerate(islice(batches, epochs * (num_samples // BATCH) - 1), 1):
+            if number % (num_samples // BATCH) == 0:
+                window.stop()
+                self.forget()
+                window.go()
+            loops.touch(batch)
+            samples += BATCH
+        window.stop()
+        self.seconds.append(window.seconds / samples)
+        self.cpu_s.append(window.cpu_s / samples)
 
 
-def cold_epoch_s(loader: penstock.Loader, path: Path) -> float:
-    """Return the seconds of an epoch whose pages are dropped before it begins, each time anew."""
-    seconds, batches = 0.0, iter(loader)
-    per_epoch = len(loader) // loader.epochs
-    for _ in range(loader.epochs):
-        drop(path)
-        begin = time.perf_counter()
-        for _ in range(per_epoch):
-            next(batches)
-        seconds += time.perf_counter() - begin
-    return seconds / loader.epochs
+def filled(fill: Fill, num_samples: int, num_threads: int) -> Iterator:
+    """Make batches of samples at random. Threads share each, so that few are made ahead."""
+    rng = np.random.default_rng(1)
+    orders = [rng.permutation(num_samples) for _ in range(EPOCHS)]
+    ids = (order[at : at + BATCH] for order in orders for at in range(0, num_samples, BATCH))
+    buffers = np.ones((AHEAD + 1, num_threads, BATCH // num_threads * BLOB_BYTES), np.uint8)
+    pending: deque = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        for number, batch in enumerate(ids):
+            parts = zip(np.split(batch, num_threads), buffers[number % len(buffers)], strict=True)
+            pending.append([pool.submit(fill, *part) for part in parts])
+            if len(pending) == AHEAD:
+                yield [part.result() for part in pending.popleft()]
 
 
-def shared_out(ids: list[int], num_threads: int, work: Callable[[list[int]], None]) -> float:
-    """Return the seconds that threads take for all pieces, a batch's worth at a time."""
-    batches = iter([ids[at : at + BATCH] for at in range(0, len(ids), BATCH)])
-    lock = threading.Lock()
+def copying(path: Path) -> Fill:
+    """Return what copies samples out of a mapped file."""
+    with path.open("rb") as file:
+        source = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
-    def loop() -> None:
-        while True:
-            with lock:
-                batch = next(batches, None)
-            if batch is None:
-                return
-            work(batch)
+    def fill(ids: np.ndarray, buffer: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        places = [buffer[at * BLOB_BYTES :][:BLOB_BYTES] for at in range(len(ids))]
+        for place, i in zip(places, ids.tolist(), strict=True):
+            place[:] = source[i * BLOB_BYTES :][:BLOB_BYTES]
+        return places, ids
 
-    threads = [threading.Thread(target=loop) for _ in range(num_threads)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - begin
+    return fill
 
 
-def copying_s(source: np.ndarray, ids: list[int], num_threads: int) -> float:
-    # As a loader must: one in the making for each thread, one ready, one with the training loop.
-    targets = deque(np.ones(BATCH * BLOB_BYTES, np.uint8) for _ in range(2 * num_threads + 1))
-
-    def copy(batch: list[int]) -> None:
-        target = targets.popleft()
-        for at, i in enumerate(batch):
-            start = i * BLOB_BYTES
-            target[at * BLOB_BYTES :][:BLOB_BYTES] = source[start : start + BLOB_BYTES]
-        targets.append(target)
-
-    return shared_out(ids, num_threads, copy)
-
-
-def reading_s(path: Path, ids: list[int], num_threads: int, direct: bool) -> float:
-    """Read every sample's range at random; direct reads take whole pages and copy the range out."""
-    drop(path)
+def reading(path: Path, *, direct: bool) -> Fill:
+    """Return what reads samples' ranges; direct reads take whole pages, the range is copied out."""
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
-    local = threading.local()
+    if not direct:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
-    def read(batch: list[int]) -> None:
-        if not hasattr(local, "pages"):
-            local.pages = memoryview(mmap.mmap(-1, BLOB_BYTES + 3 * PAGE))
-            local.target = memoryview(bytearray(BATCH * BLOB_BYTES))
-        for at, i in enumerate(batch):
+    def fill(ids: np.ndarray, buffer: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        places = [buffer[at * BLOB_BYTES :][:BLOB_BYTES] for at in range(len(ids))]
+        pages = memoryview(mmap.mmap(-1, BLOB_BYTES + 3 * PAGE))
+        for place, i in zip(places, ids.tolist(), strict=True):
             start = i * BLOB_BYTES
-            place = local.target[at * BLOB_BYTES :][:BLOB_BYTES]
             if direct:
                 low = start // PAGE * PAGE
                 size = -(-(start + BLOB_BYTES - low) // PAGE) * PAGE
-                os.preadv(descriptor, [local.pages[:size]], low)
-                place[:] = local.pages[start - low :][:BLOB_BYTES]
+                os.preadv(descriptor, [pages[:size]], low)
+                place[:] = pages[start - low :][:BLOB_BYTES]
             else:
-                os.preadv(descriptor, [place], start)
+                os.preadv(descriptor, [place.data], start)
+        return places, ids
 
-    if not direct:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    seconds = shared_out(ids, num_threads, read)
-    os.close(descriptor)
-    return seconds
+    return fill
 
 
-def in_order_s(path: Path, size_bytes: int) -> float:
-    drop(path)
-    target = memoryview(mmap.mmap(-1, 4 << 20))
-    begin = time.perf_counter()
-    with path.open("rb", buffering=0) as file:
-        for _ in range(0, size_bytes, len(target)):
-            file.readinto(target)
-    return time.perf_counter() - begin
-
-
-def measure(folder: Path, num_samples: int, rounds: int) -> dict[str, list[float]]:
-    data = folder / "data"
-    data.mkdir()
-    dataset = write(data, num_samples)
-    size_bytes = num_samples * BLOB_BYTES
-    ids = np.random.default_rng(1).permutation(num_samples).tolist()
-    common = {"batch_size": BATCH, "drop_last": True, "output": "numpy", "epochs": 3}
-    seconds: dict[str, list[float]] = {}
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Way]:
+    number = options.samples // BATCH * BATCH
+    size_bytes = number * (BLOB_BYTES + PAGE)  # labels and headers may take room, too
+    write_shards(folder / "plain", labelled("bin", blobs(number)))
+    write_packed(folder / "packed", number)
+    plain, packed = penstock.open(folder / "plain"), penstock.open(folder / "packed")
+    more = {
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "output": "numpy",
+        "look_ahead": AHEAD * BATCH * BLOB_BYTES,
+    }
+    more |= under_test.workers(options.workers)
     with (
-        penstock.Loader(dataset, tiers=[penstock.Memory(size_bytes)], **common) as memory,
-        penstock.Loader(dataset, tiers=[penstock.Disk(folder, size_bytes)], **common) as disk,
+        penstock.Loader(plain, **more) as from_plain,
+        penstock.Loader(packed, **more) as from_packed,
+        penstock.Loader(plain, tiers=[penstock.Memory(size_bytes)], **more) as memory,
+        penstock.Loader(plain, tiers=[penstock.Disk(folder, size_bytes)], **more) as disk,
     ):
-        for loader in (memory, disk):
-            epoch_s(loader)
-            assert loader.stats().tiers[0].held_bytes == size_bytes, loader.stats()
-        in_memory, on_disk = (Path(x.stats().tiers[0].folder) / "data" for x in (memory, disk))
-        with in_memory.open("rb") as file:
-            mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        filled_bytes = disk.stats().store_bytes
-        shutil.rmtree(data)  # From here on, everything is in the tiers.
-        turns = {
-            "memory: limit, 1 thread": lambda: copying_s(mapped, ids, 1),
-            "memory: limit, 2 threads": lambda: copying_s(mapped, ids, 2),
-            "memory: Penstock": lambda: epoch_s(memory),
-            "disk: limit, buffered, 4 threads": lambda: reading_s(on_disk, ids, 4, False),
-            "disk: limit, buffered, 16 threads": lambda: reading_s(on_disk, ids, 16, False),
-            "disk: limit, direct, 16 threads": lambda: reading_s(on_disk, ids, 16, True),
-            "disk: Penstock": lambda: cold_epoch_s(disk, on_disk),
-            "disk: in order, 1 thread": lambda: in_order_s(on_disk, size_bytes),
+        first = Way(lambda: iter(from_packed))
+        first.turn(number, epochs=1)
+        ways = {
+            "plain tar": Way(lambda: iter(from_plain)),
+            "packed": Way(lambda: iter(from_packed)),
+            "memory tier": Way(lambda: iter(memory)),
+            "disk tier": Way(lambda: iter(disk)),
         }
-        for _ in range(rounds):
-            for name, turn in turns.items():
-                seconds.setdefault(name, []).append(turn())
-        assert disk.stats().store_bytes == filled_bytes, "something was read from the source"
-    return seconds
+        for way in ways.values():
+            way.turn(number)  # fills tiers, maps files
+            way.seconds.clear(), way.cpu_s.clear()
+        in_memory, on_disk = (Path(x.stats().tiers[0].folder) / "data" for x in (memory, disk))
+        ways["disk tier, cold"] = Way(lambda: iter(disk), partial(drop, on_disk))
+        ways |= limits(in_memory, on_disk, number)
+        read_bytes = [loader.stats().store_bytes for loader in (memory, disk)]
+        for _ in range(options.rounds):
+            for way in ways.values():
+                way.turn(number)
+        assert read_bytes == [loader.stats().store_bytes for loader in (memory, disk)]
+    return {"packed, first": first} | ways
 
 
-def report(seconds: dict[str, list[float]], size_bytes: int) -> None:
-    for kind in ("memory", "disk"):
-        limits = [v for k, v in seconds.items() if k.startswith(f"{kind}: limit")]
-        best = [min(values) for values in zip(*limits, strict=True)]
-        ours = seconds[f"{kind}: Penstock"]
-        for name, values in seconds.items():
-            if name.startswith(kind):
-                print(f"{name:36} {size_bytes / median(values) / 1e9:6.2f} GB/s")
-        ratios = [limit / own for limit, own in zip(best, ours, strict=True)]
-        print(f"{kind}: {median(ratios):.2f} of the best limit of the same round\n")
+def limits(in_memory: Path, on_disk: Path, number: int) -> dict[str, Way]:
+    copy = copying(in_memory)
+    cold = {"buffered": reading(on_disk, direct=False), "direct": reading(on_disk, direct=True)}
+    return {
+        **{f"limit, {n} copying": Way(partial(filled, copy, number, n)) for n in (1, 2)},
+        **{
+            f"cold limit, {n} {how}": Way(
+                partial(filled, cold[how], number, n), partial(drop, on_disk)
+            )
+            for n, how in ((4, "buffered"), (16, "buffered"), (16, "direct"))
+        },
+    }
+
+
+def report(ways: dict[str, Way]) -> None:
+    best = {
+        word: min(median(way.seconds) for name, way in ways.items() if name.startswith(word))
+        for word in ("limit", "cold limit")
+    }
+    print(f"{'':28}{'samples/s':>10}{'GB/s':>7}{'of limit':>10}{'CPU us a sample':>17}")
+    for name, way in ways.items():
+        seconds = median(way.seconds)
+        limit = best["cold limit" if "cold" in name else "limit"]
+        print(
+            f"{name:28}{1 / seconds:10,.0f}{BLOB_BYTES / seconds / 1e9:7.2f}"
+            f"{limit / seconds:10.2f}{1e6 * median(way.cpu_s):17.1f}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=12_288)
+    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--workers", default="auto", help="the option of that name of Loader")
     parser.add_argument("--disk", type=Path, help="where the disk tier lies; not a tmpfs")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.disk) as folder:
+    options = parser.parse_args()
+    os.environ.setdefault("PENSTOCK_NODE", "none")
+    with tempfile.TemporaryDirectory(dir=options.disk) as folder:
         os.environ["PENSTOCK_CACHE"] = str(Path(folder) / "cache")
-        seconds = measure(Path(folder), given.samples, given.rounds)
-    report(seconds, given.samples * BLOB_BYTES)
+        ways = measure(Path(folder), options)
+    report(ways)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ WINDOW_SLACK_S = 90
 CHECK_TIMEOUT_S = 600
 QUICK_SECONDS = 0.5
 LIMITS_EVERY = 6
+TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Options:
     variants: tuple[str, ...]
     check: bool
     json: Path | None
+    others: float
+    """The share of the machine that other programs may take during a window."""
 
 
 def compare(name: str, question: str) -> None:
@@ -47,7 +50,7 @@ def compare(name: str, question: str) -> None:
     for number in range(options.rounds):
         for row in turns(rows, broken):
             print(f"round {number + 1}: {' '.join(row)}", file=sys.stderr, flush=True)
-            result = measure(options, work, row)
+            result = measure_in_peace(options, work, row)
             rows[row].append(result | {"round": number})
     summary = table.summarize(rows, broken)
     print(table.text(question, work, summary, conditions()))
@@ -66,6 +69,9 @@ def options_of(question: str) -> Options:
     parser.add_argument("--quick", action="store_true", help="one round of short windows")
     parser.add_argument("--check", action="store_true", help="first, a whole epoch of each")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--others", type=float, default=1.0, help="repeat a turn if others took more"
+    )
     given = parser.parse_args()
     return Options(
         root=given.root.resolve(),
@@ -75,6 +81,7 @@ def options_of(question: str) -> Options:
         variants=tuple(filter(None, given.variants.split(","))),
         check=given.check,
         json=given.json,
+        others=given.others,
     )
 
 
@@ -111,6 +118,16 @@ def prepare(options: Options, work: Work, row: tuple[str, str]) -> str | None:
 
 
 FAULTS = ("missing", "repeated", "wrong")
+
+
+def measure_in_peace(options: Options, work: Work, row: tuple[str, str]) -> dict:
+    """Return a window that other programs left alone, else the best of a few."""
+    tries = []
+    for _ in range(TRIES):
+        tries.append(measure(options, work, row))
+        if tries[-1].get("others", 0) <= options.others:
+            return tries[-1]
+    return min(tries, key=lambda result: result.get("others", 1))
 
 
 def measure(options: Options, work: Work, row: tuple[str, str]) -> dict:

@@ -5,7 +5,7 @@ Shards are what `tar` would write: names in order, `000017.jpg` beside `000017.c
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from benchmarks.works import Ragged, Work, write_source
 
 FILES_PER_FOLDER = 256
 SHARD_BYTES = 128_000_000
+Fields = dict[str, bytes]
+"""A sample: the ending of each of its files, and what is in it."""
 SUFFIX = {"tokens": "bin", "blobs": "bin", "jpeg": "jpg"}
 
 
@@ -40,25 +42,35 @@ def write_files(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
 
 
 def write_tar(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
-    i = 0
-    for number in count():
-        with tarfile.open(
-            folder / f"shard-{number:05}.tar", "w", format=tarfile.USTAR_FORMAT
-        ) as out:
-            while out.offset < SHARD_BYTES and i < work.num_samples:
-                for member, data in members_of(work, i, source[i].tobytes()):
-                    info = tarfile.TarInfo(member)
-                    info.size = len(data)
-                    out.addfile(info, io.BytesIO(data))
-                i += 1
-        if i == work.num_samples:
+    kind, blobs = SUFFIX[work.name], (source[i].tobytes() for i in range(len(source)))
+    write_shards(folder, labelled(kind, blobs) if work.has_label else ({kind: b} for b in blobs))
+
+
+def labelled(kind: str, blobs: Iterable[bytes], num_labels: int = 10**6) -> Iterator[Fields]:
+    """Yield samples of a blob and a label: their number, modulo that of labels."""
+    for i, blob in enumerate(blobs):
+        yield {"cls": b"%d" % (i % num_labels), kind: blob}
+
+
+def write_shards(
+    folder: Path, samples: Iterable[Fields], *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write samples into shards that are closed when they have a size."""
+    folder.mkdir(exist_ok=True)
+    numbered = enumerate(samples)
+    item = next(numbered, None)
+    for shard in count():
+        path = folder / f"shard-{shard:05}.tar"
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as out:
+            while item is not None and out.offset < shard_bytes:
+                i, fields = item
+                for kind, data in fields.items():
+                    member = tarfile.TarInfo(f"{i:06}.{kind}")
+                    member.size = len(data)
+                    out.addfile(member, io.BytesIO(data))
+                item = next(numbered, None)
+        if item is None:
             return
-
-
-def members_of(work: Work, i: int, data: bytes) -> Iterator[tuple[str, bytes]]:
-    if work.name == "jpeg":
-        yield f"{i:06}.cls", str(i).encode()
-    yield f"{i:06}.{SUFFIX[work.name]}", data
 
 
 def shards_in(folder: Path) -> list[str]:

@@ -71,7 +71,10 @@ def module_of(task: dict) -> object:
 
 
 def about(task: dict) -> dict:
-    return {"version": importlib.metadata.version(EVERYONE[task["peer"]].distribution)}
+    try:
+        return {"version": importlib.metadata.version(EVERYONE[task["peer"]].distribution)}
+    except importlib.metadata.PackageNotFoundError:  # on the path, but not installed
+        return {"version": ""}
 
 
 MODES = {"write": write, "measure": measure, "check": check}

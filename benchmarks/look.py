@@ -1,7 +1,7 @@
 """Looking into batches: are the bytes there, are they right, whose are they, how well mixed.
 
-A batch is an array of rows (tokens), a sequence of byte strings (blobs) or a pair of images and
-labels (jpeg), in the loader's own types.
+A batch is an array of rows (tokens), or a pair: byte strings and labels (blobs), images and labels
+(jpeg), all in the loader's own types.
 """
 
 import numpy as np
@@ -48,19 +48,16 @@ def samples_of(work: Work, batch: object) -> np.ndarray | list[np.ndarray]:
     if work.name == "blobs":
         return [
             np.frombuffer(blob, np.uint8) if isinstance(blob, bytes) else np.asarray(blob)
-            for blob in batch
+            for blob in batch[0]
         ]
-    return np.asarray(batch[0] if work.name == "jpeg" else batch)
+    return np.asarray(batch[0] if work.has_label else batch)
 
 
 def ids_of(work: Work, batch: object) -> np.ndarray:
     """Return a copy of the ids that the samples of a batch carry."""
-    if work.name == "jpeg":
+    if work.has_label:
         return np.array(batch[1], np.int64).reshape(-1)
-    samples = samples_of(work, batch)
-    if work.name == "tokens":
-        return samples[:, 0].astype(np.int64)
-    return np.frombuffer(b"".join(blob[:8].tobytes() for blob in samples), "<i8")
+    return samples_of(work, batch)[:, 0].astype(np.int64)
 
 
 def mixing(batches: list[np.ndarray], num_samples: int) -> float:

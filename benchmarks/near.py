@@ -6,13 +6,12 @@ Decision 0005 rests on these. Each figure stands beside its alternative, measure
 """
 
 import contextlib
-import io
 import mmap
 import os
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from unittest import mock
@@ -20,22 +19,20 @@ from unittest import mock
 import numpy as np
 
 import penstock
+from benchmarks import loops, under_test
+from benchmarks.formats import labelled, write_shards
 from penstock.engine.reads import SampleReader
 
 ROUNDS = 3
-NUM_BLOBS, BLOB_BYTES, NUM_SHARDS = 4096, 110_000, 4
+NUM_BLOBS, BLOB_BYTES, BATCH = 4096, 110_000, 128
 
 
 def write(folder: Path) -> tuple[penstock.Dataset, penstock.Dataset]:
     rng = np.random.default_rng(0)
-    (folder / "rows").mkdir(), (folder / "blobs").mkdir()
+    (folder / "rows").mkdir()
     np.save(folder / "rows" / "rows.npy", rng.integers(0, 2**31, (200_000, 512), dtype=np.int32))
-    for shard in range(NUM_SHARDS):
-        with tarfile.open(folder / "blobs" / f"{shard}.tar", "w") as archive:
-            for i in range(NUM_BLOBS // NUM_SHARDS):
-                member = tarfile.TarInfo(f"{shard}-{i:05}.bin")
-                member.size = BLOB_BYTES
-                archive.addfile(member, io.BytesIO(rng.bytes(BLOB_BYTES)))
+    blobs = (rng.bytes(BLOB_BYTES) for _ in range(NUM_BLOBS))
+    write_shards(folder / "blobs", labelled("bin", blobs))
     os.sync()
     return penstock.open(folder / "rows"), penstock.open(folder / "blobs")
 
@@ -66,13 +63,13 @@ def copied(path: Path, mapped: bool) -> float:
 
 
 def loaded(dataset: penstock.Dataset, batches: int, threads: int | None = None) -> float:
-    """Return samples a second of a loader."""
-    with penstock.Loader(dataset, batch_size=128, epochs=None, threads=threads) as loader:
-        stream = iter(loader)
+    """Return samples a second of a loader in this process, to a loop that reads every page."""
+    options = {"batch_size": BATCH, "epochs": None, "threads": threads}
+    with penstock.Loader(dataset, **options, **under_test.workers("here")) as loader:
         begin = time.perf_counter()
-        for _ in range(batches):
-            next(stream)
-        return batches * 128 / (time.perf_counter() - begin)
+        for batch in islice(loader, batches):
+            loops.touch(batch)
+        return batches * BATCH / (time.perf_counter() - begin)
 
 
 @contextlib.contextmanager
@@ -84,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows, blobs = write(folder)
-        shard = folder / "blobs" / "0.tar"
+        shard = folder / "blobs" / "shard-00000.tar"
         pairs = [(copied(shard, True), copied(shard, False)) for _ in range(ROUNDS)]
         a, b = (median(side) for side in zip(*pairs, strict=True))
         print(f"in memory, 110 kB: mapped {a:,.0f}/s, preadv {b:,.0f}/s, ratio {a / b:.2f}")

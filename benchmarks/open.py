@@ -10,7 +10,7 @@ from benchmarks.peers import EVERYONE
 from benchmarks.works import WORKS
 
 # One process each: workers would only repeat what the first has to do.
-VARIANTS = {"torch": "w0-batch", "spdl": "t2", "hf": "map-w0", "ours": "global"}
+VARIANTS = {"torch": "w0-batch", "spdl": "t2", "hf": "map-w0", "ours": "auto"}
 TIMEOUT_S = 240
 COLUMNS = {
     "open s": lambda r: f"{r['open_s']:.3f}",

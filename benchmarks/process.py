@@ -18,6 +18,8 @@ from benchmarks.peers.setup import ROOT, python_of
 from benchmarks.works import Work
 
 REASON_CHARS = 160
+DATA = "data-2"
+"""Folder of everybody's formats. The number rises with each change of what a sample holds."""
 # A loader shares out the cores itself; pools of its numeric libraries would contend with it.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITDATA_DISABLE_VERSION_CHECK": "1"}
@@ -61,10 +63,13 @@ def run_to_end(command: list[str], out: TextIO, err: TextIO, *, timeout_s: float
 
 
 def interpreter(root: Path, peer: str) -> Path:
-    """Return the Python of a peer: Penstock has the one that runs this, the limits the base."""
-    if peer == "ours":
-        return Path(sys.executable)
-    return python_of(root, "base" if peer == "limit" else peer)
+    """Return the Python of a peer. The calling one serves where it is likely to have the packages.
+
+    So limits, Penstock and torch can be measured on a machine on which nothing can be installed.
+    """
+    python = python_of(root, "base" if peer == "limit" else peer)
+    is_here = peer in ("limit", "ours", "torch") and not python.exists()
+    return Path(sys.executable) if is_here else python
 
 
 def result_in(out: str) -> dict | None:
@@ -91,7 +96,7 @@ def task_for(root: Path, peer: str, work: Work, variant: str, mode: str, **more:
 
 
 def folder_of(root: Path, work: Work, format_name: str) -> Path:
-    return root / "data" / work.name / format_name
+    return root / DATA / work.name / format_name
 
 
 def ensure_written(root: Path, peer: str, work: Work, *, timeout_s: float = 1800) -> dict:

@@ -1,36 +1,37 @@
-"""The remote set: 4,096 samples of 110,000 bytes, in the format of each loader.
+"""The remote set: 4,096 samples of 110,000 bytes and a label, in the format of each loader.
 
-Samples are random bytes that begin with their number, so ids are seen at the far end of a loader.
-It is written once for each format below `.peers/data/remote`; a store serves one such folder.
-Shards and chunks are small enough that the smallest cache asked about holds several.
+The label is a sample's number, so ids are seen at the far end of a loader. The set is written once
+for each format below `.peers`; a store serves one such folder. Shards and chunks are small enough
+that the smallest cache asked about holds several.
 """
 
 import shutil
-import tarfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import formats
+from benchmarks.process import DATA
 from benchmarks.works import SEED, Ragged, Work, write_ragged
 
 WORK = Work(name="blobs", num_samples=4096, batch_size=256)
 """By name, blobs: what a batch looks like is the same."""
 SAMPLE_BYTES = 110_000
 SIZE_BYTES = WORK.num_samples * SAMPLE_BYTES
-SAMPLES_A_SHARD = 128
+NUM_SHARDS = 32
+SHARD_BYTES = WORK.num_samples // NUM_SHARDS * (SAMPLE_BYTES // 512 + 4) * 512
+"""In tar: two headers, and both fields in blocks of 512 bytes."""
 
 
 def samples() -> Iterator[bytes]:
     for i in range(WORK.num_samples):
         rng = np.random.default_rng([SEED, i])
-        yield i.to_bytes(8, "little") + rng.bytes(SAMPLE_BYTES - 8)
+        yield rng.bytes(SAMPLE_BYTES)
 
 
 def folder_of(root: Path, format_name: str) -> Path:
-    return root / "data" / "remote" / format_name
+    return root / DATA / "remote" / format_name
 
 
 def files_bytes(folder: Path) -> int:
@@ -50,23 +51,6 @@ def stored_bytes(root: Path, format_name: str) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def write_shards(source: Ragged, folder: Path) -> None:
-    for number, first in enumerate(range(0, WORK.num_samples, SAMPLES_A_SHARD)):
-        with tarfile.open(shard_of(folder, number), "w", format=tarfile.USTAR_FORMAT) as shard:
-            for i in range(first, min(first + SAMPLES_A_SHARD, WORK.num_samples)):
-                [(name, data)] = formats.members_of(WORK, i, source[i].tobytes())
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                shard.addfile(member, BytesIO(data))
-
-
-def shard_of(folder: Path, number: int) -> Path:
-    return folder / f"shard-{number:05}.tar"
-
-
-NUM_SHARDS = -(-WORK.num_samples // SAMPLES_A_SHARD)
-
-
 def write_own(root: Path, format_name: str, folder: Path) -> None:
     """Write the source, or one of the formats that belong to nobody."""
     if format_name == "source":
@@ -74,7 +58,9 @@ def write_own(root: Path, format_name: str, folder: Path) -> None:
     elif format_name == "files":
         formats.write_files(WORK, open_source(root), folder)
     else:
-        write_shards(open_source(root), folder)
+        source = open_source(root)
+        blobs = (source[i].tobytes() for i in range(len(source)))
+        formats.write_shards(folder, formats.labelled("bin", blobs), shard_bytes=SHARD_BYTES)
 
 
 def open_source(root: Path) -> Ragged:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import look, tree
+from benchmarks import look, loops, tree
 from benchmarks.inside import about
 from benchmarks.peers_remote import Opened, Unsupported
 from benchmarks.remote import WORK, open_source, write_own
@@ -45,12 +45,13 @@ class Run:
         self.epochs.append(ids)
         for batch in self.opened.start(number):
             got = time.perf_counter()
+            loops.touch(batch)
             ids.append(look.ids_of(WORK, batch))
             if self.source is not None:
                 self.num_wrong += differing(ids[-1], batch, self.source)
-            private = tree.memory_bytes([])["private_bytes"]
+            private = tree.memory_bytes(tree.descendants())["private_bytes"]
             self.private_peak_bytes = max(self.private_peak_bytes, private)
-            # Looking takes from the step's own time.
+            # Reading and looking take from the step's own time.
             step_s = self.task["step_s"] * len(ids[-1]) / WORK.batch_size
             time.sleep(max(0.0, got + step_s - time.perf_counter()))
             del batch  # else giving it back would count as waiting for the next one

@@ -48,14 +48,8 @@ class Row:
         return epochs_bound(SIZE_BYTES, int(self.share * SIZE_BYTES), EPOCHS)
 
     def limit_bytes(self, root: Path) -> int:
-        """Return the limit to set: a share of the set in the peer's own format, where larger.
-
-        So that the whole of it fits where the share is 1.
-        """
-        size = SIZE_BYTES
-        if self.peer != "ours":
-            size = max(size, stored_bytes(root, format_of(self.peer)))
-        return int(self.share * size)
+        """Return the limit to set: a share of the files, so that all of them fit where it is 1."""
+        return int(self.share * max(SIZE_BYTES, stored_bytes(root, format_of(self.peer))))
 
 
 EPOCHS = 3

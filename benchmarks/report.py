@@ -12,7 +12,7 @@ from benchmarks import many
 from benchmarks.compare import conditions
 from benchmarks.peers import PEERS
 from benchmarks.peers.setup import ROOT
-from benchmarks.process import ask, ensure_written, folder_of, task_for
+from benchmarks.process import DATA, ask, ensure_written, folder_of, task_for
 from benchmarks.works import WORKS
 
 Key = tuple[str, str, str]
@@ -33,7 +33,7 @@ def options_of(doc: str) -> Namespace:
 
 def many_folder(root: Path, format_name: str, peer: str) -> Path:
     """Return the folder of the large set in one format, written unless it is there."""
-    folder = root / "data" / "many" / format_name
+    folder = root / DATA / "many" / format_name
     if not folder.exists():
         ensure_written(root, peer, WORKS["tokens"])
         shutil.rmtree(partial := folder.with_name(f"{format_name}.partial"), ignore_errors=True)

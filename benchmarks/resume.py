@@ -16,7 +16,7 @@ from benchmarks.works import WORKS
 FRACTION = 0.9
 TIMEOUT_S = 240
 VARIANTS = {
-    "ours": ("global",),
+    "ours": ("auto",),
     "torch": ("w0", "w2"),
     "mosaic": ("w0", "w2"),
     "litdata": ("w0", "w2"),

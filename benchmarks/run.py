@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers import PEERS
+from benchmarks.peers import EVERYONE, PEERS
 from benchmarks.peers.setup import ROOT, make_all, python_of
 
 QUESTIONS = ("tokens", "blobs", "jpeg", "open", "resume")
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     root = given.root.resolve()
-    wanted = [peer for peer in given.peers.split(",") if peer in PEERS]
+    wanted = [peer for peer in given.peers.split(",") if peer in EVERYONE]
     missing = [peer for peer in ("base", *wanted) if not python_of(root, peer).exists()]
     if missing:
         make_all(root, [peer for peer in missing if peer != "base"])

@@ -3,11 +3,12 @@
     python -m benchmarks.stalls [--quick] [--check] [--peers ours,torch] [--shares 50,100]
                                 [--rounds 3] [--json FILE]
 
-A training step is a sleep that uses a batch 5 % more slowly than the store could bring it. `of
-no I/O` divides the time of epochs 2 and 3 by that of as many sleeps alone, measured in the same
-round. Stall shares: `1` is epoch 1 after its first second, `2-3` the epochs after it. First batches
-are counted from opening the loader (imports done), and from the start of the process. The store
-runs on the same cores; its CPU time and its worst delay stand beside.
+A training step reads a byte of each page of its batch and sleeps for the rest of its time, which is
+5 % more than the store needs to bring a batch. `of no I/O` divides the time of epochs 2 and 3 by
+that of as many steps without data, measured in the same round. Stall shares: `1` is epoch 1 after
+its first second, `2-3` the epochs after it. First batches are counted from opening the loader
+(imports done), and from the start of the process. The store runs on the same cores; its CPU time
+and its worst delay stand beside.
 """
 
 import sys

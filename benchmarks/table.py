@@ -16,6 +16,7 @@ COLUMNS = {
     "peak RSS MB": ">11",
     "private MB": ">10",
     "first batch s": ">13",
+    "others": ">6",
     "runs": ">4",
 }
 
@@ -62,6 +63,7 @@ def summary_of(peer: str, variant: str, results: list[dict], limits: dict[int, f
         "peak_rss_mb": median(r["peak_rss_bytes"] for r in good) / 1e6,
         "private_mb": median(r["private_bytes"] for r in good) / 1e6,
         "first_batch_s": median(r["first_batch_s"] for r in good),
+        "others": median(r["others"] for r in good),
         "failures": [r["failed"] for r in results if "failed" in r],
         "results": results,
     }
@@ -101,6 +103,7 @@ def row_text(row: dict) -> str:
             f"{row['peak_rss_mb']:,.0f}",
             f"{row['private_mb']:,.0f}",
             f"{row['first_batch_s']:.1f}",
+            f"{row['others']:.2f}",
             row["runs"],
         ]
     )

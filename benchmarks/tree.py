@@ -39,6 +39,12 @@ def cpu_s(children: list[int]) -> float:
     return time.process_time() + ticks / TICKS_PER_S
 
 
+def machine_s() -> float:
+    """Return the CPU seconds that all cores have worked, or were kept from us by a hypervisor."""
+    user, nice, system, _, _, *rest = Path("/proc/stat").read_text().split(maxsplit=11)[1:9]
+    return sum(map(int, (user, nice, system, *rest))) / TICKS_PER_S
+
+
 def lies_in_file(address: int) -> bool:
     """Tell whether memory is a mapped file: then nothing has been loaded so far, only promised."""
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -50,17 +56,23 @@ def lies_in_file(address: int) -> bool:
 
 
 def memory_bytes(children: list[int]) -> dict[str, int]:
-    """Return the peak of resident memory, and the part of it that is no file's, now.
+    """Return the peak of resident memory, and the memory that is no file's, now.
 
-    Pages that processes share are counted once for each: the kernel keeps a peak per process only.
+    The peak counts pages that processes share once for each, since the kernel keeps it per process;
+    the other counts them once, so batches in shared memory are not counted again by their readers.
     """
     peak, private = 0, 0
     for pid in [os.getpid(), *children]:
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:
-            continue
-        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
-        peak += kib.get("VmHWM", 0) * 1024
-        private += (kib.get("RssAnon", 0) + kib.get("RssShmem", 0)) * 1024
+        peak += kib_of(pid, "status").get("VmHWM", 0) * 1024
+        shares = kib_of(pid, "smaps_rollup")
+        private += (shares.get("Pss_Anon", 0) + shares.get("Pss_Shmem", 0)) * 1024
     return {"peak_rss_bytes": peak, "private_bytes": private}
+
+
+def kib_of(pid: int, name: str) -> dict[str, int]:
+    """Return the sizes in a file of /proc/PID; none of a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/{name}").read_text().splitlines()
+    except OSError:
+        return {}
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}

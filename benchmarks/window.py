@@ -1,4 +1,4 @@
-"""The timed window: how fast batches arrive at a loop that does nothing else.
+"""The timed window: how fast batches arrive at a loop that reads them (`loops.touch`).
 
 A loader is seen as `start(epoch)`, an iterable of the batches of one epoch. The clock runs between
 the first batch of an epoch and its last, over as many epochs as the window needs: waiting for the
@@ -8,12 +8,13 @@ has made ready before its first batch counts in its favour, for every loader ali
 Looking into a batch (`look`) happens outside of the window only.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from benchmarks import look, tree
+from benchmarks import look, loops, tree
 from benchmarks.works import Ragged, Work
 
 Start = Callable[[int], Iterable]
@@ -29,16 +30,23 @@ class Window:
         self.samples = 0
         self.seconds = 0.0
         self.cpu_s = 0.0
+        self.machine_s = 0.0
         self.children: list[int] = []
 
     def go(self) -> None:
-        self.children = tree.descendants()
-        self.cpu_at = tree.cpu_s(self.children)
+        self.cpu_at, self.machine_at = tree.cpu_s(tree.descendants()), tree.machine_s()
         self.at = time.perf_counter()
 
     def stop(self) -> None:
         self.seconds += time.perf_counter() - self.at
+        self.children = tree.descendants()  # Loaders start workers when they find that they help.
         self.cpu_s += tree.cpu_s(self.children) - self.cpu_at
+        self.machine_s += tree.machine_s() - self.machine_at
+
+    @property
+    def others(self) -> float:
+        """The share of the machine that other programs took."""
+        return max(0.0, self.machine_s - self.cpu_s) / (self.seconds * (os.cpu_count() or 1))
 
 
 def measure(start: Start, work: Work, source: np.ndarray | Ragged, *, seconds: float) -> dict:
@@ -59,6 +67,7 @@ def measure(start: Start, work: Work, source: np.ndarray | Ragged, *, seconds: f
         "samples": window.samples,
         "seconds": window.seconds,
         "cpu_s": window.cpu_s,
+        "others": window.others,
         "first_batch_at": first_at,
         "mixing": seen.mixing(),
         "wrong": seen.num_wrong,
@@ -97,6 +106,7 @@ def run_for(epochs: Epochs, work: Work, seconds: float) -> Window:
     while True:
         ends_at = window.at + seconds - window.seconds
         for batch in epochs.batches:
+            loops.touch(batch)
             window.samples += num_samples_of(work, batch)
             if time.perf_counter() >= ends_at:
                 window.stop()
@@ -109,4 +119,4 @@ def run_for(epochs: Epochs, work: Work, seconds: float) -> Window:
 
 
 def num_samples_of(work: Work, batch: object) -> int:
-    return len(batch[1]) if work.name == "jpeg" else len(batch)
+    return len(batch[1]) if work.has_label else len(batch)

@@ -1,8 +1,9 @@
 """What is loaded: three sets of samples, each made from a seed, each sample carrying its own id.
 
-A source is what everybody's format is written from, and what the limits read. Ids travel inside the
-samples (first int of a row, first eight bytes of a blob, label of an image), so that order and
-completeness are seen at the far end of a loader instead of being believed.
+A source is what everybody's format is written from, and what the limits read. Rows of tokens have
+one field; blobs and images have a label beside them, as nearly every real set has. Each sample
+carries its id (the first int of a row, the label of the others), so order and completeness are
+observed at the far end of a loader.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ class Work:
     def num_batches(self) -> int:
         """Batches of an epoch, the short last one included."""
         return -(-self.num_samples // self.batch_size)
+
+    @property
+    def has_label(self) -> bool:
+        """Whether a sample has a second field: its number, as a label."""
+        return self.name != "tokens"
 
 
 WORKS = {
@@ -98,10 +104,10 @@ def write_tokens(work: Work, folder: Path) -> None:
 
 
 def blob(i: int) -> bytes:
-    """Return about 110 KB that start with the id; sizes vary by about a third, as photos do."""
+    """Return about 110 KB; sizes vary by about a third, as photos do."""
     rng = np.random.default_rng([SEED, i])
     size = int(np.clip(rng.gamma(9, 110_000 / 9), 20_000, 400_000))
-    return i.to_bytes(8, "little") + rng.bytes(size - 8)
+    return rng.bytes(size)
 
 
 def write_ragged(folder: Path, samples: object) -> None:

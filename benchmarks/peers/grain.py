@@ -36,8 +36,7 @@ def write(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
         path = folder / f"{start:08}.array_record"
         out = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
         for i in range(start, min(start + RECORDS_PER_FILE, work.num_samples)):
-            label = i.to_bytes(LABEL_BYTES, "little") if work.name == "jpeg" else b""
-            out.write(label + source[i].tobytes())
+            out.write(i.to_bytes(LABEL_BYTES, "little") + source[i].tobytes())
         out.close()
 
 
@@ -50,9 +49,9 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
 
 def batches(work: Work, folder: Path, variant: str, epoch: int) -> grain.IterDataset:
     samples = grain.MapDataset.source(source_of(work, folder)).shuffle(seed=SEED + epoch)
-    if work.name == "jpeg":
-        samples = samples.map(image)
-    batch_fn = {"batch_fn": list} if work.name == "blobs" else {}
+    if work.has_label:
+        samples = samples.map(image if work.name == "jpeg" else blob)
+    batch_fn = {"batch_fn": listed} if work.name == "blobs" else {}
     whole = samples.batch(work.batch_size, drop_remainder=False, **batch_fn)
     read = whole.to_iter_dataset(read_options(work, variant))
     if variant == "w0":
@@ -92,6 +91,15 @@ def source_of(work: Work, folder: Path) -> Rows | grain.sources.ArrayRecordDataS
     if work.name == "tokens":
         return Rows(folder)
     return grain.sources.ArrayRecordDataSource(sorted(map(str, folder.iterdir())))
+
+
+def blob(record: bytes) -> tuple[bytes, int]:
+    return record[LABEL_BYTES:], int.from_bytes(record[:LABEL_BYTES], "little")
+
+
+def listed(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], np.ndarray]:
+    blobs, labels = zip(*samples, strict=True)
+    return list(blobs), np.array(labels)
 
 
 def image(record: bytes) -> tuple[np.ndarray, int]:

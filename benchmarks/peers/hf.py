@@ -12,10 +12,11 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from benchmarks.works import ROW_LENGTH, Ragged, Work
 
+LABELLED = {"data": datasets.Value("large_binary"), "label": datasets.Value("int64")}
 FEATURES = {
     "tokens": {"data": datasets.List(datasets.Value("int32"), length=ROW_LENGTH)},
-    "blobs": {"data": datasets.Value("large_binary")},
-    "jpeg": {"data": datasets.Value("large_binary"), "label": datasets.Value("int64")},
+    "blobs": LABELLED,
+    "jpeg": LABELLED,
 }
 
 
@@ -23,7 +24,7 @@ def write(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
     def samples() -> Iterator[dict]:
         for i in range(work.num_samples):
             data = source[i] if work.name == "tokens" else source[i].tobytes()
-            yield {"data": data, "label": i} if work.name == "jpeg" else {"data": data}
+            yield {"data": data, "label": i} if work.has_label else {"data": data}
 
     features = datasets.Features(FEATURES[work.name])
     cache = str(folder / "cache")
@@ -39,10 +40,10 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
     elif work.name == "jpeg":
         samples = samples.with_transform(images)
     batches = BatchSampler(RandomSampler(samples), work.batch_size, drop_last=False)
-    workers = int(variant[-1])
+    workers = int(variant.rpartition("w")[2])
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     loader = DataLoader(samples, sampler=batches, batch_size=None, **options)
-    take = itemgetter("data", "label") if work.name == "jpeg" else itemgetter("data")
+    take = itemgetter("data", "label") if work.has_label else itemgetter("data")
     return lambda _: map(take, loader)
 
 
@@ -50,7 +51,7 @@ def open_stateful(work: Work, folder: Path, variant: str) -> object:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     samples = datasets.load_from_disk(str(folder / "set")).with_format("torch")
-    options = {"shuffle": True, "num_workers": int(variant[-1]), "collate_fn": rows}
+    options = {"shuffle": True, "num_workers": int(variant.rpartition("w")[2]), "collate_fn": rows}
     return StatefulDataLoader(samples, work.batch_size, **options)
 
 

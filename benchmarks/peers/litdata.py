@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 
+from benchmarks.peers.torch import listed
 from benchmarks.works import ROW_LENGTH, SEED, Ragged, Work, open_source
 
 CHUNK_BYTES = "64MB"
@@ -18,13 +19,12 @@ class Sample:
     def __init__(self, work: Work, folder: Path) -> None:
         self.work, self.folder, self.source = work, folder, None
 
-    def __call__(self, i: int) -> torch.Tensor | bytes | tuple[bytes, int]:
+    def __call__(self, i: int) -> torch.Tensor | tuple[bytes, int]:
         if self.source is None:
             self.source = open_source(self.work, self.folder)
         if self.work.name == "tokens":
             return torch.from_numpy(np.array(self.source[i]))
-        data = self.source[i].tobytes()
-        return (data, i) if self.work.name == "jpeg" else data
+        return self.source[i].tobytes(), i
 
 
 def write(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
@@ -60,13 +60,17 @@ def open_stateful(work: Work, folder: Path, variant: str) -> StreamingDataLoader
         item_shuffle_window="full",
         batch_decode=0,
         # Its blobs are views of a mapped file: no byte has moved until one takes a copy.
-        transform={"jpeg": image, "blobs": bytes}.get(work.name),
+        transform={"jpeg": image, "blobs": blob}.get(work.name),
     )
     workers = int(variant[1:])
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     if work.name == "blobs":
-        options["collate_fn"] = list
+        options["collate_fn"] = listed
     return StreamingDataLoader(samples, batch_size=work.batch_size, **options)
+
+
+def blob(sample: tuple[bytes, int]) -> tuple[bytes, int]:
+    return bytes(sample[0]), sample[1]
 
 
 def image(sample: tuple[bytes, int]) -> tuple[np.ndarray, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.works import ROW_LENGTH, SEED, Ragged, Work
@@ -33,7 +34,7 @@ from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
 COLUMNS = {
     "tokens": {"data": f"ndarray:int32:{ROW_LENGTH}"},
-    "blobs": {"data": "bytes"},
+    "blobs": {"data": "bytes", "label": "int"},
     "jpeg": {"data": "bytes", "label": "int"},
 }
 
@@ -52,12 +53,12 @@ def write(work: Work, source: np.ndarray | Ragged, folder: Path) -> None:
     with MDSWriter(out=str(folder), columns=COLUMNS[work.name], exist_ok=True) as out:
         for i in range(work.num_samples):
             data = source[i] if work.name == "tokens" else source[i].tobytes()
-            out.write({"data": data, "label": i} if work.name == "jpeg" else {"data": data})
+            out.write({"data": data, "label": i} if work.has_label else {"data": data})
 
 
 def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Iterator]:
     loader = torch_loader(work, folder, variant)
-    if work.name == "jpeg":
+    if work.has_label:
         return lambda _: iter(loader)
     return lambda _: map(itemgetter("data"), loader)
 
@@ -69,7 +70,7 @@ def torch_loader(work: Work, folder: Path, variant: str) -> DataLoader:
     samples = kind(local=str(folder), shuffle=True, shuffle_seed=SEED, **size)
     workers = int(variant[1:])
     if work.name == "blobs":
-        size["collate_fn"] = blobs
+        size["collate_fn"] = listed
     return DataLoader(samples, num_workers=workers, persistent_workers=workers > 0, **size)
 
 
@@ -87,5 +88,6 @@ def open_stateful(work: Work, folder: Path, variant: str) -> Stateful:
     return Stateful(samples, num_workers=int(variant[1:]), **size)
 
 
-def blobs(samples: list[dict]) -> dict:
-    return {"data": [sample["data"] for sample in samples]}
+def listed(samples: list[dict]) -> tuple[list[bytes], torch.Tensor]:
+    labels = torch.tensor([sample["label"] for sample in samples])
+    return [sample["data"] for sample in samples], labels

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch  # noqa: F401
 
 import penstock
+from benchmarks import under_test
 from benchmarks.works import SEED, Work
 
 
@@ -21,13 +22,14 @@ def loader_of(work: Work, folder: Path, variant: str, *, epochs: int | None) -> 
         batch_size=work.batch_size,
         epochs=epochs,
         seed=SEED,
-        shuffle=variant,
+        shuffle="global",
         transform=resized if work.name == "jpeg" else None,
+        **under_test.workers(variant),
     )
 
 
 def epoch_of(batches: Iterator, work: Work) -> Iterator:
-    """Yield the batches of an epoch. The last is filled up to full size: cut off what is over."""
+    """Yield the batches of an epoch. Tokens have an incomplete last one, which comes filled up."""
     for _ in range(work.num_samples // work.batch_size):
         yield next(batches)
     if over := work.num_samples % work.batch_size:
@@ -42,7 +44,7 @@ def resized(sample: dict) -> dict:
 
 BATCH = {
     "tokens": lambda batch: batch["data"],
-    "blobs": lambda batch: batch["bin"],
+    "blobs": lambda batch: (batch["bin"], batch["cls"]),
     "jpeg": lambda batch: (batch["jpg"], batch["cls"]),
 }
 

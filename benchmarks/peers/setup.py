@@ -13,7 +13,7 @@ import sys
 import venv
 from pathlib import Path
 
-from benchmarks.peers import PEERS
+from benchmarks.peers import EVERYONE, PEERS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -34,7 +34,7 @@ def make_env(root: Path, name: str, packages: list[str]) -> None:
     if name != "base":
         (site_packages(folder) / "base.pth").write_text(f"{site_packages(root / 'env' / 'base')}\n")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "-c", str(CONSTRAINTS)]
-    subprocess.run([*pip, *packages], check=True)
+    subprocess.run([*pip, *packages], check=True, cwd=ROOT)
 
 
 def site_packages(env: Path) -> Path:
@@ -46,9 +46,10 @@ def make_all(root: Path, names: list[str]) -> list[str]:
     make_env(root, "base", BASE)
     failed = []
     for name in names:
-        print(f"{name}: {' '.join(PEERS[name].packages)}", flush=True)
+        packages = EVERYONE[name].packages
+        print(f"{name}: {' '.join(packages)}", flush=True)
         try:
-            make_env(root, name, [TORCH, *PEERS[name].packages])
+            make_env(root, name, [TORCH, *packages])
         except subprocess.CalledProcessError as error:
             failed.append(name)
             print(f"{name}: failed, pip returned {error.returncode}", flush=True)
@@ -57,7 +58,7 @@ def make_all(root: Path, names: list[str]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peers", default=",".join(["ours", *PEERS]))
     parser.add_argument("--root", type=Path, default=ROOT / ".peers")
     options = parser.parse_args()
     failed = make_all(options.root.resolve(), options.peers.split(","))

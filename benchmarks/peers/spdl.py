@@ -41,8 +41,8 @@ def batch_maker(work: Work, folder: Path) -> Callable[[np.ndarray], object]:
     return partial(images if work.name == "jpeg" else blobs, paths)
 
 
-def blobs(paths: list[str], ids: np.ndarray) -> list[bytes]:
-    return [read(paths[i]) for i in ids]
+def blobs(paths: list[str], ids: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+    return [read(paths[i]) for i in ids], ids
 
 
 def read(path: str) -> bytes:

@@ -30,7 +30,7 @@ class Rows:
 
 
 class Files:
-    """A file for each sample."""
+    """A file for each sample; its number is the label, as a folder's name is in torchvision."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self.paths = [str(file_of(work, folder, i)) for i in range(work.num_samples)]
@@ -38,18 +38,19 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, i: int) -> bytes:
+    def __getitem__(self, i: int) -> tuple[bytes, int]:
         with open(self.paths[i], "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read()
+            return file.read(), i
 
 
 class Images(Files):
-    """A file for each image, decoded, with its number as the label."""
+    """The same, decoded."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         from benchmarks.images import decode
 
-        return torch.from_numpy(decode(super().__getitem__(i))), i
+        data, label = super().__getitem__(i)
+        return torch.from_numpy(decode(data)), label
 
 
 def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Iterator]:
@@ -64,7 +65,7 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
     samples = {"tokens": lambda: Rows(folder), "jpeg": lambda: Images(work, folder)}
     samples = samples.get(work.name, lambda: Files(work, folder))()
     if work.name == "blobs":  # of differing lengths, so they stay a list
-        options["collate_fn"] = pack if how == "pack" else list
+        options["collate_fn"] = pack if how == "pack" else listed
     loader = DataLoader(samples, work.batch_size, shuffle=True, **options)
     return lambda _: map(unpack, loader) if how == "pack" else iter(loader)
 
@@ -77,10 +78,17 @@ def open_stateful(work: Work, folder: Path, variant: str) -> object:
     )
 
 
-def pack(blobs: list[bytes]) -> tuple[torch.Tensor, list[int]]:
+def listed(samples: list[tuple[bytes, int]]) -> tuple[list[bytes], torch.Tensor]:
+    blobs, labels = zip(*samples, strict=True)
+    return list(blobs), torch.tensor(labels)
+
+
+def pack(samples: list[tuple[bytes, int]]) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    blobs, labels = listed(samples)
     joined = torch.frombuffer(bytearray(b"".join(blobs)), dtype=torch.uint8)
-    return joined, [len(blob) for blob in blobs]
+    return joined, [len(blob) for blob in blobs], labels
 
 
-def unpack(packed: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, ...]:
-    return packed[0].split(packed[1])
+def unpack(packed: tuple[torch.Tensor, list[int], torch.Tensor]) -> tuple[tuple, torch.Tensor]:
+    joined, lengths, labels = packed
+    return joined.split(lengths), labels

@@ -8,6 +8,7 @@ import torch
 import webdataset as wds
 
 from benchmarks.formats import shards_in
+from benchmarks.peers.torch import listed
 from benchmarks.works import SEED, Work
 
 BUFFER_SAMPLES = 1000
@@ -17,7 +18,7 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
     shards = shards_in(folder)
     samples = wds.WebDataset(shards, shardshuffle=len(shards), detshuffle=True, seed=SEED)
     samples = samples.shuffle(BUFFER_SAMPLES)
-    samples = samples.map(image if work.name == "jpeg" else data)
+    samples = samples.map({"tokens": row, "blobs": blob, "jpeg": image}[work.name])
     batches = samples.batched(work.batch_size, collation_fn=COLLATE[work.name], partial=True)
     workers = int(variant[1:])
     options = {"num_workers": workers, "persistent_workers": workers > 0}
@@ -25,8 +26,12 @@ def open_loader(work: Work, folder: Path, variant: str) -> Callable[[int], Itera
     return lambda _: iter(loader)
 
 
-def data(sample: dict) -> bytes:
+def row(sample: dict) -> bytes:
     return sample["bin"]
+
+
+def blob(sample: dict) -> tuple[bytes, int]:
+    return sample["bin"], int(sample["cls"])
 
 
 def image(sample: dict) -> tuple[np.ndarray, int]:
@@ -45,4 +50,4 @@ def images(samples: list[tuple[np.ndarray, int]]) -> tuple[torch.Tensor, torch.T
     return torch.from_numpy(np.stack(pixels)), torch.tensor(labels)
 
 
-COLLATE = {"tokens": rows, "blobs": list, "jpeg": images}
+COLLATE = {"tokens": rows, "blobs": listed, "jpeg": images}

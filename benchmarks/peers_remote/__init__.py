@@ -23,7 +23,7 @@ class Opened:
     """A loader that is about to be iterated."""
 
     start: Callable[[int], Iterable]
-    """Returns the batches of an epoch, each a sequence of byte strings."""
+    """Returns the batches of an epoch, each a sequence of byte strings and an array of labels."""
     close: Callable[[], dict] = dict
     """Ends it, and returns what it counted itself."""
 

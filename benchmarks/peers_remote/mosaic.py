@@ -20,7 +20,7 @@ def write(source: Ragged, folder: Path) -> None:
         out=str(folder), columns=columns, size_limit=SHARD_BYTES, exist_ok=True
     ) as out:
         for i in range(WORK.num_samples):
-            out.write({"data": source[i].tobytes()})
+            out.write({"data": source[i].tobytes(), "label": i})
 
 
 def open_loader(task: dict) -> Opened:
@@ -51,7 +51,7 @@ def open_loader(task: dict) -> Opened:
 
 
 def packed(samples: list[dict]) -> tuple:
-    return pack([sample["data"] for sample in samples])
+    return pack([(sample["data"], sample["label"]) for sample in samples])
 
 
 def blocks(task: dict) -> dict:

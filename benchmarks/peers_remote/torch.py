@@ -27,7 +27,7 @@ class Objects:
     def __len__(self) -> int:
         return WORK.num_samples
 
-    def __getitem__(self, i: int) -> bytes:
+    def __getitem__(self, i: int) -> tuple[bytes, int]:
         if self.mine is None:
             self.mine = threading.local()
         if not hasattr(self.mine, "connection"):
@@ -37,7 +37,7 @@ class Objects:
         data = answer.read()
         if answer.status != 200:
             raise OSError(f"sample {i}: status {answer.status}")
-        return data
+        return data, i
 
 
 class Threaded(Objects):
@@ -45,7 +45,7 @@ class Threaded(Objects):
 
     pool = None
 
-    def __getitems__(self, ids: list[int]) -> list[bytes]:
+    def __getitems__(self, ids: list[int]) -> list[tuple[bytes, int]]:
         if self.pool is None:
             self.mine = threading.local()
             self.pool = ThreadPoolExecutor(THREADS)

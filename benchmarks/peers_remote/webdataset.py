@@ -3,7 +3,7 @@
 import webdataset as wds
 
 from benchmarks.peers.torch import pack, unpack
-from benchmarks.peers.webdataset import BUFFER_SAMPLES, data
+from benchmarks.peers.webdataset import BUFFER_SAMPLES, blob
 from benchmarks.peers_remote import Opened
 from benchmarks.remote import NUM_SHARDS, WORK
 from benchmarks.works import SEED
@@ -21,7 +21,7 @@ def open_loader(task: dict) -> Opened:
             cache_size=task["limit_bytes"],
         )
         .shuffle(BUFFER_SAMPLES)
-        .map(data)
+        .map(blob)
         .batched(WORK.batch_size, collation_fn=pack, partial=True)
     )
     workers = int(task["variant"][1:])
