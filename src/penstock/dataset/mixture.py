@@ -17,6 +17,11 @@ from penstock.dataset.part import Ints, merge_fields
 from penstock.errors import OptionError
 
 
+def datasets_of(dataset: Dataset | Mixture) -> list[Dataset]:
+    """Return the data sets of a mixture, or the one that it is."""
+    return list(dataset.datasets) if isinstance(dataset, Mixture) else [dataset]
+
+
 class Mixture(Sequence[dict[str, Any]]):
     """Data sets and the share of the stream that each of them gets.
 

@@ -19,7 +19,7 @@ import xxhash
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.formats.base import Block
-from penstock.dataset.mixture import Mixture
+from penstock.dataset.mixture import Mixture, datasets_of
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
 from penstock.engine.job import Group, Piece
@@ -292,8 +292,7 @@ class Holding:
 
 def _passed_by(dataset: Dataset | Mixture) -> dict[int, PassedBytes]:
     """Return what was read to index data sets, by the numbers of their parts."""
-    datasets = dataset.datasets if isinstance(dataset, Mixture) else [dataset]
-    by_part = [one.passed for one in datasets for _ in one.bound]
+    by_part = [one.passed for one in datasets_of(dataset) for _ in one.bound]
     return {number: passed for number, passed in enumerate(by_part) if passed is not None}
 
 

@@ -14,7 +14,7 @@ from penstock.engine.engine import RunStart
 from penstock.engine.job import Slot
 from penstock.engine.options import LoaderOptions
 from penstock.engine.shared import Parcel
-from penstock.engine.stats import Counted
+from penstock.engine.stats import Counted, MemoryStats, Seen
 from penstock.engine.worker import WorkerJob
 
 
@@ -90,6 +90,16 @@ class EngineAnswer:
 
     value: Any = None
     error: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTold:
+    """What the engine knows of itself."""
+
+    seen: Seen
+    counted: Counted
+    events: tuple[str, ...]
+    memory: MemoryStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,11 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from penstock.dataset.mixture import datasets_of
 from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.engine import Apart, Engine
 from penstock.engine.errors_apart import packed_error, unpacked_error
@@ -25,6 +28,7 @@ from penstock.engine.messages import (
     BeginRun,
     EngineAnswer,
     EngineQuestion,
+    EngineTold,
     FrontNotice,
     LogLine,
     MadeBatches,
@@ -33,8 +37,10 @@ from penstock.engine.messages import (
 )
 from penstock.engine.runner import Runner
 from penstock.engine.shared import Outbox, Parcel, SharedPool, SharedSegments, packed
+from penstock.engine.stats import MemoryStats
 from penstock.engine.worker_number import WorkerNumber
 from penstock.engine.workers import Workers, wait_for
+from penstock.storage.passing import PassedBytes
 from penstock.trace import Recorder
 from penstock.world import World
 
@@ -207,22 +213,28 @@ class EngineProcess:
         logger.setLevel(logging.INFO)
         threading.Thread(target=self._hear, name="penstock-hear", daemon=True).start()
         while True:
-            ask: EngineQuestion = pickle.loads(self._control.receive()[0])
+            frame, files = self._control.receive()
+            ask: EngineQuestion = pickle.loads(frame)
             try:
-                answer = EngineAnswer(value=self._answer(ask))
+                answer = EngineAnswer(value=self._answer(ask, files))
             except BaseException as error:
                 answer = EngineAnswer(error=packed_error(error))
             self._control.send(pickle.dumps(answer))
             if ask.word == "close":
                 return
 
-    def _answer(self, ask: EngineQuestion) -> Any:
+    def _answer(self, ask: EngineQuestion, files: list[int]) -> Any:
+        if ask.word == "passed":
+            datasets = datasets_of(self._engine.options.dataset)
+            for (number, ranges), file in zip(ask.value, files, strict=True):
+                datasets[number].passed = PassedBytes.taken_over(file, ranges)
+            return None
         if ask.word == "begin":
             return self._begin(ask.value)
         if ask.word == "end":
             return self._end()
         if ask.word == "stats":
-            return self._engine.seen(), self.counted(), tuple(self._workers.events)
+            return self._told()
         if ask.word == "machine":
             live = self._engine.live_rates()
             return None if live is None else live.machine()
@@ -232,8 +244,23 @@ class EngineProcess:
         if ask.word == "pids":
             return self._workers.pids()
         assert ask.word == "close", ask
+        told = self._told()
         self.close()
-        return self._engine.seen(), self.counted(), tuple(self._workers.events)
+        return replace(told, seen=self._engine.seen(), counted=self.counted())
+
+    def _told(self) -> EngineTold:
+        pids = [os.getpid(), *self._workers.pids()]
+        memory = MemoryStats(
+            shared_bytes=self._pool.segments.size_bytes,
+            private_bytes=sum(map(private_bytes, pids)),
+            num_processes=len(pids),
+        )
+        return EngineTold(
+            seen=self._engine.seen(),
+            counted=self.counted(),
+            events=tuple(self._workers.events),
+            memory=memory,
+        )
 
     def close(self) -> None:
         """End the run and its workers; leave tiers and other nodes."""
@@ -314,6 +341,16 @@ class EngineProcess:
                 sent_bytes=made.sent_bytes,
             )
             self._batches.send(pickle.dumps(data, 5), files)
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory that a process shares with nobody; 0 where that is hidden."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    lines = (line.split() for line in text.splitlines() if line.startswith("Private_"))
+    return sum(int(words[1]) << 10 for words in lines)
 
 
 def run_engine(payload: Payload, ends: list[socket.socket], spawner: FrameChannel) -> None:

@@ -112,6 +112,11 @@ class SharedSegments:
     def __getitem__(self, number: int) -> SharedSegment:
         return self._segments[number]
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(segment.size_bytes for segment in list(self._segments.values()))
+
     def at(self, address: int) -> SharedSegment | None:
         """Return the segment that begins at an address."""
         return next((s for s in list(self._segments.values()) if s.address == address), None)

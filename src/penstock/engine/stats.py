@@ -50,6 +50,18 @@ class PeerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStats:
+    """What engine and workers take, beside the training process."""
+
+    shared_bytes: int
+    """Shared memory: batches that are made ahead, on their way or kept by the training loop."""
+    private_bytes: int
+    """Memory that each of them has for itself, all together; what they were forked with and did
+    not change counts for none of them."""
+    num_processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """What an engine has counted so far."""
 
@@ -103,6 +115,8 @@ class Stats(Counted):
     """Bytes of batches that were copied to the training process, not shared with it."""
     workers: str = ""
     """Where batches were made, and why there."""
+    memory: MemoryStats | None = None
+    """What processes of their own take; None where there are none."""
     elapsed_s: float = 0.0
     """Time spent inside iterations, waits and the training loop's own work together."""
     tiers: tuple[TierStats, ...] = ()
@@ -143,6 +157,14 @@ class Stats(Counted):
         ]
         if self.workers:
             lines.append(f"  batches were made {self.workers}")
+        if self.memory is not None:
+            lines.append(
+                f"  {self.memory.num_processes} processes with "
+                f"{show_bytes(self.memory.shared_bytes)} of shared memory and "
+                f"{show_bytes(self.memory.private_bytes)} of their own"
+            )
+        if self.sent_bytes:
+            lines.append(f"  {show_bytes(self.sent_bytes)} were copied to this process")
         for name, source in self.sources.items():
             lines.append(
                 f"  {name}: {show_bytes(source.size_bytes)} in {show_count(source.requests)} reads"

@@ -31,9 +31,6 @@ from penstock.engine.sinks import FieldPiece, Pieces, Sinks
 from penstock.engine.stats import Counters
 from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkReply, WorkRequest
 
-_RAW_BYTES_KEPT = 32 << 20
-"""Private memory for the bytes of samples that is kept for the next ones."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob:
@@ -41,8 +38,9 @@ class WorkerJob:
 
     dataset: Dataset | Mixture
     wishes: Wishes
-    shared_bytes: int
-    """Shared memory of its own that a worker keeps for results that have no place yet."""
+    kept_bytes: int
+    """Memory that a worker keeps for the bytes of samples, and as much shared memory for results
+    that have no place yet."""
     at_random: bool
 
 
@@ -55,11 +53,11 @@ class WorkerProcess:
         self._maker = SampleMaker(job.wishes, seeds=True)
         # Two tables: what goes out must refer to segments of this process, never to the engine's.
         own = SharedSegments()
-        self._pool = SharedPool(job.shared_bytes, own)
+        self._pool = SharedPool(job.kept_bytes, own)
         self._outbox = Outbox(own)
         self._inbox = Inbox(SharedSegments())
         self._counters = Counters()
-        self._private = BufferPool(_RAW_BYTES_KEPT)
+        self._private = BufferPool(job.kept_bytes)
         self._reader = SampleReader(self._private, self._counters, at_random=job.at_random)
 
     def run(self) -> None:

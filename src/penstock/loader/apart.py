@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.mixture import datasets_of
 from penstock.engine.build import wishes_of
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.convert import pinned_memory
@@ -36,6 +37,7 @@ from penstock.engine.messages import (
     BeginRun,
     EngineAnswer,
     EngineQuestion,
+    EngineTold,
     FrontNotice,
     LogLine,
     MadeBatches,
@@ -59,8 +61,9 @@ _DEATHS_S = 3600.0
 _CLOSE_S = 15.0
 """How long engine and workers have to end."""
 _TORCH = ("torch", "torchvision")
-_WORKER_BYTES = 32 << 20
-"""Shared memory that a worker keeps for results that have no place in a batch yet."""
+_WORKER_BYTES_MAX, _WORKER_SHARE = 32 << 20, 64
+"""Memory that a worker keeps for the next samples: at most so much, and such a part of what may be
+made ahead."""
 _log = logging.getLogger("penstock.loader")
 
 
@@ -78,7 +81,7 @@ def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
     job = WorkerJob(
         dataset=options.dataset,
         wishes=wishes_of(options),
-        shared_bytes=_WORKER_BYTES,
+        kept_bytes=min(_WORKER_BYTES_MAX, options.look_ahead_bytes // _WORKER_SHARE),
         at_random=options.order.mode != "sequential",
     )
     out = io.BytesIO()
@@ -111,9 +114,9 @@ class EngineClient:
         self.counted = Counted()
         """What all engines of this loader have counted."""
         self._counted_before = Counted()
-        self._seen = Seen()
+        self._told = EngineTold(seen=Seen(), counted=Counted(), events=())
         self.events: list[str] = []
-        self._worker_events: tuple[str, ...] = ()
+        """What happened to engines, in sentences."""
         self._finalizer: Callable[[], Any] | None = None
         # One question at a time; `end` may be called by the garbage collector inside of another.
         self._asking = threading.Lock()
@@ -135,6 +138,16 @@ class EngineClient:
             self._spawner.send(b"E", [control.fileno(), batches.fileno()])
         frame = self._from_spawner()
         self.engine_pid = int(frame[1:])
+        self._hand_over_passed()
+
+    def _hand_over_passed(self) -> None:
+        """Give the engine what was read to index the data: it fills the tiers."""
+        passed = [(n, d.passed) for n, d in enumerate(datasets_of(self._options.dataset))]
+        given = [(n, p.handed_over()) for n, p in passed if p is not None]
+        if given:
+            self._ask("passed", [(n, r) for n, (_, r) in given], [f for _, (f, _) in given])
+        for dataset in datasets_of(self._options.dataset):
+            dataset.passed = None
 
     def _start_spawner(self) -> None:
         self._spawner = new_spawner(_modules_of(self._options, self._payload))
@@ -162,14 +175,14 @@ class EngineClient:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def _ask(self, word: str, value: Any = None) -> Any:
+    def _ask(self, word: str, value: Any = None, files: Sequence[int] = ()) -> Any:
         with self._asking:
-            return self._asked(word, value)
+            return self._asked(word, value, files)
 
-    def _asked(self, word: str, value: Any = None) -> Any:
+    def _asked(self, word: str, value: Any = None, files: Sequence[int] = ()) -> Any:
         assert self._control is not None
         question = EngineQuestion(word=word, value=value)
-        self._control.send(pickle.dumps(question))
+        self._control.send(pickle.dumps(question), files)
         while True:
             found = pickle.loads(self._control.receive()[0])
             if isinstance(found, EngineAnswer):
@@ -287,6 +300,8 @@ class EngineClient:
         self._batches.close()
         self._control = self._batches = None
         self._counted_before = self.counted
+        self.events += self._told.events
+        self._told = replace(self._told, events=())
         try:
             frame = self._from_spawner()
         except EngineError:
@@ -295,16 +310,17 @@ class EngineClient:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
         return f"the engine (process {self.engine_pid}) was ended {how}"
 
-    def stats(self) -> tuple[Seen, tuple[str, ...]]:
-        """Return what is known of tiers and other nodes, and what happened to our processes."""
+    def told(self) -> EngineTold:
+        """Return what the engine knows, or last said; counts are those of all engines."""
         if self._control is not None and self._is_mine():
             with suppress(ChannelClosed):
                 self._take(self._ask("stats"))
-        return self._seen, (*self.events, *self._worker_events)
+        told = self._told
+        return replace(told, counted=self.counted, events=(*self.events, *told.events))
 
-    def _take(self, found: tuple[Seen, Counted, tuple[str, ...]]) -> None:
-        self._seen, counted, self._worker_events = found
-        self.counted = self._counted_before + counted
+    def _take(self, told: EngineTold) -> None:
+        self._told = told
+        self.counted = self._counted_before + told.counted
 
     def machine(self) -> Machine | None:
         """Return the machine as the engine sees it."""

@@ -6,8 +6,7 @@ import multiprocessing
 import sys
 import threading
 
-from penstock.dataset.dataset import Dataset
-from penstock.dataset.mixture import Mixture
+from penstock.dataset.mixture import datasets_of
 from penstock.engine.choice import WorkerFacts
 from penstock.engine.options import LoaderOptions
 from penstock.loader.apart import payload_of
@@ -30,7 +29,7 @@ def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:
         is_worker=_is_worker(),
         is_in_memory=in_memory,
         has_functions=options.transform is not None or options.collate is not None,
-        data_bytes=sum(d.size_bytes for d in _datasets(options.dataset)),
+        data_bytes=sum(d.size_bytes for d in datasets_of(options.dataset)),
         unpicklable=unpicklable,
     )
     return facts, payload
@@ -38,10 +37,6 @@ def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:
 
 def _number_of(options: LoaderOptions) -> int | None:
     return options.workers if isinstance(options.workers, int) else None
-
-
-def _datasets(dataset: Dataset | Mixture) -> list[Dataset]:
-    return list(dataset.datasets) if isinstance(dataset, Mixture) else [dataset]
 
 
 def _is_worker() -> bool:

@@ -30,6 +30,7 @@ from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
 from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import Slot
+from penstock.engine.messages import EngineTold
 from penstock.engine.opening import number_of_meeting, refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
@@ -393,8 +394,9 @@ class Loader:
     def stats(self) -> Stats:
         """Return what was counted since the loader was made."""
         iteration = self._current() if self._current is not None else None
-        seen, events = self._seen()
-        counted, here = self._begun_before + self._counted(), self._counters
+        told = self._told()
+        seen, here = told.seen, self._counters
+        counted = self._begun_before + self._counted()
         return Stats(
             sources=counted.sources,
             decode_s=counted.decode_s,
@@ -410,14 +412,16 @@ class Loader:
             bound_bytes=self._bound_bytes(seen),
             epochs=self._progress(),
             peers=seen.peers,
-            events=(*seen.events, *events),
+            events=(*seen.events, *told.events),
+            memory=told.memory,
         )
 
-    def _seen(self) -> tuple[Seen, tuple[str, ...]]:
-        """Return what is known of tiers and other nodes, and what happened to our processes."""
+    def _told(self) -> EngineTold:
+        """Return what is known of tiers, other nodes and our processes."""
         if self._client is not None:
-            return self._client.stats()
-        return Seen() if self._engine is None else self._engine.seen(), ()
+            return self._client.told()
+        seen = Seen() if self._engine is None else self._engine.seen()
+        return EngineTold(seen=seen, counted=Counted(), events=())
 
     def _progress(self) -> float:
         """Return the epochs that were delivered, in samples of the whole world."""

@@ -17,6 +17,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from penstock.errors import OptionError
 from penstock.storage.base import Buffer, ObjectInfo, Store
@@ -26,6 +27,10 @@ from penstock.storage.tier_sizes import Wish, room_for, usable_bytes, wished_byt
 _log = logging.getLogger("penstock.storage")
 
 
+Ranges = tuple[dict[str, int], dict[str, list[tuple[int, int]]]]
+"""Where objects begin in a file, and which ranges of each are in it."""
+
+
 class PassedBytes:
     """What was read of some objects; safe for threads.
 
@@ -33,7 +38,7 @@ class PassedBytes:
     """
 
     def __init__(self, folder: str, objects: Sequence[ObjectInfo], size_bytes_max: int) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, prefix=".penstock-passed-")  # noqa: SIM115
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, prefix=".penstock-passed-")  # noqa: SIM115
         self._begins: dict[str, int] = {}
         """Where each object that is kept begins: they stand in a row, and holes cost no room."""
         at = 0
@@ -46,6 +51,25 @@ class PassedBytes:
         """Ranges of each object that are here, rising, none touching the next."""
         self._is_full = False
         self._lock = threading.Lock()  # Guards the ranges; the file is used outside of it.
+
+    def handed_over(self) -> tuple[int, Ranges]:
+        """Return the file and what is in it, for another process; nothing is left here.
+
+        Two processes must not take from one file: what one has taken is a hole, zeros to the other.
+        """
+        with self._lock:
+            runs, self._runs = self._runs, {}
+            begins, self._begins = self._begins, {}
+        return self._file.fileno(), (begins, runs)
+
+    @classmethod
+    def taken_over(cls, file: int, ranges: Ranges) -> PassedBytes:
+        """Return what another process has handed over."""
+        passed = cls.__new__(cls)
+        passed._file = os.fdopen(file, "w+b", buffering=0)
+        passed._begins, passed._runs = ranges
+        passed._is_full, passed._lock = True, threading.Lock()
+        return passed
 
     @property
     def held_bytes(self) -> int:
