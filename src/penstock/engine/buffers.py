@@ -29,10 +29,14 @@ _HUGE_BYTES = 4 << 20
 
 
 class BufferPool:
-    """Buffers of a few sizes; keeps none beyond `size_bytes_max`, those in use counted."""
+    """Buffers of a few sizes; keeps none beyond `size_bytes_max`, those in use counted.
 
-    def __init__(self, size_bytes_max: int) -> None:
+    `num_spare` of each size are kept on top of that.
+    """
+
+    def __init__(self, size_bytes_max: int, *, num_spare: int = 0) -> None:
         self._size_bytes_max = size_bytes_max
+        self._num_spare = num_spare
         # Deques append and pop atomically. A lock would be a trap here: buffers come back while the
         # garbage collector runs, which may be inside `lease`, in the very thread that holds it.
         self._free: dict[int, deque[Memory]] = {}
@@ -66,7 +70,8 @@ class BufferPool:
     def _give_back(self, memory: Memory, room: int, number: int) -> None:
         kept_bytes = sum(r * len(free) for r, free in list(self._free.items()))
         # What comes back is among the leased ones still.
-        if kept_bytes + sum(list(self._leased.values())) <= self._size_bytes_max:
+        most_bytes = self._size_bytes_max + self._num_spare * room
+        if kept_bytes + sum(list(self._leased.values())) <= most_bytes:
             self._free.setdefault(room, deque()).append(memory)
         else:
             self._drop(memory)

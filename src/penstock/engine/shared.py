@@ -31,6 +31,9 @@ from penstock.engine.convert import tensor_reducers
 
 _IN_BAND_BYTES = 16 << 10
 """Arrays up to here are copied into the message: a reference would cost as much."""
+_NUM_SPARE = 8
+"""Buffers beyond the look-ahead: batches on their way, in use by the training loop, and read by a
+GPU. A new segment costs as much as several batches: it is made, and mapped in every process."""
 _numbers = itertools.count(1)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -134,7 +137,7 @@ class SharedPool(BufferPool):
     """Leases shared memory as `BufferPool` leases private memory."""
 
     def __init__(self, size_bytes_max: int, segments: SharedSegments) -> None:
-        super().__init__(size_bytes_max)
+        super().__init__(size_bytes_max, num_spare=_NUM_SPARE)
         self.segments = segments
 
     def _make(self, room: int) -> Memory:

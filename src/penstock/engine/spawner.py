@@ -31,8 +31,9 @@ from penstock.engine.errors_apart import packed_error
 from penstock.engine.process import run_engine
 from penstock.engine.worker import WorkerProcess
 
-NICE = 10
-"""How far engine and workers stand back behind the training process."""
+ENGINE_NICE, WORKER_NICE = 5, 15
+"""How far they stand back behind the training process. Workers stand back behind the engine, too:
+it has little to do, but they wait for it."""
 _LEAVE_S = 10.0
 """How long an engine has to leave its tiers and the other nodes in order."""
 _LEAVE_S = 10.0
@@ -54,13 +55,10 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def calm() -> None:
-    """Stand back: low priority, one native thread, and Ctrl-C is for the training loop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def stand_back(nice: int) -> None:
+    """Lower the priority of this process to a value, unless it is lower already."""
     with suppress(OSError):
-        os.nice(NICE)
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(max(0, nice - os.nice(0)))
 
 
 class SpawnerProcess:
@@ -157,6 +155,9 @@ class SpawnerProcess:
 
         def run() -> None:
             start_process_name("penstock-worker")
+            stand_back(WORKER_NICE)
+            with suppress(OSError, AttributeError):
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             WorkerProcess(FrameChannel(socket.socket(fileno=end)), self._payload.worker_job).run()
 
         pid = self._fork(run, keep=[end])
@@ -349,7 +350,8 @@ class Surroundings:
 def main(file: int, front_pid: int) -> None:
     """Run the starter on a descriptor that the training process has left open."""
     start_process_name("penstock-start")
-    calm()
+    stand_back(ENGINE_NICE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a spawner ended.
     gc.collect()
     gc.freeze()  # Or the collector of each child would write to all that they share.

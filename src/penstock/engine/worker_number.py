@@ -16,5 +16,4 @@ class WorkerNumber:
         """Return how many there are when an iteration begins."""
         if self._given is not None:
             return self._given
-        most = workers_max(world)
-        return max(1, most - 1) if most >= 4 else most
+        return workers_max(world)
