@@ -16,13 +16,13 @@ from penstock.dataset.mixture import Mixture
 from penstock.engine.ahead import FillAhead
 from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
+from penstock.engine.columnar import ColumnMaker
 from penstock.engine.decode import DecodeMaker, Wishes
 from penstock.engine.fetcher import Fetcher
 from penstock.engine.gather import GatherMaker, can_gather
 from penstock.engine.job import Maker, Slot
 from penstock.engine.options import LoaderOptions
 from penstock.engine.processes import ProcessPool
-from penstock.engine.raw import RawMaker
 from penstock.engine.reads import SampleReader
 from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
@@ -101,10 +101,10 @@ def _maker(
     processes: ProcessPool | None,
 ) -> Maker:
     bounds = wanted.dataset.bound
-    if wanted.copies_only:
-        if can_gather(bounds):
-            return GatherMaker(bounds, pool, reader, around.counters)
-        return RawMaker(pool, reader)
+    if wanted.copies_only and can_gather(bounds):
+        return GatherMaker(bounds, pool, reader, around.counters)
+    if wanted.makes_columns:
+        return ColumnMaker(pool, reader, around.counters, num_threads=num_threads)
     wishes = Wishes(
         transform=wanted.transform,
         collate=wanted.collate,
