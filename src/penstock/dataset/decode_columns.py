@@ -68,7 +68,7 @@ def decode_jsons(texts: Ragged, new: NewArray) -> list[Any] | None:
     """
     try:
         found = msgspec.json.decode(b"[%b]" % texts.joined(_BETWEEN))
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     num_values = len(texts.starts)
     if len(found) != 2 * num_values - 1 or found[1::2].count(_MARK) != num_values - 1:
