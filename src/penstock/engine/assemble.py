@@ -180,8 +180,18 @@ class BatchFields:
         if len(shapes) != 1 or not dtype.isnative:
             return None
         out = self._pool.array((self._num_samples, *shape), dtype)
-        for (where, _), rows in zip(parts, whole, strict=True):
-            copy_rows(rows.source, rows.chosen, out, where)
+        if len(whole) == 1:
+            copy_rows(whole[0].source, whole[0].chosen, out, parts[0][0])
+            return out
+        # Rows of many blocks come one block after the other first: to put each block's few rows
+        # into their places takes as many slow calls as there are blocks.
+        taken, at = np.empty_like(out), 0
+        for rows in whole:
+            end = at + len(rows.chosen)
+            copy_rows(rows.source, rows.chosen, taken, np.arange(at, end))
+            at = end
+        order = np.argsort(np.concatenate([where for where, _ in parts]))
+        taken.take(order, axis=0, out=out, mode="clip")
         return out
 
     # -- one by one --------------------------------------------------------------------------

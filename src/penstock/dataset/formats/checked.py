@@ -36,6 +36,7 @@ class CheckedFormat:
 
     def __init__(self, inner: Format) -> None:
         self.inner = inner
+        self._by_column = inner if isinstance(inner, ColumnFormat) else None
         self.name = inner.name
         self.options = inner.options
 
@@ -68,15 +69,15 @@ class CheckedFormat:
 
     def has_columns(self, part: Part) -> bool:
         """Return whether fields of many samples can be had at once."""
-        return isinstance(self.inner, ColumnFormat) and self.inner.has_columns(part)
+        return self._by_column is not None and self._by_column.has_columns(part)
 
     def columns(
         self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
     ) -> FieldColumns | None:
         """Return the fields of samples that are addressed alone; None where `split` must."""
-        assert isinstance(self.inner, ColumnFormat)
+        assert self._by_column is not None
         try:
-            return self.inner.columns(part, ids, data, starts, lengths)
+            return self._by_column.columns(part, ids, data, starts, lengths)
         except Exception:  # `split` says which sample it is, and what is wrong with it.
             return None
 
