@@ -26,7 +26,7 @@ from penstock.engine.reads import SampleReader
 from penstock.engine.stats import Counters
 
 _PIECE_BYTES = 16 << 20
-_SAMPLES_A_PIECE_MIN = 64
+_SAMPLES_A_PIECE_MIN = 16
 """Taking some rows of a column costs about as much as taking one."""
 
 
