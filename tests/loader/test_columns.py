@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -324,7 +323,6 @@ def write_some(kind: str, folder: Path, num_samples: int) -> None:
         )
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="profiles of threads differ")
 @pytest.mark.parametrize("kind", ["tar", "jsonl", "parquet"])
 def test_a_larger_batch_takes_no_more_calls_of_python(tmp_path: Path, kind: str) -> None:
     calls = []
