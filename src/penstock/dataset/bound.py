@@ -12,10 +12,11 @@ import numpy as np
 from penstock.dataset.checks import FirstReads, read_checked
 from penstock.dataset.fields import DECODERS, VALUE, Decoder, Field, decode, decoder_of
 from penstock.dataset.formats import format_named
-from penstock.dataset.formats.base import Block, Format, Sample
-from penstock.dataset.formats.checked import PlacedBlock
+from penstock.dataset.formats.base import Block, Bytes, Sample
+from penstock.dataset.formats.checked import CheckedFormat, PlacedBlock
 from penstock.dataset.ownership import CHANGEABLE, owned, writable
 from penstock.dataset.part import Ints, Part
+from penstock.dataset.ragged import FieldColumns
 from penstock.errors import DatasetError, OptionError
 from penstock.storage.base import Store
 
@@ -49,7 +50,7 @@ class BoundPart:
     part: Part
     first: int
     decoders: Decoders
-    format: Format = field(init=False)
+    format: CheckedFormat = field(init=False)
     steps: dict[str, tuple[Field, Decoder]] = field(init=False)
     """Fields that have something to decode, with the function that does it."""
     first_reads: FirstReads = field(init=False, compare=False, repr=False)
@@ -74,6 +75,20 @@ class BoundPart:
     def by_block(self) -> bool:
         """Whether samples can only be read a block at a time."""
         return self.part.tables[0].addressing == "blocks"
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether a field of many samples can be had at once."""
+        return self.format.has_columns(self.part)
+
+    def columns(
+        self, local_ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Return the encoded fields of samples that lie in `data`, a column at a time.
+
+        None where `split` must do it: a sample is damaged, and `split` says which.
+        """
+        return self.format.columns(self.part, local_ids, data, starts, lengths)
 
     def where(self, local_id: int) -> str:
         """Return words that name a sample to a person."""
@@ -135,16 +150,18 @@ class BoundPart:
 
         Arrays may be views of memory that other samples share, and bytes are such views.
         """
-        out: dict[str, Any] = {}
-        for f in self.part.fields:
-            value = encoded.get(f.name)
-            if value is not None and f.name in self.steps:
-                if f.name in self.given:
-                    # A decoder of the user's may write to its bytes, or return a view of them.
-                    value = owned(value) if self.by_block else writable(value)
-                value = decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
-            out[f.name] = value
-        return out
+        return {
+            f.name: self.decoded_field(f, encoded.get(f.name), local_id) for f in self.part.fields
+        }
+
+    def decoded_field(self, f: Field, value: Any, local_id: int) -> Any:
+        """Return one field of a sample as `views` does, from what the format made of it."""
+        if value is None or f.name not in self.steps:
+            return value
+        if f.name in self.given:
+            # A decoder of the user's may write to its bytes, or return a view of them.
+            value = owned(value) if self.by_block else writable(value)
+        return decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
 
     def decoded_all(
         self, local_ids: Ints, raws: Sequence[Sequence[memoryview]]

@@ -15,6 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.dataset.decode_columns import (
+    ColumnDecoder,
+    decode_arrays,
+    decode_ints,
+    decode_jsons,
+    decode_texts,
+    flat_decoder,
+)
 from penstock.dataset.images import decode_by_content, decode_image, decode_jpeg
 from penstock.dataset.leaves import leaf_decoders
 from penstock.dataset.npy_header import parse_header, plain_dtype
@@ -121,6 +129,20 @@ DECODERS: dict[str, Decoder] = {
     **leaf_decoders(decode_by_content),
 }
 """Built-in decoders by encoding."""
+
+COLUMN_DECODERS: dict[Decoder, ColumnDecoder] = {
+    _decode_int: decode_ints,
+    _decode_text: decode_texts,
+    _decode_npy: decode_arrays,
+    decode_json: decode_jsons,
+    DECODERS["str_int"]: decode_ints,
+    **{
+        decoder: flat_decoder(encoding.removeprefix("flat:"))
+        for encoding, decoder in DECODERS.items()
+        if encoding.startswith("flat:")
+    },
+}
+"""Those of the built-in decoders that can decode all values of a column at once."""
 
 
 def decoder_of(field: Field, chosen: Mapping[str, Decoder | None]) -> Decoder:

@@ -18,12 +18,12 @@ from penstock.engine.ahead import FillAhead
 from penstock.engine.apart import ApartMaker
 from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
+from penstock.engine.columnar import ColumnMaker
 from penstock.engine.decode import DecodeMaker, Wishes
 from penstock.engine.fetcher import Fetcher
 from penstock.engine.gather import GatherMaker, can_gather
 from penstock.engine.job import Maker, Slot
 from penstock.engine.options import LoaderOptions
-from penstock.engine.raw import RawMaker
 from penstock.engine.reads import SampleReader
 from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
@@ -70,7 +70,7 @@ def make_run(
     pool = BufferPool(wanted.look_ahead_bytes) if apart is None else apart.pool
     reader = SampleReader(pool, around.counters, at_random=wanted.order.mode != "sequential")
     num_threads = wanted.threads or threads_for(stream.world, wanted.copies_only)
-    if apart is not None and not wanted.copies_only:
+    if apart is not None and wanted.needs_workers:
         maker: Maker = _apart_maker(wanted, apart, around)
         num_threads = DEPTH * workers_max(stream.world)
     else:
@@ -125,10 +125,10 @@ def _maker(
     num_threads: int,
 ) -> Maker:
     bounds = wanted.dataset.bound
-    if wanted.copies_only:
-        if can_gather(bounds):
-            return GatherMaker(bounds, pool, reader, around.counters)
-        return RawMaker(pool, reader)
+    if wanted.copies_only and can_gather(bounds):
+        return GatherMaker(bounds, pool, reader, around.counters)
+    if wanted.makes_columns:
+        return ColumnMaker(pool, reader, around.counters, num_threads=num_threads)
     return DecodeMaker(
         wishes_of(wanted),
         pool=pool,

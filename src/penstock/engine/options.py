@@ -15,9 +15,9 @@ from typing import Any
 from penstock.arguments import count_of, flag_of, function_of, optional_count, word_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
+from penstock.engine.columnar import can_make_columns, stays_bytes
 from penstock.engine.decode import Collate, Transform
 from penstock.engine.gather import can_gather
-from penstock.engine.raw import can_stay_raw
 from penstock.engine.stream import WINDOW_BYTES, make_order, shuffle_of
 from penstock.errors import OptionError
 from penstock.order import BlocksOrder, ColdOrder, Order
@@ -120,12 +120,23 @@ class LoaderOptions:
         return self.shuffle == "default"
 
     @property
+    def makes_columns(self) -> bool:
+        """Whether a batch is made a field at a time: no code runs for a single sample."""
+        is_plain = self.transform is None and self.collate is None and not self.pad
+        bounds = self.dataset.bound
+        return is_plain and can_make_columns(bounds)
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether code runs for single samples: built-in decoders of images, or the user's."""
+        return not (self.copies_only or self.makes_columns)
+
+    @property
     def copies_only(self) -> bool:
         """Whether bytes go into the batch as they are."""
         is_plain = self.transform is None and self.collate is None and not self.pad
         bounds = self.dataset.bound
-        near = can_gather(bounds) or can_stay_raw(bounds)
-        return is_plain and near
+        return is_plain and (can_gather(bounds) or stays_bytes(bounds))
 
     @property
     def stage_bytes(self) -> int:

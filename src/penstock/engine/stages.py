@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.dataset.formats.base import Sample
+from penstock.dataset.formats.checked import PlacedBlock
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
 from penstock.engine.fills import Fill
@@ -45,6 +46,10 @@ class GroupStage(Protocol):
 
     def samples(self, piece: Piece) -> Iterator[Sample]:
         """Yield the samples of a piece, where they lie in blocks."""
+        ...
+
+    def blocks(self, piece: Piece) -> Iterator[tuple[PlacedBlock, Ints]]:
+        """Yield the blocks that the samples of a piece lie in, each with its samples."""
         ...
 
 
@@ -112,6 +117,10 @@ class Ranges(_ByOne):
         """Fail: these samples are addressed alone."""
         raise AssertionError(f"{piece} does not lie in blocks")
 
+    def blocks(self, piece: Piece) -> Iterator[tuple[PlacedBlock, Ints]]:
+        """Fail: these samples are addressed alone."""
+        raise AssertionError(f"{piece} does not lie in blocks")
+
 
 class Blocks(_ByOne):
     """Samples inside blocks or runs that several batches share."""
@@ -132,6 +141,10 @@ class Blocks(_ByOne):
     def samples(self, piece: Piece) -> Iterator[Sample]:
         """Yield the samples of a piece."""
         return block_samples(self._source, self._group, self.names[0], piece, None)
+
+    def blocks(self, piece: Piece) -> Iterator[tuple[PlacedBlock, Ints]]:
+        """Yield the blocks of a piece."""
+        return blocks_of(self._source, self._group, self.names[0], piece, None)
 
 
 class Tiered:
@@ -199,13 +212,17 @@ class Tiered:
     def samples(self, piece: Piece) -> Iterator[Sample]:
         """Yield the samples of a piece, where they lie in blocks."""
         names = self._places[0].units.tolist()
+        return block_samples(self._blocks, self._group, names, piece, self._block_raw)
 
-        def raw(j: int) -> Raw:
-            # Copied, because a block may point into its bytes for as long as it is kept, and others
-            # can write to a mapped tier: offsets that were checked would be others then.
-            return np.array(self.raw(0, j))
+    def blocks(self, piece: Piece) -> Iterator[tuple[PlacedBlock, Ints]]:
+        """Yield the blocks of a piece."""
+        names = self._places[0].units.tolist()
+        return blocks_of(self._blocks, self._group, names, piece, self._block_raw)
 
-        return block_samples(self._blocks, self._group, names, piece, raw)
+    def _block_raw(self, j: int) -> Raw:
+        # Copied, because a block may point into its bytes for as long as it is kept, and others can
+        # write to a mapped tier: offsets that were checked would be others then.
+        return np.array(self.raw(0, j))
 
 
 class Sent(Protocol):
@@ -248,6 +265,11 @@ class Spread(_ByOne):
         names = self._places[0].units.tolist()
         return block_samples(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
 
+    def blocks(self, piece: Piece) -> Iterator[tuple[PlacedBlock, Ints]]:
+        """Yield the blocks of a piece."""
+        names = self._places[0].units.tolist()
+        return blocks_of(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
+
 
 def raws_of(stage: Tiered | Spread, num_tables: int, piece: Piece) -> list[list[bytes]]:
     """Return the samples of a piece to be sent away; bytes that several share are one object."""
@@ -274,3 +296,21 @@ def block_samples(
         for j, row, name in zip(range(piece.start, piece.stop), rows, names, strict=True):
             read = None if raw is None else (lambda j=j: raw(j))
             yield source.block(group, j, name, read).sample(row)
+
+
+def blocks_of(
+    source: BlockSource,
+    group: Group,
+    all_names: list[Any],
+    piece: Piece,
+    raw: Callable[[int], Raw] | None,
+) -> Iterator[tuple[PlacedBlock, Ints]]:
+    """Yield the blocks of a piece, which stay while they are in use, with their samples."""
+    numbers = group.extents[0].block[piece.start : piece.stop]
+    order = np.argsort(numbers, kind="stable")
+    edges = np.flatnonzero(np.diff(numbers[order])) + 1
+    with source.pinned(all_names[piece.start : piece.stop]):
+        for chosen in np.split(order + piece.start, edges):
+            j = int(chosen[0])
+            read = None if raw is None else (lambda j=j: raw(j))
+            yield source.block(group, j, all_names[j], read), chosen

@@ -33,14 +33,14 @@ FORMATS: dict[str, Format] = {
 """All formats by name; where two claim the same bytes, the first wins."""
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> CheckedFormat:
     """Return a format by its name."""
     if name not in FORMATS:
         raise OptionError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
     return CheckedFormat(FORMATS[name])
 
 
-def format_of(objects: Sequence[ObjectInfo]) -> Format:
+def format_of(objects: Sequence[ObjectInfo]) -> CheckedFormat:
     """Return the format that claims most bytes of some objects.
 
     A README beside the shards or a list of labels beside the images does not change what a data set

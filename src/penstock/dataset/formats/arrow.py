@@ -79,6 +79,10 @@ class ArrowFormat(BlockFormat):
             options=facts["options"],
         )
 
+    def has_columns(self, part: Part) -> bool:
+        """Return True: blocks are tables."""
+        return True
+
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> RowBlock:
         """Return a record batch; its values point into `raw`."""
         pa = import_pyarrow("reading Arrow")

@@ -15,9 +15,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.dataset.fields import VALUE, Field
+from penstock.dataset.formats.arrow_columns import (
+    Take,
+    byte_edges,
+    matrix_of,
+    numbers_of,
+    taker,
+)
 from penstock.dataset.formats.arrow_fields import (
     features_of,
     is_bytes,
@@ -26,6 +32,8 @@ from penstock.dataset.formats.arrow_fields import (
     media_of,
 )
 from penstock.dataset.formats.base import Sample
+from penstock.dataset.part import Ints
+from penstock.dataset.ragged import FieldColumns
 from penstock.errors import FormatError, PenstockError
 
 Get = Callable[[int], Any]
@@ -53,6 +61,9 @@ class RowBlock:
     def __init__(self, table: Any, fields: Sequence[Field], where: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._where = where
+        self._table = table
+        self._takers: list[tuple[str, Get, Take | None]] | None = None
+        """What takes many rows of each column, once somebody asked for many."""
         features = features_of(table.schema)
         self._columns: list[tuple[str, Get]] = []
         self._may_lack: list[str] = []
@@ -79,6 +90,28 @@ class RowBlock:
             if sample[name] is None:
                 del sample[name]
         return sample
+
+    def columns(self, rows: Ints) -> FieldColumns | None:
+        """Return some rows, a column at a time."""
+        if int(rows.max()) >= self._table.num_rows:
+            return None
+        if self._takers is None:  # Two threads that come here at once make the same.
+            self._takers = [(n, get, _column_taker(self._table, n)) for n, get in self._columns]
+        out: FieldColumns = {}
+        for name, get, take in self._takers:
+            taken = None if take is None else take(rows)
+            out[name] = [get(row) for row in rows.tolist()] if taken is None else taken
+        return out
+
+
+def _column_taker(table: Any, name: str) -> Take | None:
+    column, feature = table.column(name), features_of(table.schema).get(name, {})
+    if column.num_chunks != 1:
+        return None
+    media = media_of(getattr(column.type, "storage_type", column.type), feature)
+    if not media and "shape" in feature:
+        return None
+    return taker(column.chunk(0), media)
 
 
 def _column_getter(column: Any, feature: Mapping[str, Any], where: str) -> Get:
@@ -155,13 +188,13 @@ def _getter(array: Any) -> Get:
         return _getter(array.dictionary_decode())
     is_nano = (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns"
     if is_number(kind) or is_nano:
-        return _with_nulls(array, _numbers(array).__getitem__)
+        return _with_nulls(array, numbers_of(array).__getitem__)
     if is_bytes(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _with_nulls(array, _bytes_getter(array))
     if is_list(kind):
         offsets, span = np.asarray(array.offsets), _spanner(array.values)
         return _with_nulls(array, lambda row: span(offsets[row], offsets[row + 1]))
-    matrix = _matrix(array)
+    matrix = matrix_of(array)
     if matrix is not None:
         return matrix.__getitem__
     if pa.types.is_fixed_size_list(kind):
@@ -174,38 +207,18 @@ def _getter(array: Any) -> Get:
     return lambda row: array[row].as_py()
 
 
-def _numbers(array: Any) -> npt.NDArray[Any]:
-    """Return the values of an array as they lie in memory; where nulls are, anything."""
-    import pyarrow as pa
-
-    if array.null_count:
-        buffers = [None, array.buffers()[1]]
-        array = pa.Array.from_buffers(array.type, len(array), buffers, offset=array.offset)
-    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return numbers
-
-
 def _bytes_getter(array: Any) -> Get:
-    import pyarrow as pa
-
-    kind, buffers = array.type, array.buffers()
-    data = memoryview(buffers[-1] or b"").cast("B")
-    if pa.types.is_fixed_size_binary(kind):
-        width, first = kind.byte_width, array.offset
-        return lambda row: data[(first + row) * width : (first + row + 1) * width]
-    is_large = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-    width = 8 if is_large else 4
-    ends = np.frombuffer(buffers[1] or bytes(width), f"<i{width}")[array.offset :]
-    if is_bytes(kind):
-        return lambda row: data[ends[row] : ends[row + 1]]
-    return lambda row: str(data[ends[row] : ends[row + 1]], "utf-8")
+    data, edges = byte_edges(array)
+    if is_bytes(array.type):
+        return lambda row: data[slice(*edges(row))]
+    return lambda row: str(data[slice(*edges(row))], "utf-8")
 
 
 def _spanner(array: Any) -> Span:
     """Return the function from a run of rows to their values: an array where they are numbers."""
     get = _getter(array)
     if is_number(array.type):
-        numbers = _numbers(array)
+        numbers = numbers_of(array)
         if not array.null_count:
             return lambda start, end: numbers[start:end]
         valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -214,20 +227,7 @@ def _spanner(array: Any) -> Span:
             if valid[start:end].all()
             else [get(row) for row in range(start, end)]
         )
-    matrix = _matrix(array)
+    matrix = matrix_of(array)
     if matrix is not None:
         return lambda start, end: matrix[start:end]
     return lambda start, end: [get(row) for row in range(start, end)]
-
-
-def _matrix(array: Any) -> npt.NDArray[Any] | None:
-    """Return lists of one size, of numbers without nulls, as one array of more dimensions."""
-    import pyarrow as pa
-
-    shape = [len(array)]
-    while pa.types.is_fixed_size_list(array.type) and not array.null_count:
-        shape.append(array.type.list_size)
-        array = array.flatten()
-    if len(shape) == 1 or not is_number(array.type) or array.null_count:
-        return None
-    return _numbers(array).reshape(shape)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.dataset.fields import Field
 from penstock.dataset.part import Ints, Part, Rows
+from penstock.dataset.ragged import FieldColumns
 from penstock.storage.base import ObjectInfo, Store
 
 Sample = dict[str, Any]
 """Fields by name: still encoded (memoryview), or values where the field's encoding is `value`."""
 
 Options = Mapping[str, Any]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,37 @@ class Block(Protocol):
 
     def sample(self, row: int) -> Sample:
         """Return one sample of the block."""
+        ...
+
+
+@runtime_checkable
+class ColumnBlock(Block, Protocol):
+    """A block that can return the same field of many samples at once."""
+
+    def columns(self, rows: Ints) -> FieldColumns | None:
+        """Return the fields of some samples, equal to what `sample` returns for each.
+
+        None where they must be asked for one by one, such as for the error that one of them has.
+        """
+        ...
+
+
+@runtime_checkable
+class ColumnFormat(Protocol):
+    """What a format may have beside the methods of `Format`, so that batches are made faster."""
+
+    def has_columns(self, part: Part) -> bool:
+        """Return whether `columns`, or the blocks of the part, can return columns."""
+        ...
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Return the fields of samples that are addressed alone, equal to what `split` returns.
+
+        The bytes of sample `ids[j]` are the `lengths[j]` bytes of `data` from `starts[j]` on. None
+        where samples must be split one by one, such as for the error that one of them has.
+        """
         ...
 
 
@@ -95,6 +129,12 @@ class BlockFormat:
     def split(self, part: Part, ids: Ints, raws: Sequence[Sequence[memoryview]]) -> list[Sample]:
         """Not for these formats."""
         raise AssertionError(f"{part.format} addresses blocks, not samples: {len(ids)=} {raws=}")
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Not for these formats either: their blocks have columns."""
+        raise AssertionError(f"{part.format} addresses blocks, not samples: {len(ids)=}")
 
 
 def encoding_of(name: str) -> str:

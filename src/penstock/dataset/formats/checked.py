@@ -12,8 +12,18 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from penstock.dataset.formats.base import Block, Format, Options, Sample, Unit
+from penstock.dataset.formats.base import (
+    Block,
+    Bytes,
+    ColumnBlock,
+    ColumnFormat,
+    Format,
+    Options,
+    Sample,
+    Unit,
+)
 from penstock.dataset.part import Ints, Part, Table
+from penstock.dataset.ragged import FieldColumns
 from penstock.errors import DatasetError, FormatError, PenstockError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -26,6 +36,7 @@ class CheckedFormat:
 
     def __init__(self, inner: Format) -> None:
         self.inner = inner
+        self._by_column = inner if isinstance(inner, ColumnFormat) else None
         self.name = inner.name
         self.options = inner.options
 
@@ -56,6 +67,20 @@ class CheckedFormat:
         except Exception as error:
             raise _own("its bytes cannot be cut into fields", error) from error
 
+    def has_columns(self, part: Part) -> bool:
+        """Return whether fields of many samples can be had at once."""
+        return self._by_column is not None and self._by_column.has_columns(part)
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Return the fields of samples that are addressed alone; None where `split` must."""
+        assert self._by_column is not None
+        try:
+            return self._by_column.columns(part, ids, data, starts, lengths)
+        except Exception:  # `split` says which sample it is, and what is wrong with it.
+            return None
+
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
         """Return a block from its bytes."""
         with own_errors(f"a block of {len(raw)} bytes cannot be unpacked"):
@@ -67,6 +92,7 @@ class PlacedBlock:
 
     def __init__(self, inner: Block, where: str) -> None:
         self._inner = inner
+        self._by_column = inner if isinstance(inner, ColumnBlock) else None
         self._where = where
 
     @property
@@ -84,6 +110,15 @@ class PlacedBlock:
             raise
         except Exception as error:
             raise _own(f"{self._where}, row {row}: the sample cannot be read", error) from error
+
+    def columns(self, rows: Ints) -> FieldColumns | None:
+        """Return the fields of some samples at once; None where `sample` must."""
+        if self._by_column is None:
+            return None
+        try:
+            return self._by_column.columns(rows)
+        except Exception:  # `sample` says which row it is, and what is wrong with it.
+            return None
 
 
 @contextmanager

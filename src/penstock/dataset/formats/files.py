@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.fields import VALUE, Field
-from penstock.dataset.formats.base import Options, Sample, SampleFormat, Unit
+from penstock.dataset.formats.base import Bytes, Options, Sample, SampleFormat, Unit
 from penstock.dataset.formats.containers import refuse_containers
 from penstock.dataset.part import Ints, Part, Rows, make_part
+from penstock.dataset.ragged import FieldColumns, Ragged
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -93,6 +94,19 @@ class FilesFormat(SampleFormat):
             return [{name: raw} for (raw,) in raws]
         numbers = part.tables[0].blob_array(_CLASS)[ids].astype(np.int64)
         return [{name: raw, "class": n} for (raw,), n in zip(raws, numbers, strict=True)]
+
+    def has_columns(self, part: Part) -> bool:
+        """Return True: a field is the whole object, or the number of its class."""
+        return True
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns:
+        """Return the bytes of all objects, and the numbers of their classes."""
+        out: FieldColumns = {part.fields[0].name: Ragged(data, starts, lengths)}
+        if len(part.fields) > 1:
+            out["class"] = part.tables[0].blob_array(_CLASS)[ids].astype(np.int64)
+        return out
 
 
 def _extension(key: str) -> str:

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from penstock.dataset.decode_columns import decode_jsons
 from penstock.dataset.fields import VALUE, Field
-from penstock.dataset.formats.base import Options, Sample, Unit, block_rows, one_unit_each
+from penstock.dataset.formats.base import Bytes, Options, Sample, Unit, block_rows, one_unit_each
 from penstock.dataset.formats.zstd_frames import (
     BLOCK_BYTES_MAX,
     Frames,
@@ -31,6 +32,7 @@ from penstock.dataset.formats.zstd_frames import (
 )
 from penstock.dataset.part import Ints, Part, Rows, make_part
 from penstock.dataset.plain_json import decode_json
+from penstock.dataset.ragged import FieldColumns, Ragged
 from penstock.errors import DecodeError, FormatError, OptionError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -105,6 +107,16 @@ class JsonlFormat:
         read = _LineReader(part)
         return [read(raws[j][0], partial(_place, part, ids[j : j + 1])) for j in range(len(ids))]
 
+    def has_columns(self, part: Part) -> bool:
+        """Return True: many lines are parsed at once."""
+        return True
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Return the fields of all lines."""
+        return _LineReader(part).columns(Ragged(data, starts, lengths))
+
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> LineBlock:
         """Return the lines of some frames."""
         where = f"the block at byte {offset} of {part.tables[0].key(number)}"
@@ -138,6 +150,14 @@ class LineBlock:
         line = self._data[int(self._starts[row]) : int(self._ends[row])]
         return self._read(line, lambda: f"line {row} of {self._where}")
 
+    def columns(self, rows: Ints) -> FieldColumns | None:
+        """Return some lines, parsed at once."""
+        if int(rows.max()) >= len(self._starts):
+            return None
+        starts = self._starts[rows].astype(np.int64)
+        data = np.frombuffer(self._data, np.uint8)
+        return self._read.columns(Ragged(data, starts, self._ends[rows] - starts))
+
 
 class _LineReader:
     """Turns lines of one part into samples."""
@@ -164,6 +184,16 @@ class _LineReader:
         if value.keys() <= self._known:
             return value
         return {name: value[name] for name in self._names if name in value}
+
+    def columns(self, lines: Ragged) -> FieldColumns | None:
+        values = decode_jsons(lines, np.empty)
+        if values is None:
+            return None
+        if not self._has_objects:
+            return {"value": values}
+        if set(map(type, values)) != {dict}:
+            return None
+        return {name: [value.get(name) for value in values] for name in self._names}
 
 
 def _place(part: Part, one_id: Ints) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 
 from penstock.dataset.fields import VALUE, Field
-from penstock.dataset.formats.base import Block, Options, Sample, Unit
+from penstock.dataset.formats.base import Block, Bytes, Options, Sample, Unit
 from penstock.dataset.formats.litdata_chunks import SCANS, ArrowBlock
 from penstock.dataset.formats.litdata_index import (
     Index,
@@ -39,6 +39,7 @@ from penstock.dataset.formats.shards import (
 )
 from penstock.dataset.formats.zstd_frames import check_claim, inflated
 from penstock.dataset.part import Ints, Part, make_part
+from penstock.dataset.ragged import FieldColumns
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -100,6 +101,16 @@ class LitDataFormat:
             return [columns.sample(raw) for (raw,) in raws]
         codec = zstandard.ZstdDecompressor()
         return [columns.sample(inflated(raw, _SAMPLE_BYTES_MAX, codec)) for (raw,) in raws]
+
+    def has_columns(self, part: Part) -> bool:
+        """Return whether items lie side by side once their chunk or frame is unpacked."""
+        return part.options["layout"] in ("items", "frames", "chunk")
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Return the leaves of all items."""
+        return _columns(part).columns(data, starts, lengths)
 
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
         """Return a chunk, a frame of items or an Arrow table."""

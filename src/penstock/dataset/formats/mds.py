@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from penstock.dataset.formats.base import Block, Options, Sample, Unit, block_rows
+from penstock.dataset.formats.base import Block, Bytes, Options, Sample, Unit, block_rows
 from penstock.dataset.formats.mds_columns import column_field
 from penstock.dataset.formats.shards import (
     INDEX,
@@ -30,6 +30,7 @@ from penstock.dataset.formats.shards import (
 )
 from penstock.dataset.formats.zstd_frames import MAGIC, check_claim, inflated
 from penstock.dataset.part import Ints, Part, Rows, make_part
+from penstock.dataset.ragged import FieldColumns
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -138,6 +139,16 @@ class MdsFormat:
         """Return the columns of each sample."""
         columns = SizedColumns(part, part.options["sizes"])
         return [columns.sample(raw) for (raw,) in raws]
+
+    def has_columns(self, part: Part) -> bool:
+        """Return True: samples say where their columns lie."""
+        return True
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns | None:
+        """Return the columns of all samples."""
+        return SizedColumns(part, part.options["sizes"]).columns(data, starts, lengths)
 
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
         """Return a whole shard, decompressed."""

@@ -77,6 +77,10 @@ class ParquetFormat(BlockFormat):
             options=facts["options"],
         )
 
+    def has_columns(self, part: Part) -> bool:
+        """Return True: blocks are tables."""
+        return True
+
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> RowBlock:
         """Return a row group, decoded in this thread: the loader has threads of its own."""
         pa = import_pyarrow("reading Parquet")

@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from penstock.dataset.fields import VALUE, Field
-from penstock.dataset.formats.base import Sample
+from penstock.dataset.formats.base import Bytes, Sample
 from penstock.dataset.part import Ints, Part
+from penstock.dataset.ragged import FieldColumns, Ragged, rows_at
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -145,6 +146,28 @@ class SizedColumns:
             at = end
         return out
 
+    def columns(self, data: Bytes, starts: Ints, lengths: Ints) -> FieldColumns | None:
+        """Return the fields of many samples of `data`; None where one of them is damaged."""
+        num_samples = len(starts)
+        if (lengths < self._head.size).any():
+            return None
+        heads = rows_at(data, starts, self._head.size).view("<u4").astype(np.int64)
+        if (heads.sum(axis=1) + self._fixed_bytes != lengths).any():
+            return None
+        at = starts + self._head.size
+        varying = iter(heads.T)
+        out: FieldColumns = {}
+        for name, size, dtype, shape, expected in self._columns:
+            sizes = next(varying) if size is None else np.full(num_samples, size, np.int64)
+            if dtype is None:
+                out[name] = Ragged(data, at, sizes)
+            elif (sizes != expected).any():
+                return None
+            else:
+                out[name] = rows_at(data, at, expected).view(dtype).reshape(num_samples, *shape)
+            at = at + sizes
+        return out
+
 
 def _value_layout(field: Field) -> tuple[np.dtype[Any] | None, tuple[int, ...], int]:
     """Return type, shape and length of a column's values; no type where they are bytes."""
@@ -160,7 +183,7 @@ class SizedBlock:
     def __init__(self, data: memoryview, columns: SizedColumns, starts: Sequence[int]) -> None:
         self._data = data
         self._columns = columns
-        self._starts = starts
+        self._edges: Ints = np.asarray(starts, np.int64)
 
     @property
     def size_bytes(self) -> int:
@@ -169,8 +192,16 @@ class SizedBlock:
 
     def sample(self, row: int) -> Sample:
         """Return one sample of the block."""
-        if row + 1 >= len(self._starts):
+        if row + 1 >= len(self._edges):
             raise FormatError(
-                f"the block holds {len(self._starts) - 1} samples, more were indexed; copy it anew"
+                f"the block holds {len(self._edges) - 1} samples, more were indexed; copy it anew"
             )
-        return self._columns.sample(self._data[self._starts[row] : self._starts[row + 1]])
+        return self._columns.sample(self._data[self._edges[row] : self._edges[row + 1]])
+
+    def columns(self, rows: Ints) -> FieldColumns | None:
+        """Return the fields of some samples."""
+        if int(rows.max()) + 1 >= len(self._edges):
+            return None
+        starts = self._edges[rows]
+        data = np.frombuffer(self._data, np.uint8)
+        return self._columns.columns(data, starts, self._edges[rows + 1] - starts)

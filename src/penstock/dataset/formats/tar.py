@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.dataset.fields import MEMBERS_MAX, Field, too_many_members
 from penstock.dataset.formats.base import (
+    Bytes,
     Options,
     Sample,
     SampleFormat,
@@ -24,6 +25,7 @@ from penstock.dataset.formats.base import (
 )
 from penstock.dataset.formats.headers import HeaderReader
 from penstock.dataset.part import ABSENT, Ints, Part, Rows, make_part
+from penstock.dataset.ragged import FieldColumns, Ragged
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
@@ -86,6 +88,26 @@ class TarFormat(SampleFormat):
             }
             for raw, starts, sizes in zip(raws, offsets, lengths, strict=True)
         ]
+
+    def has_columns(self, part: Part) -> bool:
+        """Return True: the index knows where each member lies."""
+        return True
+
+    def columns(
+        self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
+    ) -> FieldColumns:
+        """Return the members of all samples."""
+        offsets = part.columns["member.offset"][ids].astype(np.int64)
+        sizes = part.columns["member.length"][ids].astype(np.int64)
+        is_absent = sizes == int(ABSENT)
+        offsets[is_absent], sizes[is_absent] = 0, -1
+        # A member may claim more than its sample has; a slice of single samples ends there too.
+        rest = lengths[:, None] - offsets
+        sizes = np.where(is_absent, -1, np.clip(sizes, 0, np.maximum(rest, 0)))
+        return {
+            f.name: Ragged(data, starts + offsets[:, i], sizes[:, i])
+            for i, f in enumerate(part.fields)
+        }
 
 
 class _Samples:
