@@ -6,6 +6,7 @@ virtual time. Start with `flow.Flow`.
 * `events`, `actions` – what can happen, what is to be done
 * `flow` – which fetch begins when, and from where
 * `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
+* `worker_count` – how many worker processes there should be
 * `live` – a machine as a run observes it
 * `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
 * `choice`, `elsewhere` – which sources a fetch has; when the next of them is asked
