@@ -25,8 +25,7 @@ from penstock.dataset.mixture import Mixture
 from penstock.engine.fills import Fill, FillRun
 from penstock.engine.job import Group, Slot
 from penstock.engine.staging import Stager
-
-_SAMPLES_AT_ONCE = 4096
+from penstock.flow.planning import FILL_SAMPLES
 
 SlotsFrom = Callable[[int, int], Iterator[Slot]]
 """Returns the batches from an epoch and a position on, until each sample was seen once."""
@@ -75,7 +74,7 @@ class FillAhead:
             self.progress.end()
             return []
         several = [first]
-        several += islice(self._slots, _SAMPLES_AT_ONCE // max(1, len(first.ids)))
+        several += islice(self._slots, FILL_SAMPLES // max(1, len(first.ids)))
         jobs = (self._num_seen + np.arange(len(several))) // self._slots_a_job
         self._num_seen += len(several)
         ids = np.concatenate([s.ids for s in several])

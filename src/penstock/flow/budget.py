@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.errors import OptionError
 from penstock.machine import StoreModel
+from penstock.plan.cost import REQUESTS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,7 @@ class Budget:
     stage_bytes_max: int
     """Memory for bytes on their way and for those that wait for their step. One batch may exceed
     it, or a batch larger than the budget could never be made; so may one fill of a tier."""
-    requests_max: int = 64
+    requests_max: int = REQUESTS_MAX
     """Requests in flight at one source."""
     requests_min: int = 1
     """Requests in flight that are always allowed, however slow a source is."""

@@ -24,6 +24,7 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
 from penstock.flow import Budget
+from penstock.flow.planning import requests_max
 from penstock.machine import Machine
 from penstock.order import GlobalOrder, Order, Steps
 from penstock.simulate.job import Floats
@@ -50,7 +51,8 @@ class LoaderRun:
     """Memory for samples on their way, per rank."""
     threads: int = 2
     """That copy samples together, per rank."""
-    requests_max: int = 64
+    requests_max: int | None = None
+    """Requests in flight of a rank at most; None: as a loader decides it."""
     costs: Costs = field(default_factory=Costs)
     is_warm: bool = False
     """Whether the tiers hold all that they can from the start."""
@@ -101,7 +103,8 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
         node.warm_up()
     order = run.order or GlobalOrder(num_samples=len(run.samples.lengths), seed=0)
     training = _Training(time, run, _steps(run, order))
-    budget = Budget(stage_bytes_max=run.stage_bytes, requests_max=run.requests_max)
+    num_requests = run.requests_max or requests_max(run.ranks)
+    budget = Budget(stage_bytes_max=run.stage_bytes, requests_max=num_requests)
     for number in range(run.ranks):
         rank = VirtualRank(
             node,

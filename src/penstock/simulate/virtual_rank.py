@@ -30,13 +30,10 @@ from penstock.flow import (
     Waiting,
     Wanted,
 )
+from penstock.flow.planning import FILL_SAMPLES, may_fill, may_plan
 from penstock.simulate.virtual import Call, Servers
 from penstock.simulate.virtual_node import Costs, VirtualNode
 
-_NEAR_SPARE = 2
-_FILLS_WAITING = 2
-_FILL_SAMPLES = 4096
-"""As `loader.runner` and `loader.ahead` have them."""
 STORE = "store"
 
 
@@ -144,17 +141,19 @@ class VirtualRank:
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted:
             return False
-        if self._was_near and len(self._stage) >= self._threads + _NEAR_SPARE:
-            return False
-        room = self._stage_max
-        if not self._was_near:
-            room = min(room, self.flow.look_ahead_bytes)
-        return not self._stage or self._stage_bytes < room
+        return may_plan(
+            num_batches=len(self._stage),
+            size_bytes=self._stage_bytes,
+            was_near=self._was_near,
+            num_makers=self._threads,
+            stage_bytes_max=self._stage_max,
+            look_ahead_bytes=lambda: self.flow.look_ahead_bytes,
+        )
 
     def _may_fill(self) -> bool:
         if self._is_filling or not self._has_ahead:
             return False
-        return self._num_open < _FILLS_WAITING * self.flow.limit(STORE)
+        return may_fill(num_waiting=self._num_open, requests_limit=self.flow.limit(STORE))
 
     def _plan(self, ids: Ints) -> None:
         node = self._node
@@ -188,7 +187,7 @@ class VirtualRank:
         """Want what later batches need of the tiers."""
         fetches: list[Fetch] = []
         seen = 0
-        while seen < _FILL_SAMPLES:
+        while seen < FILL_SAMPLES:
             number, ids = next(self._ahead, (-1, None))
             if ids is None:
                 break
