@@ -29,14 +29,12 @@ from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
 from penstock.flow import Budget, Flow
+from penstock.flow.planning import requests_max
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
-_REQUESTS_MIN, _REQUESTS_MAX = 8, 64
-"""Requests in flight at most, of a rank and of all ranks of a node; the flow finds out how many
-help. Ranks do not know of each other: many at once would only queue up at their common link."""
 _THREADS_MAX = 32
 _COPY_THREADS_MAX = 4
 _TINY_JOB_BYTES = 4 << 20
@@ -73,9 +71,9 @@ def make_run(
         )
     maker = _maker(wanted, pool, reader, around, num_threads=num_threads, processes=processes)
     batches_a_job = _batches_a_job(maker, stream)
-    requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // ranks_a_node(stream.world))
-    budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=requests_max)
-    fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=around.live)
+    num_requests = requests_max(ranks_a_node(stream.world))
+    budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
+    fetcher = Fetcher(Flow(budget=budget), requests_max=num_requests, live=around.live)
     stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     runner = Runner(
