@@ -155,7 +155,7 @@ class Stager:
     @property
     def fills_for_others(self) -> bool:
         """Whether this rank fills what other ranks of its node leave undone."""
-        return self.cluster is not None and self.cluster.fills_for_others
+        return self.cluster is not None and self.cluster.holders.fills_for_others
 
     @property
     def homes_version(self) -> int:
@@ -169,7 +169,7 @@ class Stager:
         flags = np.ones(len(group.where), bool)
         for table in self._holding.places(group):
             here = self._holding.has_place(table.units)
-            flags &= here | (self.cluster.peers_of(table.units)[0] >= 0)
+            flags &= here | (self.cluster.holders.peers_of(table.units)[0] >= 0)
         return flags
 
     def _is_run_bare(self, group: Group) -> Flags:
@@ -265,7 +265,7 @@ class Stager:
             table=number,
             ids=group.local_ids[far[first]],
         )
-        for sources, numbers in cluster.by_sources(units[first], group.bound.store.source):
+        for sources, numbers in cluster.holders.by_sources(units[first], group.bound.store.source):
             start = 0
             for part in chosen.at(numbers).cut():
                 read = RangesRead(part, sources, cluster, self._read_range)
@@ -334,7 +334,7 @@ class Stager:
             if self.cluster is None:
                 placed = np.flatnonzero(self._holding.is_placed(places))
             else:
-                mine = self.cluster.is_mine(table.units, of_others=of_others)
+                mine = self.cluster.holders.is_mine(table.units, of_others=of_others)
                 placed = np.flatnonzero(self._holding.has_place(table.units) & mine)
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
