@@ -32,6 +32,7 @@ from penstock.flow import (
     Wanted,
 )
 from penstock.flow.choice import peer_of
+from penstock.flow.limit import MARKS_MAX
 from penstock.flow.live import STORE, LiveRates
 from penstock.flow.reading import gap_bytes, reads_block_whole, stores_of
 from penstock.storage.retry import waiting_since
@@ -39,8 +40,6 @@ from penstock.storage.retry import waiting_since
 _JOIN_S = 1.0
 """How long the end of a run waits for reads under way: one that hangs would hang for longer."""
 _HEDGE_THREADS = 8
-_MARKS_MAX = 8
-"""How often one read can tell the flow that its store wants fewer requests."""
 _REQUESTS = 8
 
 
@@ -360,7 +359,7 @@ class Fetcher:
                 self.requests_limit = self._flow.limit(begin.source)
             over = []
             num_marks = outcome.num_retries + int(getattr(error, "retryable", False))
-            for _ in range(min(num_marks, _MARKS_MAX)):
+            for _ in range(min(num_marks, MARKS_MAX)):
                 over += self._act(self._flow.on(Throttled(source=begin.source, at_s=at_s)))
             if error is None:
                 arrived = Arrived(

@@ -30,12 +30,18 @@ class FillCourse(Generic[Place, Item]):
     """The batches that are looked through for what is to be filled, one after the other."""
 
     def __init__(
-        self, batches_from: Callable[[Place], Iterator[Item]], start: Place, *, version: int = 0
+        self,
+        batches_from: Callable[[Place], Iterator[Item]],
+        start: Place,
+        *,
+        version: int = 0,
+        samples_at_once: int = FILL_SAMPLES,
     ) -> None:
         """`batches_from` returns the batches from a place in the order on; each sample once.
 
         `version` is that of the homes.
         """
+        self._samples_at_once = samples_at_once
         self._batches_from = batches_from
         self._start = start
         self._batches = batches_from(start)
@@ -85,7 +91,7 @@ class FillCourse(Generic[Place, Item]):
     def _some(self, num_samples: Callable[[Item], int]) -> list[tuple[int, Item]]:
         found: list[tuple[int, Item]] = []
         seen = 0
-        while seen < FILL_SAMPLES:
+        while seen < self._samples_at_once:
             item = next(self._batches, None)
             if item is None:
                 break
@@ -113,10 +119,9 @@ class FillProgress:
     def done(self, fetch: Hashable) -> None:
         """Take note that a fetch is over."""
         self._num_done += 1
+        # Batches of two epochs may need the same unit: it is under way for both of them.
         for _, fetches in self._begun:
-            if fetch in fetches:
-                fetches.discard(fetch)
-                break
+            fetches.discard(fetch)
         self._advance()
 
     def end(self) -> None:

@@ -63,6 +63,7 @@ class Holders:
         """Where units are at home as long as others believe this node to be lost."""
         self._meanwhile: Homes | None = None
         """Where they were at home while a node was lost that is back."""
+        self._kept: Flags | None = None
         self._offsets = offsets
         self._node = node
         self._local_rank, self._num_local_ranks = local_rank, num_local_ranks
@@ -80,6 +81,7 @@ class Holders:
         if self._homes.lost - gone:
             self._meanwhile = self._homes
         self._homes = self._base.without(gone)
+        self._kept = None
         self.version += 1
         return gone
 
@@ -101,7 +103,9 @@ class Holders:
 
     def kept_here(self) -> Flags:
         """Return by span whether this node keeps it."""
-        return self._homes.holds(self._node)
+        if self._kept is None:
+            self._kept = self._homes.holds(self._node)
+        return self._kept
 
     def is_kept_here(self, units: Ints) -> Flags:
         """Return which units this node keeps."""
@@ -189,6 +193,10 @@ class Holders:
 
 def _alike(rows: Ints) -> Iterator[tuple[list[int], Ints]]:
     """Yield the different columns of some rows, and the numbers of those columns."""
+    if (rows == rows[:, :1]).all():
+        if rows.shape[1]:
+            yield rows[:, 0].tolist(), np.arange(rows.shape[1])
+        return
     kinds, back = np.unique(rows.T, axis=0, return_inverse=True)
     for number, kind in enumerate(kinds.tolist()):
         yield kind, np.flatnonzero(back.reshape(-1) == number)

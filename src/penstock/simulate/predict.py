@@ -112,9 +112,10 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
             costs=run.costs,
             budget=budget,
             threads=run.threads,
+            ahead=partial(_one_epoch, run, order, number),
         )
         training.add(rank)
-        rank.start(enumerate(_batches(run, order, number, epochs=1)))
+        rank.start()
     time.run(lambda: training.is_over)
     assert training.is_over, "nothing more happens, and the run is not over"
     return training.prediction(node)
@@ -136,6 +137,10 @@ def _batches(run: LoaderRun, order: Order, rank: int, epochs: int | None = None)
         for step in range(steps.num_steps):
             positions, is_real = steps.positions(step, rank)
             yield ids[positions[is_real]]
+
+
+def _one_epoch(run: LoaderRun, order: Order, rank: int, place: None) -> Iterator[Ints]:
+    return _batches(run, order, rank, epochs=1)
 
 
 class _Training:
