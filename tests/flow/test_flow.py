@@ -208,11 +208,14 @@ def test_a_budget_refuses_nonsense(wrong: dict[str, int]) -> None:
         Budget(**{"stage_bytes_max": 1000, **wrong})
 
 
-def test_a_prior_starts_at_the_knee_of_what_was_measured() -> None:
-    curve = Curve(counts=(1, 8, 16, 64), bytes_s=(5e6, 40e6, 80e6, 82e6))
+def test_a_prior_begins_with_the_requests_that_fill_the_link() -> None:
+    curve = Curve(counts=(1, 8, 16, 64), bytes_s=(50e6, 400e6, 400e6, 400e6))
     store = StoreModel(latency_s=0.02, latency_p99_s=0.2, throughput=curve)
-    prior = SourcePrior.of_store(store)
-    assert (prior.requests, prior.bytes_s) == (16, 82e6)
+    prior = SourcePrior.of_store(store, 1_000_000)
+    assert (prior.requests, prior.bytes_s) == (16, 400e6)
+    assert SourcePrior.of_store(store, 100_000).requests == 64, "small ones mostly wait"
+    assert SourcePrior.of_store(store, 100_000, num_ranks=4).requests == 16
+    assert SourcePrior.of_store(store, 1e9).requests == 8, "as many as without a measurement"
     with pytest.raises(OptionError, match="latency_p99_s"):
         SourcePrior(latency_s=0.2, latency_p99_s=0.1, bytes_s=1.0)
     with pytest.raises(OptionError, match="requests at least 1"):

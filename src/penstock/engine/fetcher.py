@@ -31,6 +31,7 @@ from penstock.flow import (
     Waiting,
     Wanted,
 )
+from penstock.flow.budget import REQUESTS_FIRST
 from penstock.flow.choice import peer_of
 from penstock.flow.limit import MARKS_MAX
 from penstock.flow.live import STORE, LiveRates
@@ -40,7 +41,6 @@ from penstock.storage.retry import waiting_since
 _JOIN_S = 1.0
 """How long the end of a run waits for reads under way: one that hangs would hang for longer."""
 _HEDGE_THREADS = 8
-_REQUESTS = 8
 
 
 class Outcome(NamedTuple):
@@ -121,7 +121,7 @@ class Fetcher:
         self._live = live
         self._requests_max = requests_max
         self._threads_max = requests_max + _HEDGE_THREADS + 1
-        self.requests_limit = _REQUESTS
+        self.requests_limit = REQUESTS_FIRST
         """Requests that the flow wants in flight now."""
         self._clock = clock or SystemClock()
         # Reentrant: the garbage collector may stop us from inside one of our own threads.

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
-from penstock.flow import Budget
+from penstock.flow import Budget, SourcePrior
 from penstock.flow.planning import requests_max
 from penstock.machine import Machine
 from penstock.order import GlobalOrder, Order, Steps
@@ -54,6 +54,9 @@ class LoaderRun:
     requests_max: int | None = None
     """Requests in flight of a rank at most; None: as a loader decides it."""
     costs: Costs = field(default_factory=Costs)
+    knows_machine: bool = True
+    """Whether the loader finds the machine's file, and begins with the requests that fill the
+    store's link; else it has to find out how many these are."""
     is_warm: bool = False
     """Whether the tiers hold all that they can from the start."""
 
@@ -112,6 +115,7 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
             costs=run.costs,
             budget=budget,
             threads=run.threads,
+            prior=_prior(machine, run),
             ahead=partial(_one_epoch, run, order, number),
         )
         training.add(rank)
@@ -119,6 +123,13 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
     time.run(lambda: training.is_over)
     assert training.is_over, "nothing more happens, and the run is not over"
     return training.prediction(node)
+
+
+def _prior(machine: Machine, run: LoaderRun) -> SourcePrior | None:
+    sample_bytes = float(run.samples.lengths.mean()) if len(run.samples.lengths) else 1.0
+    if not run.knows_machine:
+        return None
+    return SourcePrior.of_store(machine.store, sample_bytes, num_ranks=run.ranks)
 
 
 def _steps(run: LoaderRun, order: Order) -> Steps:

@@ -15,7 +15,16 @@ from functools import partial
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.flow import Begin, Budget, Consumed, Fetch, Flow, Waiting, Wanted
+from penstock.flow import (
+    Begin,
+    Budget,
+    Consumed,
+    Fetch,
+    Flow,
+    SourcePrior,
+    Waiting,
+    Wanted,
+)
 from penstock.flow.filling import FillCourse
 from penstock.flow.planning import may_fill, may_plan
 from penstock.flow.routes import Way, ways_of
@@ -79,12 +88,13 @@ class VirtualRank:
         costs: Costs,
         budget: Budget,
         threads: int,
+        prior: SourcePrior | None,
         ahead: Callable[[None], Iterator[Ints]],
     ) -> None:
         """`ahead` returns the samples of batches to come, for filling tiers."""
         self._node, self._batches, self._costs = node, batches, costs
         self._time = node.time
-        self.flow = Flow(budget=budget)
+        self.flow = Flow(budget=budget, prior={STORE: prior} if prior else None)
         self._stage_max = budget.stage_bytes_max
         self._threads = threads
         self._python = Servers(node.time, 1)
