@@ -28,7 +28,7 @@ from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
-from penstock.flow import Budget, Flow
+from penstock.flow import Budget, Flow, SourcePrior
 from penstock.flow.planning import requests_max
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
@@ -73,7 +73,8 @@ def make_run(
     batches_a_job = _batches_a_job(maker, stream)
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
-    fetcher = Fetcher(Flow(budget=budget), requests_max=num_requests, live=around.live)
+    flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
+    fetcher = Fetcher(flow, requests_max=num_requests, live=around.live)
     stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     runner = Runner(
@@ -87,6 +88,20 @@ def make_run(
         recorder=around.recorder,
     )
     return runner, processes
+
+
+def _priors(wanted: LoaderOptions, world: World, around: Around) -> dict[str, SourcePrior]:
+    """Return what the machine's file promises of the store, if there is one of each."""
+    sources = {bound.store.source for bound in wanted.dataset.bound}
+    if around.live is None or len(sources) != 1:
+        return {}
+    dataset = wanted.dataset
+    several = dataset.datasets if isinstance(dataset, Mixture) else [dataset]
+    num_samples = sum(len(one) for one in several)
+    sample_bytes = sum(one.size_bytes for one in several) / max(1, num_samples)
+    store = around.live.machine().store
+    prior = SourcePrior.of_store(store, sample_bytes, num_ranks=ranks_a_node(world))
+    return dict.fromkeys(sources, prior)
 
 
 def _maker(
