@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plan.sizes import summary_of_sizes
 
 import penstock
 from penstock.dataset.dataset import Dataset
@@ -21,7 +22,7 @@ from penstock.plan.homes import NOBODY, Node, cluster_homes
 from penstock.plan.placement import layout_of
 from penstock.plan.planner import Plan, make_plan
 from penstock.plan.spans import spans_of
-from penstock.plan.summary import Summary, summary_of, summary_of_sizes
+from penstock.plan.summary import Summary, summary_of
 from penstock.plan.traffic import epoch_bytes, held_by, moved_share
 from penstock.plan.units import Units
 from penstock.plan.what_if import blocks_first_gain_s, what_if

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
-from penstock.flow import Budget, Consumed, Fetch, Flow, Waiting, Wanted
+from penstock.flow import Consumed, Fetch, Waiting, Wanted
 from penstock.flow.filling import FillCourse, FillProgress
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.planning import may_fill, may_plan
@@ -77,11 +77,9 @@ class ClusterRank:
         self.links = {
             other.number: Link(node, other, self) for other in others if other is not node
         }
-        self.flow = Flow(budget=Budget(stage_bytes_max=STAGE_BYTES))
         self.reads = ClusterReads(
             job,
             node,
-            self.flow,
             self.holders,
             members,
             store=store,
@@ -89,6 +87,7 @@ class ClusterRank:
             heard=self._heard,
             moved=self.look,
         )
+        self.flow = self.reads.driver.flow
         self.step = step
         """The step that comes next."""
         self.delivered: list[tuple[int, list[int]]] = []

@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from penstock.flow import Begin, Deferred, Fetch, Flow
+from penstock.flow import Begin, Budget, Deferred, Fetch, Flow
 from penstock.flow.choice import peer_of
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.reading import ClaimPatience, stores_of
 from penstock.peers.members import Members
-from penstock.simulate.cluster_job import ClusterJob
+from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_link import Link
 from penstock.simulate.cluster_net import SharedStore
 from penstock.simulate.cluster_node import Answered, ClusterNode
@@ -61,7 +61,6 @@ class ClusterReads:
         self,
         job: ClusterJob,
         node: ClusterNode,
-        flow: Flow,
         holders: Holders,
         members: Members,
         *,
@@ -74,6 +73,7 @@ class ClusterReads:
         self._job, self._node, self._store = job, node, store
         self._holders, self._members, self._links = holders, members, links
         self._heard, self._moved = heard, moved
+        flow = Flow(budget=Budget(stage_bytes_max=STAGE_BYTES))
         self.driver = FlowDriver(flow, now_s=lambda: self._now_s, at=node.at, begin=self._begin)
         self._patience = ClaimPatience()
         self._reads: dict[int, Read] = {}
