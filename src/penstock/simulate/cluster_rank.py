@@ -286,6 +286,8 @@ class ClusterRank:
 
     def _filled(self, unit: int) -> None:
         self._progress.done(unit)
+        if self._progress.is_over:
+            self.node.look_at_parked()  # What is still missing will not come.
         for call in self._fills.pop(unit):
             call()
 

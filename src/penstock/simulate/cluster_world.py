@@ -136,6 +136,9 @@ class ClusterWorld:
         node.cursor = ranks[0].cursor
         node.is_coming = ranks[0].is_coming
         for rank in ranks:
+            # A loader plans and fills from its start on: others may wait for what is at home here
+            # before its own training loop asks for anything.
+            node.do(node.life, rank.look)
             node.do(node.life, partial(self._ask, rank))
 
     def _member(self, node: int, life: int) -> Member:
