@@ -11,7 +11,6 @@ from penstock.flow import (
     Begin,
     Budget,
     Consumed,
-    Dropped,
     Failed,
     Fetch,
     Flow,
@@ -108,44 +107,11 @@ def test_after_a_failure_comes_the_next_source_and_in_the_end_it_is_given_up() -
     assert flow.stage_bytes == flow.planned_bytes == flow.in_flight("store") == 0
 
 
-def test_what_is_dropped_before_it_began_never_begins() -> None:
-    flow = flow_of(requests=1)
-    flow.on(wanted(fetch(0, 0), fetch(1, 1), fetch(2, 2)))
-    flow.on(Dropped(number=1, at_s=0.1))
-    assert begun(flow.on(Arrived(number=0, copy=0, at_s=0.2))) == [2]
-    assert flow.planned_bytes == 200
-
-
-def test_what_is_dropped_in_flight_keeps_its_place_until_it_arrives() -> None:
-    flow = flow_of(stage_bytes_max=100)
-    flow.on(wanted(fetch(0, 0, "peer", "store"), fetch(1, 1)))
-    assert flow.on(Dropped(number=0, at_s=0.1)) == []
-    assert flow.in_flight("peer") == 1
-    assert begun(flow.on(Failed(number=0, copy=0, at_s=0.2))) == [1]
-
-
-def test_what_is_dropped_after_it_arrived_gives_its_room_away() -> None:
-    flow = flow_of(stage_bytes_max=100)
-    flow.on(wanted(fetch(0, 0), fetch(1, 1)))
-    flow.on(Arrived(number=0, copy=0, at_s=0.1))
-    assert begun(flow.on(Dropped(number=0, at_s=0.2))) == [1]
-    flow.on(Consumed(step=0, at_s=0.3))
-    assert flow.stage_bytes == 100
-
-
-def test_a_step_that_was_dropped_whole_does_not_stand_in_the_way_of_a_large_one() -> None:
-    flow = flow_of(stage_bytes_max=100)
-    flow.on(wanted(fetch(0, 0), fetch(1, 1, size_bytes=500)))
-    flow.on(Arrived(number=0, copy=0, at_s=0.1))
-    assert begun(flow.on(Dropped(number=0, at_s=0.2))) == [1]
-
-
 def test_unknown_numbers_change_nothing() -> None:
     flow = flow_of()
     for event in (
         Arrived(number=7, copy=0, at_s=0.1),
         Failed(number=7, copy=0, at_s=0.1),
-        Dropped(number=7, at_s=0.1),
         Tick(at_s=0.1),
     ):
         assert flow.on(event) == []
@@ -208,11 +174,14 @@ def test_a_budget_refuses_nonsense(wrong: dict[str, int]) -> None:
         Budget(**{"stage_bytes_max": 1000, **wrong})
 
 
-def test_a_prior_starts_at_the_knee_of_what_was_measured() -> None:
-    curve = Curve(counts=(1, 8, 16, 64), bytes_s=(5e6, 40e6, 80e6, 82e6))
+def test_a_prior_begins_with_the_requests_that_fill_the_link() -> None:
+    curve = Curve(counts=(1, 8, 16, 64), bytes_s=(50e6, 400e6, 400e6, 400e6))
     store = StoreModel(latency_s=0.02, latency_p99_s=0.2, throughput=curve)
-    prior = SourcePrior.of_store(store)
-    assert (prior.requests, prior.bytes_s) == (16, 82e6)
+    prior = SourcePrior.of_store(store, 1_000_000)
+    assert (prior.requests, prior.bytes_s) == (16, 400e6)
+    assert SourcePrior.of_store(store, 100_000).requests == 64, "small ones mostly wait"
+    assert SourcePrior.of_store(store, 100_000, num_ranks=4).requests == 16
+    assert SourcePrior.of_store(store, 1e9).requests == 8, "as many as without a measurement"
     with pytest.raises(OptionError, match="latency_p99_s"):
         SourcePrior(latency_s=0.2, latency_p99_s=0.1, bytes_s=1.0)
     with pytest.raises(OptionError, match="requests at least 1"):

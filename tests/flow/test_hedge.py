@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.flow.story import LATENCY_S, Story
 
-from penstock.flow import Begin, Consumed, Dropped, Failed, Throttled, Waiting
+from penstock.flow import Begin, Consumed, Failed, Throttled, Waiting
 
 
 @pytest.fixture(autouse=True)
@@ -74,12 +74,12 @@ def test_the_first_answer_counts_and_the_second_only_frees_its_place() -> None:
     assert story.flow.rates().sources["store"].latency_p99_s >= before
 
 
-def test_what_has_arrived_is_dropped_at_once_whatever_its_other_copy_does() -> None:
+def test_a_step_that_is_taken_gives_its_room_away_whatever_a_late_copy_does() -> None:
     story = Story(pace_s=0.05)
     (late,) = story.want(1)
     story.wait(1.0)
     story.arrive(late, copy=1)
-    story.flow.on(Dropped(number=late, at_s=story.now_s))
+    story.consume()
     assert (story.flow.in_flight("store"), story.flow.stage_bytes) == (1, 0)
     story.arrive(late, copy=0)
     assert story.flow.in_flight("store") == 0

@@ -77,20 +77,20 @@ def test_who_stood_in_for_a_node_that_is_back_is_asked_before_it() -> None:
     share = UNITS[homes.holders[0] == 3]
     stood_in = homes.without([3]).holders[0, share]
     with cluster_at(0, view[0]) as cluster:
-        assert (cluster.peers_of(share)[0] == 3).all()
+        assert (cluster.holders.peers_of(share)[0] == 3).all()
         lose(3, view)
         cluster.follow()
         elsewhere = stood_in != 0
         assert elsewhere.any()
-        assert (cluster.peers_of(share)[0] == np.where(elsewhere, stood_in, -1)).all()
+        assert (cluster.holders.peers_of(share)[0] == np.where(elsewhere, stood_in, -1)).all()
         find(3, view)
         cluster._look()
         cluster.follow()
-        first, second = cluster.peers_of(share)
+        first, second = cluster.holders.peers_of(share)
         assert (first == np.where(elsewhere, stood_in, 3)).all()
         assert (second[elsewhere] == 3).all()
         others = UNITS[homes.holders[0] == 1]
-        assert (cluster.peers_of(others)[0] == 1).all()
+        assert (cluster.holders.peers_of(others)[0] == 1).all()
 
 
 def test_only_a_node_that_was_missed_asks_others_for_its_own_share() -> None:

@@ -221,7 +221,7 @@ def test_a_view_fills_only_its_own_samples(large: penstock.Dataset, tmp_path: Pa
 
 def test_worker_processes_read_from_the_tier(large: penstock.Dataset, tmp_path: Path) -> None:
     tier = Disk(tmp_path / "tier", "1GB")
-    options: dict[str, Any] = {"batch_size": 24, "epochs": 2, "workers": "process", "threads": 2}
+    options: dict[str, Any] = {"batch_size": 24, "epochs": 2, "workers": 2}
     with penstock.Loader(large, tiers=[tier], transform=first_byte, **options) as loader:
         for batch in loader:
             assert batch["first"].tolist() == batch.ids.tolist()

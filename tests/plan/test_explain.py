@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.plan.sizes import summary_of_sizes
 
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.plan.explain import WIDTH, explain, sections
 from penstock.plan.planner import Plan, make_plan
-from penstock.plan.summary import Summary, summary_of_sizes
+from penstock.plan.summary import Summary
 from penstock.plan.work import Work
 from penstock.world import World
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plan.sizes import summary_of_sizes
 
 import penstock
 from penstock.dataset.dataset import Dataset
@@ -17,12 +18,11 @@ from penstock.dataset.part import Rows, make_part
 from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.order import GlobalOrder
-from penstock.plan.fetches import Demand, Fetching
-from penstock.plan.homes import Node, cluster_homes
+from penstock.plan.homes import NOBODY, Node, cluster_homes
 from penstock.plan.placement import layout_of
 from penstock.plan.planner import Plan, make_plan
 from penstock.plan.spans import spans_of
-from penstock.plan.summary import Summary, summary_of, summary_of_sizes
+from penstock.plan.summary import Summary, summary_of
 from penstock.plan.traffic import epoch_bytes, held_by, moved_share
 from penstock.plan.units import Units
 from penstock.plan.what_if import blocks_first_gain_s, what_if
@@ -107,21 +107,13 @@ def test_fills_are_those_that_are_fetched(datasets: Sets, name: str, num_nodes: 
     layout = layout_of(units)
     several = [Node(name=str(n), capacity_bytes=room) for n in range(num_nodes)]
     homes = cluster_homes(spans_of(layout), several).home_of(layout.offsets)
-    filled = asked = 0
-    for node in range(num_nodes):
-        demand = Demand(
-            dataset=dataset,
-            order=GlobalOrder(num_samples=len(dataset), seed=2),
-            world=World(rank=node, num_ranks=num_nodes, num_nodes=num_nodes),
-            global_batch_size=num_nodes,
-            drop_last=True,
-        )
-        fetching = Fetching(
-            demand, units, homes, present=np.zeros(units.num_units, bool), gap_bytes=0
-        )
-        for fetches in fetching.ahead(end_epoch=1):
-            filled += int(units.lengths[fetches.fills.units].sum())
-            asked += len(fetches.asks.units)
+    ids = GlobalOrder(num_samples=len(dataset), seed=2).ids(0, 0, len(dataset))
+    ids = ids[: len(ids) // num_nodes * num_nodes]
+    used_by = np.arange(len(ids)) % num_nodes
+    (bound,) = dataset.bound
+    used = units.locate(0, 0, ids - bound.first)[0]
+    filled = int(units.lengths[np.unique(used[homes[used] != NOBODY])].sum())
+    asked = int(((homes[used] != NOBODY) & (homes[used] != used_by)).sum())
     work = Work(world=nodes(num_nodes), batch_size=1, peers="fixed")
     held = held_by(machine_of(disk=room).tiers, summary, work)
     moved = epoch_bytes(summary, work, held, 0)

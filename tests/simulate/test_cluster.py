@@ -12,8 +12,9 @@ from penstock.simulate import cluster
 from penstock.simulate.cluster import play, replay_line
 from penstock.simulate.cluster_check import Verdict, judged
 from penstock.simulate.cluster_faults import Fault, Kind
-from penstock.simulate.cluster_job import ClusterJob
-from penstock.simulate.cluster_rank import STAGE_BYTES, ClusterRank
+from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
+from penstock.simulate.cluster_rank import ClusterRank
+from penstock.simulate.cluster_reads import ClusterReads
 from penstock.simulate.cluster_world import ClusterWorld
 
 
@@ -146,14 +147,14 @@ def test_samples_that_are_delivered_twice_are_noticed(monkeypatch: pytest.Monkey
 
 
 def test_waiting_for_who_is_known_to_be_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = ClusterRank._begin
+    begin = ClusterReads._begin
 
-    def trusting(self: ClusterRank, action: object) -> None:
-        self._is_usable = lambda name: True  # type: ignore[method-assign]
+    def trusting(self: ClusterReads, action: object) -> None:
+        self.is_usable = lambda name: name != self._node.name  # type: ignore[method-assign]
         begin(self, action)  # type: ignore[arg-type]
-        del self._is_usable
+        del self.is_usable
 
-    monkeypatch.setattr(ClusterRank, "_begin", trusting)
+    monkeypatch.setattr(ClusterReads, "_begin", trusting)
     assert noticed("in vain")
 
 

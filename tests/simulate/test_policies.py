@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulate.coverage import Coverage, coverage_of
 from tests.simulate.scenarios import cached, flat, scenario, tables, tier
 
 from penstock.plan.bound import belady_bytes, lru_bytes, lru_hit_ratio
@@ -15,7 +16,7 @@ from penstock.simulate import run
 from penstock.simulate.job import Job
 from penstock.simulate.policies.base import sharded
 from penstock.simulate.policies.evicting import lru_hits, min_hits
-from penstock.simulate.policies.frequency import Coverage, coverage_of, place
+from penstock.simulate.policies.frequency import place
 from penstock.simulate.policies.locality import reassigned
 
 

@@ -155,3 +155,23 @@ def test_a_limit_of_requests_is_met_but_not_missed_by_much() -> None:
     found = run_in(Weather(), requests_s_max=500.0)
     allowed = 500 * SIZE
     assert 0.75 * allowed < found.bytes_s(5, 20) <= 1.01 * allowed
+
+
+@pytest.mark.parametrize("latency_s", [0.02, 0.05, 0.1])
+@pytest.mark.parametrize("sample_bytes", [10_000, 100_000])
+def test_a_known_machine_halves_the_wait_for_the_first_batch(
+    latency_s: float, sample_bytes: int
+) -> None:
+    curve = Curve(counts=(1, 20), bytes_s=(50e6, 1000e6))
+    store = StoreModel(latency_s=latency_s, latency_p99_s=2 * latency_s, throughput=curve)
+    measured = Machine(store=store, link=LinkModel(bytes_s=1e9), cores=8)
+    run = LoaderRun(
+        samples=Samples.alone(np.full(128 * 20, sample_bytes)),
+        batch_size=128,
+        compute_s=0.05,
+        costs=Costs(start_s=0.0),
+    )
+    known = predict(measured, run)
+    guessed = predict(measured, replace(run, knows_machine=False))
+    assert known.first_batch_s < 0.5 * guessed.first_batch_s
+    assert known.time_s < guessed.time_s

@@ -189,7 +189,7 @@ def drawn(sample: dict[str, Any]) -> dict[str, Any]:
 def test_worker_processes_draw_the_same_numbers_for_a_sample_in_every_run(
     dataset: penstock.Dataset,
 ) -> None:
-    options: dict[str, Any] = {"transform": drawn, "workers": "process", "threads": 1}
+    options: dict[str, Any] = {"transform": drawn, "workers": 1}
     batch = next(iter(penstock.Loader(dataset, batch_size=16, seed=7, **options)))
     again = next(iter(penstock.Loader(dataset[:], batch_size=8, seed=7, **options)))
     assert torch.equal(batch["drawn"][:8], again["drawn"])

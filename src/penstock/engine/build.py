@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.mixture import Mixture
+from penstock.dataset.mixture import Mixture, datasets_of
 from penstock.engine.ahead import FillAhead
 from penstock.engine.apart import ApartMaker
 from penstock.engine.around import Around
@@ -30,7 +30,8 @@ from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
 from penstock.engine.workers import DEPTH
-from penstock.flow import Budget, Flow
+from penstock.flow import Budget, Flow, SourcePrior
+from penstock.flow.planning import requests_max
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.world import World
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from penstock.engine.engine import Apart
 
 _log = logging.getLogger("penstock.loader")
-_REQUESTS_MIN, _REQUESTS_MAX = 8, 64
-"""Requests in flight at most, of a rank and of all ranks of a node; the flow finds out how many
-help. Ranks do not know of each other: many at once would only queue up at their common link."""
 _THREADS_MAX = 32
 _WORKERS_MAX = 64
 _COPY_THREADS_MAX = 4
@@ -76,9 +74,10 @@ def make_run(
     else:
         maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream)
-    requests_max = max(_REQUESTS_MIN, _REQUESTS_MAX // ranks_a_node(stream.world))
-    budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=requests_max)
-    fetcher = Fetcher(Flow(budget=budget), requests_max=requests_max, live=around.live)
+    num_requests = requests_max(ranks_a_node(stream.world))
+    budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
+    flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
+    fetcher = Fetcher(flow, requests_max=num_requests, live=around.live)
     stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     if span.skip:
@@ -114,6 +113,20 @@ def _apart_maker(wanted: LoaderOptions, apart: Apart, around: Around) -> Maker:
         workers=apart.workers,
         counters=around.counters,
     )
+
+
+def _priors(wanted: LoaderOptions, world: World, around: Around) -> dict[str, SourcePrior]:
+    """Return what the machine's file promises of the store, if there is one of each."""
+    sources = {bound.store.source for bound in wanted.dataset.bound}
+    if around.live is None or len(sources) != 1:
+        return {}
+    dataset = wanted.dataset
+    several = datasets_of(dataset)
+    num_samples = sum(len(one) for one in several)
+    sample_bytes = sum(one.size_bytes for one in several) / max(1, num_samples)
+    store = around.live.machine().store
+    prior = SourcePrior.of_store(store, sample_bytes, num_ranks=ranks_a_node(world))
+    return dict.fromkeys(sources, prior)
 
 
 def _maker(

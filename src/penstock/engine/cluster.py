@@ -20,13 +20,13 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
-from penstock.engine.holding import Flags, Holding
+from penstock.engine.holding import Holding
 from penstock.engine.peer_parts import ask_in_pieces
 from penstock.engine.stats import Counters, PeerStats
 from penstock.errors import PeerError
-from penstock.flow.choice import PEERS_MAX, peer_of, peer_source, sources_for, taken_over
+from penstock.flow.choice import peer_of
+from penstock.flow.holders import Holders
 from penstock.peers.base import Answer, Ask
-from penstock.plan.draws import NOBODY
 from penstock.world import World
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 SOURCE = "peers"
 """What bytes of other nodes are counted as."""
-_HOLDERS_MAX = 3
-"""Of many copies of a unit, so many are thought of."""
 _LOOK_S = 0.2
 """Between two looks whether somebody can be asked again."""
 _ANSWERS_BYTES = 64 << 20
@@ -64,23 +62,6 @@ class Carried:
     closing: tuple[Callable[[], None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Where some units can come from."""
-
-    names: tuple[str, ...]
-    """Peers that can be asked, and last the store."""
-    home: str
-    """The one among them that will have the units if it does not yet; others may never."""
-
-
-def _alike(rows: Ints) -> Iterator[tuple[list[int], Ints]]:
-    """Yield the different columns of some rows, and the numbers of those columns."""
-    kinds, back = np.unique(rows.T, axis=0, return_inverse=True)
-    for number, kind in enumerate(kinds.tolist()):
-        yield kind, np.flatnonzero(back.reshape(-1) == number)
-
-
 class Cluster:
     """The other nodes of a job, as one rank sees them."""
 
@@ -95,30 +76,30 @@ class Cluster:
         counters: Counters,
     ) -> None:
         self._holding = holding
-        self._homes = self._base = homes
-        self._away = homes.without([world.node])
-        """Where units are at home as long as others believe this node to be lost."""
-        self._meanwhile: Homes | None = None
-        """Where they were at home while a node was lost that is back."""
+        self.holders = Holders(
+            homes,
+            holding.layout.offsets,
+            node=world.node,
+            local_rank=world.local_rank,
+            num_local_ranks=world.num_local_ranks,
+        )
+        """Who keeps what, as far as this rank knows."""
         self._neighbours = neighbours
         self._carried = carried
         self.shelf = carried.shelf
         self.filling = carried.filling
         self.run_id = carried.run_id
-        self.me = world.node
-        self._world = world
         self._counters = counters
         self._lock = threading.Lock()
         self._pool = BufferPool(_ANSWERS_BYTES)
         self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
         self._version = neighbours.version
         self.homes_version = 0
-        """Grows when homes have moved."""
+        """Grows when homes have moved, and what has come to this node has its place."""
         self._looked_s = 0.0
-        self._usable = np.zeros(len(homes.nodes) + 1, bool)
         self._place()
         self._look()
-        self.filling.are_at_home = self._are_at_home
+        self.filling.are_at_home = self.holders.are_at_home
         self._tending = Tending(self._tend, _LOOK_S)
 
     # -- who keeps what ------------------------------------------------------------------------
@@ -126,12 +107,12 @@ class Cluster:
     @property
     def homes(self) -> Homes:
         """Where units are at home for the batches of this run: as it was agreed at its start."""
-        return self._base
+        return self.holders.base
 
     @property
     def capacity_bytes(self) -> int:
         """What all nodes together may hold."""
-        return sum(node.capacity_bytes for node in self._base.nodes)
+        return sum(node.capacity_bytes for node in self.homes.nodes)
 
     @property
     def node_of_rank(self) -> Ints:
@@ -143,20 +124,16 @@ class Cluster:
         if self._version != self._neighbours.version:
             with self._lock:
                 self._version = self._neighbours.version
-                names = self._neighbours.names
-                lost = {names.index(name) for name in self._neighbours.lost} - {self.me}
-                gone = taken_over(lost, len(names))
-                if self._homes.lost - gone:
-                    self._meanwhile = self._homes
-                self._homes = self._base.without(gone)
+                self.holders.follow(self._neighbours.lost)
                 self._place()
-                self.homes_version += 1
+                # Last: whoever sees the new version looks for units that have their place by then.
+                self.homes_version = self.holders.version
         if time.monotonic() - self._looked_s > _LOOK_S:
             self._look()
 
     def _place(self) -> None:
         try:
-            self._holding.place(self._homes.spans.span_bytes, self._homes.holds(self.me))
+            self._holding.place(self.homes.spans.span_bytes, self.holders.kept_here())
         except OSError as error:
             _log.warning(
                 "this node cannot keep what is at home here (%s); it is read from the store", error
@@ -164,83 +141,11 @@ class Cluster:
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
-        self._usable[:-1] = self._neighbours.usable()  # The last one stands for nobody.
-
-    def _holders(self, units: Ints) -> Ints:
-        spans = self._homes.spans.number_of(self._holding.layout.offsets[units])
-        return self._homes.holders[:_HOLDERS_MAX, spans]
-
-    def is_mine(self, units: Ints, *, of_others: bool) -> Flags:
-        """Return which units are at home here, and this rank's to fetch before they are needed.
-
-        With `of_others` also those of the other ranks of this node, should they be late.
-        """
-        mine: Flags = self._holders(units)[0] == self.me
-        if not of_others:
-            mine = mine & (units % self._world.num_local_ranks == self._world.local_rank)
-        return mine
-
-    def _are_at_home(self, units: Ints) -> bool:
-        return bool((self._holders(units)[0] == self.me).all())
-
-    @property
-    def fills_for_others(self) -> bool:
-        """Whether this rank sees to it that all of the node's homes are filled: one of each."""
-        return self._world.num_local_ranks > 1 and self._world.is_first_of_node
-
-    def peers_of(self, units: Ints) -> Ints:
-        """Return other nodes that can be asked for each unit, a row of the best; -1 for none.
-
-        Whoever stood in for a node that is back has its share, at once; that node may be behind.
-        """
-        holders = self._holders(units)
-        if self._meanwhile is not None:
-            spans = self._homes.spans.number_of(self._holding.layout.offsets[units])
-            stood_in = self._meanwhile.holders[0, spans]
-            stood_in = np.where(stood_in == holders[0], NOBODY, stood_in)
-            holders = np.vstack([stood_in, holders])
-        can = self._usable[holders]
-        out = np.full((PEERS_MAX, len(units)), -1, np.int64)
-        every = np.arange(len(units))
-        for row in out:
-            first = can.argmax(0)
-            found = can[first, every]
-            row[found] = holders[first, every][found]
-            can[first, every] = False
-        return out
-
-    def by_sources(self, units: Ints, store: str) -> Iterator[tuple[Sources, Ints]]:
-        """Yield sources, and the numbers of those units that should come from them."""
-        rows = np.vstack([self.peers_of(units), self._holders(units)[:1]])
-        for row, numbers in _alike(rows):
-            names = [self._neighbours.names[node] for node in row[:-1] if node >= 0]
-            home = "" if row[-1] < 0 else peer_source(self._neighbours.names[row[-1]])
-            yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
-
-    def by_home(self, units: Ints, store: str) -> Iterator[tuple[Sources, Ints]]:
-        """Yield the homes of units that are to be copied from there, and their numbers.
-
-        What is at home here, or with nobody who can be asked, has no source but the store. Copies
-        are not made from copies: two nodes could wait for each other's.
-        """
-        homes = self._holders(units)[:1]
-        for (node,), numbers in _alike(np.where(self._usable[homes], homes, -1)):
-            names = [] if node < 0 else [self._neighbours.names[node]]
-            home = "" if node < 0 else peer_source(names[0])
-            yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
+        self.holders.look(self._neighbours.usable())
 
     def stand_ins(self, units: Ints) -> Iterator[tuple[str, Ints]]:
-        """Yield sources that have kept units in our place, and the numbers of those units.
-
-        None but "" as long as nobody has missed this node, and for units of other homes.
-        """
-        if not self._neighbours.was_missed:
-            yield "", np.arange(len(units))
-            return
-        spans = self._away.spans.number_of(self._holding.layout.offsets[units])
-        is_ours = self._base.holders[0, spans] == self.me
-        for (node,), numbers in _alike(np.where(is_ours, self._away.holders[:1, spans], -1)):
-            yield "" if node < 0 else peer_source(self._neighbours.names[node]), numbers
+        """Yield sources that have kept units in our place, and the numbers of those units."""
+        return self.holders.stand_ins(units, was_missed=self._neighbours.was_missed)
 
     # -- asking ----------------------------------------------------------------------------------
 

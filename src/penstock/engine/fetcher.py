@@ -31,23 +31,16 @@ from penstock.flow import (
     Waiting,
     Wanted,
 )
+from penstock.flow.budget import REQUESTS_FIRST
 from penstock.flow.choice import peer_of
+from penstock.flow.limit import MARKS_MAX
 from penstock.flow.live import STORE, LiveRates
-from penstock.plan.cost import merge_gap_bytes, reads_whole
+from penstock.flow.reading import gap_bytes, reads_block_whole, stores_of
 from penstock.storage.retry import waiting_since
 
 _JOIN_S = 1.0
 """How long the end of a run waits for reads under way: one that hangs would hang for longer."""
 _HEDGE_THREADS = 8
-_PATIENCE_S, _PATIENCE = 2.0, 4.0
-"""A claim that is held longer than this, or than so many times what a slow request takes, may be
-held by a process that is stopped."""
-_MARKS_MAX = 8
-"""How often one read can tell the flow that its store wants fewer requests."""
-_REQUESTS = 8
-_GAP_BYTES = 2 << 10
-"""Read rather than asked around in any case: the headers of a request and of its answer take about
-as many bytes on the wire."""
 
 
 class Outcome(NamedTuple):
@@ -128,7 +121,7 @@ class Fetcher:
         self._live = live
         self._requests_max = requests_max
         self._threads_max = requests_max + _HEDGE_THREADS + 1
-        self.requests_limit = _REQUESTS
+        self.requests_limit = REQUESTS_FIRST
         """Requests that the flow wants in flight now."""
         self._clock = clock or SystemClock()
         # Reentrant: the garbage collector may stop us from inside one of our own threads.
@@ -163,43 +156,22 @@ class Fetcher:
             return self._flow.rates()
 
     def gap_bytes(self, range_bytes: int) -> int:
-        """Return the largest gap between two ranges that is read rather than asked around.
-
-        While the flow could have more requests in flight, another one costs no time and a gap does.
-        Where there are as many as there may be, a request costs its share of their time. A gap is
-        never longer than the ranges themselves, `range_bytes` on average: latency and bandwidth are
-        measured on all reads, and fills of many kilobytes say nothing about rows of a few hundred
-        bytes. So at most half of what is read is not wanted.
-        """
-        sources = self._stores()
-        bound = [s for s in sources if s.limit >= self._requests_max and s.full_bytes_s]
-        gaps = [merge_gap_bytes(s.latency_p50_s, s.full_bytes_s, self._requests_max) for s in bound]
-        return max(_GAP_BYTES, min(range_bytes, max(gaps, default=0)))
-
-    def patience_s(self) -> float:
-        """Return how long to wait for what another process is fetching: longer than it takes."""
-        return max([_PATIENCE_S, *(_PATIENCE * s.latency_p99_s for s in self._stores())])
+        """Return the largest gap between two ranges that is read rather than asked around."""
+        return gap_bytes(self.stores(), range_bytes, requests_max=self._requests_max)
 
     def reads_whole(self, used_share: float, num_samples: int, size_bytes: int) -> bool:
         """Return whether a block is read whole of which this rank uses a share."""
-        if used_share == 1:
-            return True
-        sources = [s for s in self._stores() if s.full_bytes_s]
-        if not sources:
-            return False
-        s = max(sources, key=lambda s: s.full_bytes_s)
-        return reads_whole(
+        return reads_block_whole(
+            self.stores(),
             used_share,
             num_samples=num_samples,
-            sample_bytes=size_bytes / num_samples,
-            latency_s=s.latency_p50_s,
-            connection_bytes_s=s.full_bytes_s / s.limit,
-            is_link_bound=s.limit < self._requests_max,
+            size_bytes=size_bytes,
+            requests_max=self._requests_max,
         )
 
-    def _stores(self) -> list[SourceRates]:
-        """Return what was measured of stores; peers are another matter."""
-        return [s for name, s in self.rates().sources.items() if peer_of(name) is None]
+    def stores(self) -> list[SourceRates]:
+        """Return what the flow has measured of stores."""
+        return stores_of(self.rates())
 
     # -- what the runner says ----------------------------------------------------------------
 
@@ -387,7 +359,7 @@ class Fetcher:
                 self.requests_limit = self._flow.limit(begin.source)
             over = []
             num_marks = outcome.num_retries + int(getattr(error, "retryable", False))
-            for _ in range(min(num_marks, _MARKS_MAX)):
+            for _ in range(min(num_marks, MARKS_MAX)):
                 over += self._act(self._flow.on(Throttled(source=begin.source, at_s=at_s)))
             if error is None:
                 arrived = Arrived(

@@ -16,11 +16,11 @@ import numpy as np
 
 from penstock.engine.fetcher import Done, Outcome
 from penstock.engine.holding import Holding
+from penstock.flow import SourceRates
+from penstock.flow.reading import ClaimPatience
 
 _LOOK_S = 0.002
 """Between two looks whether somebody else has finished a unit."""
-_HURRY_S = 30.0
-"""After one that is stopped was given up, nobody is waited for, for so long."""
 _RUN_BYTES_MAX = 4 << 20
 """Units that are fetched with one request."""
 
@@ -123,7 +123,7 @@ class Fills:
         self,
         holding: Holding,
         fetch: FetchUnits,
-        patience_s: Callable[[], float],
+        stores: Callable[[], list[SourceRates]],
         *,
         of_peers: OfPeers | None = None,
         is_damaged: Callable[[int, memoryview], bool] | None = None,
@@ -132,8 +132,8 @@ class Fills:
         self._of_peers = of_peers
         self.is_damaged = is_damaged or (lambda unit, data: False)
         """Whether bytes are not those of a unit, as far as the index knows."""
-        self._patience_s = patience_s
-        self._hurries_until_s = 0.0
+        self._stores = stores
+        self._patience = ClaimPatience()
         self._fetch = fetch
         self._lock = threading.Lock()
         self._pending: dict[int, Fill] = {}
@@ -215,12 +215,11 @@ class Fills:
 
     def patience_s(self) -> float:
         """Return how long to wait for another process: not at all when one was given up lately."""
-        is_in_a_hurry = time.monotonic() < self._hurries_until_s
-        return 0.0 if is_in_a_hurry else self._patience_s()
+        return self._patience.seconds(self._stores(), time.monotonic())
 
     def hurry(self) -> None:
         """Take note that another process holds claims and does not come to an end."""
-        self._hurries_until_s = time.monotonic() + _HURRY_S
+        self._patience.gave_up(time.monotonic())
 
     # -- how ---------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Extents, Ints
+from penstock.flow.routes import Way
 
 Mask = npt.NDArray[np.bool_]
 
@@ -76,19 +76,6 @@ class Piece:
     group: int
     start: int
     stop: int
-
-
-class Way(IntEnum):
-    """How samples get their bytes."""
-
-    TIER = 0
-    """From a tier of this node that holds them, or is to hold them."""
-    RUN = 1
-    """From a run of samples that is read whole for several batches."""
-    ALONE = 2
-    """Each for itself, near ones together."""
-    PEER = 3
-    """From other nodes, which hold them or are to hold them."""
 
 
 @dataclass(slots=True, kw_only=True)

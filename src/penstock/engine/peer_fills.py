@@ -27,7 +27,7 @@ class PeerFills:
         units = np.array([fill.unit for fill in fills], np.int64)
         asked: list[FillRun] = []
         own: list[Fill] = []
-        for sources, numbers in self._cluster.by_home(units, ""):
+        for sources, numbers in self._cluster.holders.by_home(units, ""):
             several = [fills[n] for n in numbers.tolist()]
             if sources.home:
                 asked += self._reads(several, work, sources.home)

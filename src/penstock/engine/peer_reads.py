@@ -18,10 +18,10 @@ import xxhash
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import has_checksums
 from penstock.dataset.part import Ints
-from penstock.engine.cluster import Sources
 from penstock.engine.fetcher import Answered, Outcome
 from penstock.engine.fills import Fill, FillRun, Fills
 from penstock.errors import PeerError
+from penstock.flow.holders import Sources
 from penstock.peers.base import Answer, Ask
 from penstock.peers.part_sums import are_parts
 
@@ -121,7 +121,7 @@ class RangesRead:
     ) -> None:
         self.wanted = wanted
         self.sources = sources.names
-        self._home = sources.home
+        self._may_wait_at = sources.may_wait_at
         self.size_bytes = int(wanted.ranges[:, 4].sum())
         self._cluster = cluster
         self._read = read
@@ -158,8 +158,7 @@ class RangesRead:
                 answer = self._arrived(source, missing, into, answer) or answer
             answered(answer if isinstance(answer, PeerError) else None)
 
-        # Only its home will have a unit some time; a copy is there or not.
-        wait_s = _WAIT_S if source == self._home else 0.0
+        wait_s = _WAIT_S if self._may_wait_at(source) else 0.0
         ask = Ask(shelf=self._cluster.shelf, ranges=ranges, wait_s=wait_s)
         self._cluster.ask(source, ask, into, parked=deferred, done=done)
 

@@ -21,16 +21,13 @@ from penstock.engine.fetcher import Fetcher
 from penstock.engine.fills import FillRun
 from penstock.engine.job import Job, Maker, Piece
 from penstock.engine.staging import Staged, Stager
+from penstock.flow.planning import may_fill, may_plan
 from penstock.trace import Kind, Recorder
 
 _JOIN_S = 5.0
 _SMALL_BYTES = 32
-_JOBS_MAX = 4096
-_NEAR_SPARE = 2
 _FILL_LOOK_S = 0.2
 """Between two looks whether homes have moved, which nobody tells the filling thread."""
-_FILLS_WAITING = 2
-"""The tiers are filled ahead while no more reads wait than so many times those under way."""
 
 
 class Runner:
@@ -54,7 +51,7 @@ class Runner:
         self._fetcher = fetcher
         self._ahead = ahead
         self._recorder = recorder
-        self._near_max = num_threads + _NEAR_SPARE
+        self._num_threads = num_threads
         self._stage_bytes_max = stage_bytes_max
         # Reentrant, because `stop` may be called by the garbage collector, which may run inside
         # any of these threads, at any allocation, also where the lock is held.
@@ -71,8 +68,7 @@ class Runner:
         """Batches that may be planned, where somebody else decides when; None: all."""
         self._num_taken = 0
         self._was_near = False
-        """Whether the latest job had all its bytes near: then no more are planned than keep all
-        threads busy, in few buffers that stay warm."""
+        """Whether the latest job had all its bytes near."""
         self._is_planning = self._is_filling = False
         self._is_exhausted = self._is_stopped = False
         self._broken: BaseException | None = None
@@ -237,24 +233,29 @@ class Runner:
             item = None  # Or its batch would stay as long as this thread has nothing to do.
 
     def _may_plan(self) -> bool:
-        if self._is_planning or self._is_exhausted or len(self._stage) >= _JOBS_MAX:
+        if self._is_planning or self._is_exhausted:
             return False
         if self._num_allowed is not None and self._num_slots >= self._num_allowed:
             return False
-        if self._was_near and len(self._stage) >= self._near_max:
-            return False
-        # One batch is always allowed, however large: a stage that is too small must not stand
-        # still.
-        ahead_bytes = self._stage_bytes_max
-        if not self._was_near:
-            ahead_bytes = min(ahead_bytes, self._fetcher.look_ahead_bytes)
-        return not self._stage or self._stage_bytes < ahead_bytes
+        return may_plan(
+            num_batches=len(self._stage),
+            size_bytes=self._stage_bytes,
+            was_near=self._was_near,
+            num_makers=self._num_threads,
+            stage_bytes_max=self._stage_bytes_max,
+            look_ahead_bytes=self._look_ahead_bytes,
+        )
+
+    def _look_ahead_bytes(self) -> int:
+        return self._fetcher.look_ahead_bytes
 
     def _may_fill(self) -> bool:
         """Return whether the fetcher has so little to do that the tiers can be filled ahead."""
         if self._ahead is None or self._is_filling or self._ahead.is_exhausted:
             return False
-        return self._fetcher.num_waiting < _FILLS_WAITING * self._fetcher.requests_limit
+        return may_fill(
+            num_waiting=self._fetcher.num_waiting, requests_limit=self._fetcher.requests_limit
+        )
 
     def _fill_next(self) -> None:
         assert self._ahead is not None

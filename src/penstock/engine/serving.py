@@ -30,8 +30,6 @@ _LEAVE_S_MAX = 10.0
 _QUIET_S = 1.0
 """Who has not been asked for so long may go."""
 _LOOK_S = 0.02
-_DONE_BITS = 20
-"""The low bits of a cursor count finished fetches, so that it moves inside of a step, too."""
 
 
 class Filling:
@@ -61,14 +59,7 @@ class Filling:
         """Return what grows as long as something moves."""
         if self._ahead is None:
             return 0
-        progress = self._ahead.progress
-        epoch, position = progress.reached
-        moved = progress.num_done
-        if progress.is_busy:
-            # A store that makes us wait is no reason to go around this node to the same store.
-            moved += int(time.monotonic())
-        moved &= (1 << _DONE_BITS) - 1
-        return (epoch * self._num_samples + position) << _DONE_BITS | moved
+        return self._ahead.progress.cursor(self._num_samples, time.monotonic())
 
     def is_filling(self) -> bool:
         """Return whether what is not here yet may come."""

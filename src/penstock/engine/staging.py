@@ -10,30 +10,32 @@ once for all the batches that use it.
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
 from penstock.engine.around import Around
 from penstock.engine.block_stage import BlockStage
 from penstock.engine.buffers import BufferPool
-from penstock.engine.fetcher import Outcome, Read
+from penstock.engine.fetcher import Read
 from penstock.engine.fills import Fill, FillRun, Fills
 from penstock.engine.holding import Flags, Places
-from penstock.engine.job import Group, Job, Slot, Way
+from penstock.engine.job import Group, Job, Slot
 from penstock.engine.peer_fills import PeerFills
 from penstock.engine.peer_reads import PeerRanges, RangesRead
 from penstock.engine.reads import is_local
 from penstock.engine.runs import Runs
+from penstock.engine.stage_reads import At, BlockRead, RangeRead
 from penstock.engine.stages import Blocks, Ranges, Raw, Spread, Tiered
+from penstock.flow import SourceRates
+from penstock.flow.routes import Way, ways_of
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
@@ -55,16 +57,6 @@ class Staged:
     """The requests for those that nobody has begun."""
 
 
-class At(NamedTuple):
-    """A place in a store."""
-
-    bound: BoundPart
-    table: int
-    object: int
-    """Its number in the table."""
-    offset: int
-
-
 Unpacked = Callable[[float], None]
 """Is told how many times its stored length the first unpacked block takes; may refuse to go on."""
 
@@ -76,8 +68,8 @@ class Measured(Protocol):
         """Return the largest gap between two ranges that is read rather than asked around."""
         ...
 
-    def patience_s(self) -> float:
-        """Return how long to wait for what another process is fetching."""
+    def stores(self) -> list[SourceRates]:
+        """Return what was measured of stores."""
         ...
 
 
@@ -114,7 +106,7 @@ class Stager:
             self.fills = Fills(
                 holding,
                 self.fetch_units,
-                measured.patience_s,
+                measured.stores,
                 of_peers=None if cluster is None else PeerFills(holding, cluster),
                 is_damaged=self._is_damaged,
             )
@@ -135,14 +127,7 @@ class Stager:
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
         groups: list[Group] = []
         for group in job.groups:
-            ways = np.full(len(group.where), Way.RUN if in_runs else Way.ALONE)
-            if self._holding is not None:
-                placed = self._holding.is_placed(self._holding.places(group))
-                if in_runs and placed.any():
-                    ways[~self._is_run_bare(group)] = Way.ALONE
-                ways[placed] = Way.TIER
-                if self.cluster is not None:
-                    ways[~placed & self._is_spread(group)] = Way.PEER
+            ways = self._ways(group, in_runs)
             found = np.unique(ways).tolist()
             for way in found:
                 job.ways.append(Way(way))
@@ -150,10 +135,20 @@ class Stager:
                 groups.append(group if whole else group.part(np.flatnonzero(ways == way)))
         job.groups = groups
 
+    def _ways(self, group: Group, in_runs: bool) -> Ints:
+        if self._holding is None:
+            return ways_of(np.zeros(len(group.where), bool), in_runs=in_runs)
+        return ways_of(
+            self._holding.is_placed(self._holding.places(group)),
+            in_runs=in_runs,
+            is_run_bare=partial(self._is_run_bare, group),
+            is_spread=None if self.cluster is None else partial(self._is_spread, group),
+        )
+
     @property
     def fills_for_others(self) -> bool:
         """Whether this rank fills what other ranks of its node leave undone."""
-        return self.cluster is not None and self.cluster.fills_for_others
+        return self.cluster is not None and self.cluster.holders.fills_for_others
 
     @property
     def homes_version(self) -> int:
@@ -167,7 +162,7 @@ class Stager:
         flags = np.ones(len(group.where), bool)
         for table in self._holding.places(group):
             here = self._holding.has_place(table.units)
-            flags &= here | (self.cluster.peers_of(table.units)[0] >= 0)
+            flags &= here | (self.cluster.holders.peers_of(table.units)[0] >= 0)
         return flags
 
     def _is_run_bare(self, group: Group) -> Flags:
@@ -263,7 +258,7 @@ class Stager:
             table=number,
             ids=group.local_ids[far[first]],
         )
-        for sources, numbers in cluster.by_sources(units[first], group.bound.store.source):
+        for sources, numbers in cluster.holders.by_sources(units[first], group.bound.store.source):
             start = 0
             for part in chosen.at(numbers).cut():
                 read = RangesRead(part, sources, cluster, self._read_range)
@@ -332,7 +327,7 @@ class Stager:
             if self.cluster is None:
                 placed = np.flatnonzero(self._holding.is_placed(places))
             else:
-                mine = self.cluster.is_mine(table.units, of_others=of_others)
+                mine = self.cluster.holders.is_mine(table.units, of_others=of_others)
                 placed = np.flatnonzero(self._holding.has_place(table.units) & mine)
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
@@ -381,7 +376,7 @@ class Stager:
             # What would not stay until it is used is better read when it is.
             lengths = group.extents[0].length
             wanted = wanted[: max(1, self._stage_bytes // 2 // max(1, int(lengths.max())))]
-        return [_BlockRead(self, group, table, j, name) for name, table, j in wanted]
+        return [BlockRead(self, group, table, j, name) for name, table, j in wanted]
 
     def _stage_ranges(self, group: Group) -> tuple[Ranges, list[Read]]:
         stage = Ranges()
@@ -410,7 +405,7 @@ class Stager:
             ):
                 place, offset = divmod(far, _OBJECT_SPACING)
                 where = At(group.bound, table, int(objects[place]), offset)
-                reads.append(_RangeRead(self, where, inside, buffer[at : at + length]))
+                reads.append(RangeRead(self, where, inside, buffer[at : at + length]))
         return stage, reads
 
     # -- blocks ------------------------------------------------------------------------------
@@ -535,64 +530,3 @@ def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
     """Return the samples of each range."""
     by_range = np.argsort(range_of, kind="stable")
     return np.split(ids[by_range], np.flatnonzero(np.diff(range_of[by_range])) + 1)
-
-
-class _RangeRead:
-    """A range of one object, read into the stage of a batch."""
-
-    __slots__ = ("_at", "_ids", "_lock", "_stager", "_view", "size_bytes")
-
-    staged = True
-
-    def __init__(self, stager: Stager, at: At, ids: Ints, view: memoryview) -> None:
-        self._stager = stager
-        self._at = at
-        self._ids = ids
-        self._view: memoryview | None = view
-        self._lock = threading.Lock()
-        self.size_bytes = len(view)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The store that has it."""
-        return (self._at.bound.store.source,)
-
-    def __call__(self, copy: int) -> Outcome:
-        data, num_retries = self._stager.read(self._at, self._ids, self.size_bytes)
-        with self._lock:
-            view, self._view = self._view, None
-        if view is not None:  # Else another copy was first, and its bytes may be in use.
-            view[:] = data
-        return Outcome(moved=True, num_retries=num_retries)
-
-
-class _BlockRead:
-    """A block or a run that several batches share."""
-
-    __slots__ = ("_group", "_j", "_name", "_stager", "_table", "size_bytes")
-
-    staged = False
-
-    def __init__(self, stager: Stager, group: Group, table: int, j: int, name: Hashable) -> None:
-        self._stager = stager
-        self._group = group
-        self._table = table
-        self._j = j
-        self._name = name
-        if group.bound.by_block:
-            self.size_bytes = int(group.extents[table].length[j])
-        else:
-            self.size_bytes = stager.run_extent(group, table, j)[2]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The store that has it."""
-        return (self._group.bound.store.source,)
-
-    def __call__(self, copy: int) -> Outcome:
-        beside = copy > 0
-        if self._group.bound.by_block:
-            self._stager.block(self._group, self._j, self._name, beside=beside)
-        else:
-            self._stager.run(self._group, self._table, self._j, self._name, beside=beside)
-        return Outcome(moved=True)

@@ -1,11 +1,17 @@
 """Flow: the plan meets reality, one event at a time.
 
-Pure: events in, actions out, no clock. `loader` carries the actions out for real, `simulate` in
-virtual time. Start with `flow.Flow`.
+Pure: no clock, thread, socket or file. Everything that decides how bytes move is here, and
+everything that drives it is elsewhere: `engine` for real, `simulate` in virtual time. Start with
+`flow.Flow`, which takes events and returns actions.
 
 * `events`, `actions` – what can happen, what is to be done
 * `flow` – which fetch begins when, and from where
 * `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
+* `planning` – whether to plan another batch, or to fill tiers ahead
+* `routes`, `holders` – which way a sample's bytes take; which nodes have them
+* `filling` – in which order tiers are filled ahead, and how far that has come
+* `reading` – which gaps to read, which blocks to read whole, how long to wait for others' claims
+* `worker_count` – how many worker processes there should be
 * `live` – a machine as a run observes it
 * `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
 * `choice`, `elsewhere` – which sources a fetch has; when the next of them is asked
@@ -17,7 +23,6 @@ from penstock.flow.events import (
     Arrived,
     Consumed,
     Deferred,
-    Dropped,
     Event,
     Failed,
     Fetch,
@@ -36,7 +41,6 @@ __all__ = [
     "Budget",
     "Consumed",
     "Deferred",
-    "Dropped",
     "Event",
     "Failed",
     "Fetch",

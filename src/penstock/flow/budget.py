@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from penstock.errors import OptionError
 from penstock.machine import StoreModel
+from penstock.plan.cost import REQUESTS_MAX, requests_in_flight
+
+REQUESTS_FIRST = 8
+"""Requests in flight to begin with at a source of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +19,7 @@ class Budget:
     stage_bytes_max: int
     """Memory for bytes on their way and for those that wait for their step. One batch may exceed
     it, or a batch larger than the budget could never be made; so may one fill of a tier."""
-    requests_max: int = 64
+    requests_max: int = REQUESTS_MAX
     """Requests in flight at one source."""
     requests_min: int = 1
     """Requests in flight that are always allowed, however slow a source is."""
@@ -42,7 +46,7 @@ class SourcePrior:
     """The slowest in a hundred."""
     bytes_s: float
     """What the source delivers at best."""
-    requests: int = 8
+    requests: int = REQUESTS_FIRST
     """Requests in flight to begin with."""
 
     def __post_init__(self) -> None:
@@ -58,14 +62,20 @@ class SourcePrior:
             )
 
     @classmethod
-    def of_store(cls, store: StoreModel) -> SourcePrior:
-        """Return what a measured store promises: begin with the fewest requests that fill it."""
-        best = max(store.throughput.bytes_s)
-        knee = next(n for n in store.throughput.counts if store.throughput.at(n) >= 0.95 * best)
+    def of_store(
+        cls, store: StoreModel, request_bytes: float, *, num_ranks: int = 1
+    ) -> SourcePrior:
+        """Return what a measured store promises to one of a node's ranks.
+
+        It begins with its share of the fewest requests that fill the node's link, for requests of
+        that size: small ones spend most of their time waiting, so it takes more of them. It never
+        begins with fewer than without a measurement, which may be of another store.
+        """
         latency_s = max(store.latency_s, 1e-6)
+        share = -(-requests_in_flight(store, request_bytes) // num_ranks)
         return cls(
             latency_s=latency_s,
             latency_p99_s=max(store.latency_p99_s, latency_s),
-            bytes_s=best,
-            requests=knee,
+            bytes_s=max(store.throughput.bytes_s),
+            requests=max(REQUESTS_FIRST, share),
         )

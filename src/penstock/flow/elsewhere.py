@@ -174,7 +174,7 @@ def may_turn(request: Request) -> bool:
     care = request.care
     if care.num_tried == len(care.fetch.sources) or not request.is_counted_on:
         return False
-    return not (care.is_queued or care.is_there or care.is_dropped)
+    return not (care.is_queued or care.is_there)
 
 
 def _near_at_s(care: Care, following: Source, pace: Pace, now_s: float) -> float:

@@ -68,13 +68,6 @@ class Throttled(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A fetch is not wanted any more."""
-
-    number: int
-    at_s: float
-
-
 class Consumed(msgspec.Struct, frozen=True, kw_only=True):
     """The training loop has taken the batch of a step."""
 
@@ -95,4 +88,4 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-Event = Wanted | Arrived | Deferred | Failed | Throttled | Dropped | Consumed | Waiting | Tick
+Event = Wanted | Arrived | Deferred | Failed | Throttled | Consumed | Waiting | Tick

@@ -36,7 +36,6 @@ from penstock.flow.events import (
     Arrived,
     Consumed,
     Deferred,
-    Dropped,
     Event,
     Failed,
     Throttled,
@@ -98,7 +97,6 @@ class Flow:
             Deferred: self._put_aside,
             Failed: self._failed,
             Throttled: self._throttled,
-            Dropped: self._dropped,
             Consumed: self._consumed,
             Waiting: self._waiting,
             Tick: self._ticked,
@@ -167,11 +165,6 @@ class Flow:
     def num_hedges(self) -> int:
         """Second copies so far."""
         return self._num_hedges
-
-    @property
-    def num_deferred(self) -> int:
-        """Requests that their sources have put aside."""
-        return len(self._deferred)
 
     def in_flight(self, source: str) -> int:
         """Return the number of requests in flight at a source, deferred ones left out."""
@@ -256,9 +249,7 @@ class Flow:
         source, care = request.source, request.care
         source.leave(request)
         if not (care.is_there or care.is_queued or care.open_copies):
-            if care.is_dropped:
-                self._forget(care)
-            elif care.num_tried < len(care.fetch.sources):
+            if care.num_tried < len(care.fetch.sources):
                 self._begin_at(self._make_ready(care))
             else:
                 self._actions.append(GiveUp(number=event.number))
@@ -268,14 +259,6 @@ class Flow:
     def _throttled(self, event: Throttled) -> None:
         source = self._source(event.source)
         source.limit.throttled(self._now_s, source.in_flight)
-
-    def _dropped(self, event: Dropped) -> None:
-        care = self._cares.get(event.number)
-        if care is None:
-            return
-        care.is_dropped = care.is_unwanted = True
-        if care.is_there or not care.open_copies:
-            self._forget(care)
 
     def _consumed(self, event: Consumed) -> None:
         gone = self._stage.consume(event.step)
@@ -319,13 +302,13 @@ class Flow:
         level = source.limit.level
         while source.in_flight < level and source.hedges:
             care = source.hedges.popleft()
-            if care.open_copies and not (care.is_there or care.is_dropped):
+            if care.open_copies and not care.is_there:
                 self._num_hedges += 1
                 self._begin(care, source)
         while source.in_flight < level and source.ready:
             care = heappop(source.ready)[2]
             care.is_queued = False
-            if not (care.is_there or care.is_dropped):
+            if not care.is_there:
                 self._num_hedges += care.open_copies > 0
                 source.tokens = min(source.tokens + TOKEN_SHARE, TOKENS_MAX)
                 self._begin(care, source)
@@ -382,7 +365,7 @@ class Flow:
         """Give what waits for a slow source and is near to the next, while that has room for it."""
         while slow.ready:
             step, _, care = slow.ready[0]
-            if not (care.is_there or care.is_dropped):
+            if not care.is_there:
                 if care.num_tried == len(care.fetch.sources):
                     return
                 following = self._source(care.fetch.sources[care.num_tried])

@@ -70,7 +70,7 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
         care, source = request.care, request.source
         if request.place + 1 < len(care.fetch.sources):
             continue
-        if care.num_hedges >= HEDGES_MAX or care.is_dropped or care.is_there:
+        if care.num_hedges >= HEDGES_MAX or care.is_there:
             continue
         if not request.is_counted_on:
             continue

@@ -51,6 +51,9 @@ _MARKS_MAX, _MARKS_SHARE, _MARKS_SMALL = 2.0, 0.03, 0.25
 """A cut needs this many marks; each answer takes a share of one back. A rare mark is the price of
 being near a store's limit, and cheaper than staying far away from it; the more so where the level
 is so small that one request less is a large cut."""
+MARKS_MAX = 8
+"""How often one read can tell that its store refused it: a read that was refused for minutes is one
+read."""
 _CEILING_S = 10.0
 """How long the level of the last throttle mark stands in the way of doubling."""
 

@@ -31,9 +31,7 @@ class Care(msgspec.Struct):
     is_there: bool = False
     """Whether its bytes arrived."""
     is_unwanted: bool = False
-    """Whether its step has gone by, or it was dropped: nothing is kept once it has arrived."""
-    is_dropped: bool = False
-    """Whether it need not arrive at all."""
+    """Whether its step has gone by: nothing is kept once it has arrived."""
     num_hedges: int = 0
     """Copies asked of the last source beside the first one there, made or waiting for a place."""
 

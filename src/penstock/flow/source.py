@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.flow.budget import Budget, SourcePrior
+from penstock.flow.budget import REQUESTS_FIRST, Budget, SourcePrior
 from penstock.flow.limit import Limit
 from penstock.flow.requests import Care, Request
 from penstock.flow.tail import Tail
@@ -58,7 +58,7 @@ class Source:
         self.limit = Limit(
             requests_min=budget.requests_min,
             requests_max=budget.requests_max,
-            start=prior.requests if prior else 8,
+            start=prior.requests if prior else REQUESTS_FIRST,
         )
         self.tail = Tail(prior)
         self.has_prior = prior is not None

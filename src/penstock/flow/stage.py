@@ -66,21 +66,17 @@ class Stage:
         """Return the fetches that may begin from now on, earliest step first in each kind."""
         admitted: list[Care] = []
         fills, wanted = self._fills, self._wanted
-        if fills:
-            while fills and (fills[0][2].is_dropped or self._has_fill_room(fills[0][2].fetch)):
-                care = heappop(fills)[2]
-                if not care.is_dropped:
-                    self.fill_bytes += care.fetch.size_bytes
-                    care.is_admitted = True
-                    admitted.append(care)
+        while fills and self._has_fill_room(fills[0][2].fetch):
+            care = heappop(fills)[2]
+            self.fill_bytes += care.fetch.size_bytes
+            care.is_admitted = True
+            admitted.append(care)
         while wanted:
             step, _, care = wanted[0]
-            if not care.is_dropped:
-                size_bytes = care.fetch.size_bytes
-                if not (self._room() >= size_bytes or self._is_lowest(step)):
-                    break
-                self._hold(step, care)
-                admitted.append(care)
+            if not (self._room() >= care.fetch.size_bytes or self._is_lowest(step)):
+                break
+            self._hold(step, care)
+            admitted.append(care)
             heappop(wanted)
         return admitted
 
@@ -141,7 +137,7 @@ class Stage:
         while self._steps:
             if any(not care.is_released for care in self._held[self._steps[0]]):
                 return step <= self._steps[0]
-            del self._held[heappop(self._steps)]  # All of it was dropped.
+            del self._held[heappop(self._steps)]  # All of it was given up.
         return True
 
     def _has_fill_room(self, fetch: Fetch) -> bool:

@@ -43,7 +43,8 @@ FORGIVEN_AFTER_S = 60.0
 """After so long without a failure, the next one is the first again."""
 _WAITS_S = {"refused": (30.0, 300.0)}
 """First and longest wait before a peer is tried again; one that does not know us seldom learns."""
-_WAIT_S = (1.0, 30.0)
+RETRY_MAX_S = 30.0
+_WAIT_S = (1.0, RETRY_MAX_S)
 _SHARE_OF_SILENCE = 1 / 8
 """A peer that is back after a silence is found out after this share of it at the latest."""
 _DOUBLINGS_MAX = 16

@@ -7,7 +7,6 @@ clock, no thread, no I/O. Carrying it out is `flow` and `loader`; pretending to 
 * `placement` – where a unit lies in the tiers
 * `spans`, `draws`, `homes` – which nodes keep it, when there are several
 * `assignment` – who computes which sample of a global batch
-* `fetches` – what a node brings in for the steps to come, and by which step
 * `bound`, `cost` – the fewest bytes that must be read, and what a read costs
 * `summary`, `work`, `traffic`, `planner` – a run foreseen from a few numbers: bytes, times, limits
 * `what_if`, `explain` – what more of something would buy, and all of it in words

@@ -119,27 +119,16 @@ def _wanted_bytes(table: Table, chosen: Chosen, unit_bytes: int) -> int:
     return min(unit_bytes, int(some.sum(dtype=np.int64)))
 
 
-def summary_of_sizes(lengths: Ints) -> Summary:
-    """Return the summary of samples of some lengths that are units each."""
-    counts, sizes = _by_class(lengths)
-    return Summary(
-        num_samples=len(lengths),
-        num_reads=len(lengths),
-        class_counts=tuple(counts.tolist()),
-        class_bytes=tuple(sizes.tolist()),
-    )
-
-
 def _of_table(table: Table, chosen: Chosen) -> tuple[Ints, Ints]:
     """Return the number and the bytes of the units of each size class."""
     if table.addressing == "even" and isinstance(chosen, range):
         return _of_even(table, chosen)
     if table.addressing == "blocks":
         lengths = cut_table(table, chosen).lengths
-        return _by_class(lengths)
+        return by_class(lengths)
     counts, sizes = np.zeros((2, NUM_CLASSES), np.int64)
     for _, lengths in runs_of(table, chosen):
-        more = _by_class(lengths)
+        more = by_class(lengths)
         counts += more[0]
         sizes += more[1]
     return counts, sizes
@@ -167,7 +156,8 @@ def _ends(chosen: range) -> tuple[int, int]:
     return chosen.start, chosen.stop
 
 
-def _by_class(lengths: Ints) -> tuple[Ints, Ints]:
+def by_class(lengths: Ints) -> tuple[Ints, Ints]:
+    """Return how many of some lengths there are in each size class, and their bytes."""
     classes = np.frexp(lengths.astype(np.float64))[1]
     counts = np.bincount(classes, minlength=NUM_CLASSES).astype(np.int64)
     # In whole numbers: sums of floats would lose bytes of large sets.

@@ -30,24 +30,23 @@ from dataclasses import dataclass
 
 from penstock.flow.elsewhere import PATIENCE_S
 from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
-from penstock.peers.members import QUORUM
+from penstock.peers.client_link import SILENCE_S
+from penstock.peers.members import QUORUM, RETRY_MAX_S
+from penstock.plan.homes import NOBODY
 from penstock.simulate.cluster_faults import DEADLY, Fault
-from penstock.simulate.cluster_job import ClusterJob
-from penstock.simulate.cluster_net import SILENCE_S
-from penstock.simulate.cluster_rank import STAGE_BYTES
+from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_world import GIVE_UP_S, ClusterWorld, Log
+from penstock.storage.retry import RetryPolicy
 
 _AGREE_S = 3.0
 """After a silence: until everybody has heard of it."""
-_RETRY_MAX_S = 30.0
-"""As `peers.members` has it."""
 _START_S = 1.0
 """Before the first batch, when nothing goes wrong."""
 _STAGES = 2
 """Stages of all ranks that the store may have to bring before the one that is waited for."""
 _LAST_S = 15.0
 """What a fault may cost beyond the time it lasts."""
-_RETRY_S = 10.0
+_RETRY_S = RetryPolicy().wait_max_s
 """The longest wait between two tries at the store."""
 _OWN = ("freeze", "dry")
 """Faults that keep a rank of the node from anything."""
@@ -181,8 +180,7 @@ def _divided(world: ClusterWorld) -> Iterator[str]:
 
 
 def _bound(job: ClusterJob) -> float:
-    holders = job.view().holders
-    bare = sum(size for size, who in zip(job.lengths, holders, strict=True) if not who)
+    bare = sum(s for s, home in zip(job.lengths, job.home_of, strict=True) if home == NOBODY)
     return job.size_bytes + (job.epochs - 1) * bare
 
 
@@ -199,13 +197,12 @@ def _allowed(job: ClusterJob, log: Log) -> float:
 def _direct_bytes(job: ClusterJob, log: Log, fault: Fault) -> int:
     """Return the bytes that ranks use of nodes which a fault keeps from them."""
     total = 0
-    holders = job.view().holders
     for rank in range(job.num_ranks):
         node = rank // job.ranks
         servers = {server for server in range(job.nodes) if fault.strikes(node, server)}
         for step in _steps_in(job, log, rank, *_window(fault)):
             for unit in job.batch_of(rank, step):
-                if holders[unit] and holders[unit][0] in servers:
+                if job.home_of[unit] in servers:
                     total += job.lengths[unit]
     return total
 
@@ -221,7 +218,7 @@ def _window(fault: Fault) -> tuple[float, float]:
     if fault.stop_s == math.inf:
         return fault.start_s, fault.start_s + SILENCE_S + _AGREE_S
     lasts_s = fault.stop_s - fault.start_s
-    return fault.start_s, fault.stop_s + min(_RETRY_MAX_S, 2 * lasts_s) + SILENCE_S + _AGREE_S
+    return fault.start_s, fault.stop_s + min(RETRY_MAX_S, 2 * lasts_s) + SILENCE_S + _AGREE_S
 
 
 def _steps_in(job: ClusterJob, log: Log, rank: int, start_s: float, stop_s: float) -> Iterator[int]:

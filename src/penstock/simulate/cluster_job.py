@@ -7,7 +7,7 @@ homes: `order`, `plan.spans` and `plan.homes` compute them.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,24 +15,16 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.order import GlobalOrder, Steps, StreamHash
-from penstock.plan.homes import NOBODY, Homes, Node, cluster_homes
+from penstock.plan.homes import Homes, Node, cluster_homes
 from penstock.plan.placement import Layout, offsets_of
 from penstock.plan.spans import spans_of
 from penstock.simulate.cluster_faults import Fault, drawn_faults
 
+STAGE_BYTES = 2 << 20
+"""Memory of a rank for batches in the making."""
 _UNIT_BYTES = (65_536, 200_000)
 _STORE_BYTES_S = 10e6
 _NODE_BYTES_S = 20e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """Where units are, without some nodes."""
-
-    holders: list[tuple[int, ...]]
-    """By unit, the home first; nobody where no node has room."""
-    placed: list[frozenset[int]]
-    """By node: the units that it keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +47,6 @@ class ClusterJob:
     lockstep: bool = True
     """Whether ranks wait for each other at each step, as a real job does."""
     faults: tuple[Fault, ...] = ()
-    _views: dict[frozenset[int], View] = field(default_factory=dict, repr=False, init=False)
     _batches: dict[tuple[int, int], list[int]] = field(default_factory=dict, repr=False, init=False)
 
     @classmethod
@@ -142,6 +133,12 @@ class ClusterJob:
             known = self._batches[rank, step] = self.order[epoch][positions].tolist()
         return known
 
+    def units_of_step(self, step: int) -> Ints:
+        """Return the samples that all ranks together use at a step; steps count over all epochs."""
+        epoch, inside = divmod(step, self.steps)
+        width = self.num_ranks * self.batch
+        return self.order[epoch][inside * width : (inside + 1) * width]
+
     def hash_of(self, rank: int) -> StreamHash:
         """Return the hash of everything that a rank is to deliver, without delivering it."""
         steps = [(step, self.batch_of(rank, step)) for step in range(self.num_steps)]
@@ -166,7 +163,7 @@ class ClusterJob:
     def homes(self) -> Homes:
         """As everybody computes them from the list of members."""
         layout = Layout(
-            offsets=self._offsets,
+            offsets=self.offsets,
             lengths=np.array(self.lengths),
             size_bytes=self.size_bytes,
         )
@@ -177,32 +174,22 @@ class ClusterJob:
         return cluster_homes(spans_of(layout), nodes)
 
     @cached_property
-    def _offsets(self) -> Ints:
+    def offsets(self) -> Ints:
+        """By unit: its place in the layout."""
         return offsets_of(np.array(self.lengths))
 
     def name_of(self, node: int) -> str:
         """Return what a node is called."""
         return f"{self.seed:x}-{node}"
 
-    def view(self, lost: Collection[int] = ()) -> View:
-        """Return where units are without some nodes."""
-        key = frozenset(lost)
-        if key not in self._views:
-            homes = self.homes.without(key)
-            spans = homes.spans.number_of(self._offsets)
-            holders = homes.holders[:, spans].T.tolist()
-            self._views[key] = View(
-                holders=[tuple(n for n in row if n != NOBODY) for row in holders],
-                placed=[
-                    frozenset(np.flatnonzero(homes.holds(node)[spans]).tolist())
-                    for node in range(self.nodes)
-                ],
-            )
-        return self._views[key]
+    @cached_property
+    def home_of(self) -> list[int]:
+        """By unit: the node that is its home while all are there; `NOBODY` where none has room."""
+        out: list[int] = self.homes.home_of(self.offsets).tolist()
+        return out
 
     def home_bytes(self, node: int) -> int:
         """Return the bytes whose home is a node while all are there."""
-        holders = self.view().holders
         return sum(
-            size for size, who in zip(self.lengths, holders, strict=True) if who and who[0] == node
+            size for size, home in zip(self.lengths, self.home_of, strict=True) if home == node
         )

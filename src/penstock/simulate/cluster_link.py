@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.simulate.cluster_net import LATENCY_S, SILENCE_S, STUCK_S
+from penstock.peers.client_link import SILENCE_S, STUCK_S
+from penstock.simulate.cluster_net import LATENCY_S
 from penstock.simulate.cluster_node import Answered, Asked, ClusterNode
 from penstock.simulate.virtual import Call
 
@@ -163,8 +164,8 @@ class Link:
 
     def _look_for_stuck(self) -> None:
         now_s = self._now_s
-        if self.server.cursor != self._cursor:
-            self._cursor, self._moved_s = self.server.cursor, now_s
+        if (cursor := self.server.cursor()) != self._cursor:
+            self._cursor, self._moved_s = cursor, now_s
         stuck = [
             asked
             for asked in self.outstanding.values()

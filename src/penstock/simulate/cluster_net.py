@@ -12,18 +12,17 @@ knows since when it is not.
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable
 
 from penstock.simulate.virtual import Call, Pipe, VirtualTime
+from penstock.storage.retry import RetryPolicy, waits
 
 LATENCY_S = 0.0005
-SILENCE_S, STUCK_S = 2.0, 5.0
-"""As `peers.client_link` has them."""
 _STORE_LATENCY_S, _STORE_SIGMA = 0.015, 0.4
-_WAIT_S, _WAIT_MAX_S = 0.1, 10.0
-"""As `storage.retry` has them."""
-_MARKS_MAX = 8
-"""As `loader.fetcher` has it."""
+_RETRIES = RetryPolicy(attempts_max=sys.maxsize)
+"""As a loader's, but never given up: a store that fails for good fails every job."""
 EVERYBODY = -1
 
 
@@ -91,24 +90,21 @@ class SharedStore:
         self._num_lagging += change
         self._pipe.slow_down(factor if self._num_lagging else 1.0)
 
-    def read(self, size_bytes: int, *, node: int, why: str, done: Call, told: Call) -> None:
-        """Read for a node; `told` is called for each refusal once it is over, then `done`."""
+    def read(self, size_bytes: int, *, node: int, why: str, done: Callable[[int], None]) -> None:
+        """Read for a node; `done` is called with the number of refusals."""
         self.read_bytes[why] += size_bytes
-        attempt = 0
+        waits_s, attempt = waits(_RETRIES, self._draws), 0
 
         def ask() -> None:
             nonlocal attempt
             latency_s = _STORE_LATENCY_S * self._draws.lognormvariate(0.0, _STORE_SIGMA)
             if self._refusing[EVERYBODY] or self._refusing[node]:
-                wait_s = self._draws.uniform(0.0, min(_WAIT_MAX_S, _WAIT_S * 2**attempt))
                 attempt += 1
-                self._time.after(latency_s + wait_s, ask)
+                self._time.after(latency_s + next(waits_s), ask)
             else:
                 self._time.after(latency_s, lambda: self._pipe.send(size_bytes, finish))
 
         def finish() -> None:
-            for _ in range(min(attempt, _MARKS_MAX)):
-                told()
-            done()
+            done(attempt)
 
         ask()

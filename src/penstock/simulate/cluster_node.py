@@ -7,7 +7,7 @@ nothing, and all that came meanwhile afterwards; one that was killed and started
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -76,13 +76,11 @@ class ClusterNode:
     thawed_s: float = 0.0
     """When it went on last."""
     present: set[int] = field(default_factory=set)
-    num_done: int = 0
-    """Fills that are over."""
     voice: Voice | None = None
     is_coming: Callable[[int], bool] = lambda unit: False
     """Whether a unit that is not there is at home here, and on its way."""
-    is_trying: Callable[[], bool] = lambda: False
-    """Whether anything that is at home here has been asked for, and has not come."""
+    cursor: Callable[[], int] = lambda: 0
+    """What beats carry: it stands still only where nothing is even tried (`flow.filling`)."""
     _backlog: list[tuple[int, Call]] = field(default_factory=list)
     _claims: dict[int, list[Call]] = field(default_factory=dict)
     _parked: list[Asked] = field(default_factory=list)
@@ -134,41 +132,27 @@ class ClusterNode:
         self._claims.clear()
         self._parked.clear()
         self._backlog.clear()
-        self.num_done = 0
         if not keeps_tier:
             self.present.clear()
-
-    @property
-    def cursor(self) -> int:
-        """What beats carry: it stands still only where nothing is even tried.
-
-        A node to which the store does not answer is not stuck: all others wait for that store, too.
-        """
-        return self.num_done + (int(self.time.now_s) if self.is_trying() else 0)
 
     # -- the tier ----------------------------------------------------------------------------
 
     def claim(self, unit: int) -> bool:
-        """Return whether a unit is the caller's to fetch; else somebody is at it."""
+        """Return whether a unit is now the caller's to fetch; else another rank is at it."""
         if unit in self._claims:
             return False
         self._claims[unit] = []
         return True
 
-    def when_filled(self, unit: int, call: Call) -> None:
-        """Be called when a unit that is being fetched is there."""
+    def when_free(self, unit: int, call: Call) -> None:
+        """Be called when a unit that another rank has claimed is there, or free to be claimed."""
         self._claims[unit].append(call)
 
-    def filled(self, units: Iterable[int]) -> None:
-        """Take units in; a tier that is full hands them over to who waits here, and keeps none."""
-        calls: list[Call] = []
-        for unit in units:
-            if unit not in self._claims:
-                continue
-            calls += self._claims.pop(unit)
-            self.num_done += 1
-            if not self.is_full:
-                self.present.add(unit)
+    def fill(self, unit: int) -> None:
+        """Take in a unit that the caller has claimed; a tier that is full keeps nothing new."""
+        calls = self._claims.pop(unit)
+        if not self.is_full:
+            self.present.add(unit)
         for call in calls:
             call()
         self.look_at_parked()

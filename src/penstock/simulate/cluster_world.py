@@ -132,11 +132,13 @@ class ClusterWorld:
             ranks.append(rank)
             self.ranks[rank.number] = rank
         node.voice = ranks[0]
-        node.is_trying = lambda: any(rank.is_trying for rank in ranks)
-        node.is_coming = lambda unit: (
-            any(rank.is_filling for rank in ranks) and ranks[0].is_home(unit)
-        )
+        # The first rank serves, and sees to what the others of its node leave undone.
+        node.cursor = ranks[0].cursor
+        node.is_coming = ranks[0].is_coming
         for rank in ranks:
+            # A loader plans and fills from its start on: others may wait for what is at home here
+            # before its own training loop asks for anything.
+            node.do(node.life, rank.look)
             node.do(node.life, partial(self._ask, rank))
 
     def _member(self, node: int, life: int) -> Member:
@@ -157,8 +159,8 @@ class ClusterWorld:
             number = rank.number
             hashed = self.job.hash_of_steps(number, rank.delivered)
             self.log.hashes[number] = self.log.hashes[number].merge(hashed)
-            self.log.peer_bytes += rank.peer_bytes
-            rank.peer_bytes = 0
+            self.log.peer_bytes += rank.reads.peer_bytes
+            rank.reads.peer_bytes = 0
             rank.delivered.clear()
             for server, link in rank.links.items():
                 self.log.silences += [(number, server, at_s) for at_s in link.silences_s]

@@ -23,7 +23,8 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
-from penstock.flow import Budget
+from penstock.flow import Budget, SourcePrior
+from penstock.flow.planning import requests_max
 from penstock.machine import Machine
 from penstock.order import GlobalOrder, Order, Steps
 from penstock.simulate.job import Floats
@@ -50,8 +51,12 @@ class LoaderRun:
     """Memory for samples on their way, per rank."""
     threads: int = 2
     """That copy samples together, per rank."""
-    requests_max: int = 64
+    requests_max: int | None = None
+    """Requests in flight of a rank at most; None: as a loader decides it."""
     costs: Costs = field(default_factory=Costs)
+    knows_machine: bool = True
+    """Whether the loader finds the machine's file, and begins with the requests that fill the
+    store's link; else it has to find out how many these are."""
     is_warm: bool = False
     """Whether the tiers hold all that they can from the start."""
 
@@ -101,7 +106,8 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
         node.warm_up()
     order = run.order or GlobalOrder(num_samples=len(run.samples.lengths), seed=0)
     training = _Training(time, run, _steps(run, order))
-    budget = Budget(stage_bytes_max=run.stage_bytes, requests_max=run.requests_max)
+    num_requests = run.requests_max or requests_max(run.ranks)
+    budget = Budget(stage_bytes_max=run.stage_bytes, requests_max=num_requests)
     for number in range(run.ranks):
         rank = VirtualRank(
             node,
@@ -109,12 +115,21 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
             costs=run.costs,
             budget=budget,
             threads=run.threads,
+            prior=_prior(machine, run),
+            ahead=partial(_one_epoch, run, order, number),
         )
         training.add(rank)
-        rank.start(enumerate(_batches(run, order, number, epochs=1)))
+        rank.start()
     time.run(lambda: training.is_over)
     assert training.is_over, "nothing more happens, and the run is not over"
     return training.prediction(node)
+
+
+def _prior(machine: Machine, run: LoaderRun) -> SourcePrior | None:
+    sample_bytes = float(run.samples.lengths.mean()) if len(run.samples.lengths) else 1.0
+    if not run.knows_machine:
+        return None
+    return SourcePrior.of_store(machine.store, sample_bytes, num_ranks=run.ranks)
 
 
 def _steps(run: LoaderRun, order: Order) -> Steps:
@@ -133,6 +148,10 @@ def _batches(run: LoaderRun, order: Order, rank: int, epochs: int | None = None)
         for step in range(steps.num_steps):
             positions, is_real = steps.positions(step, rank)
             yield ids[positions[is_real]]
+
+
+def _one_epoch(run: LoaderRun, order: Order, rank: int, place: None) -> Iterator[Ints]:
+    return _batches(run, order, rank, epochs=1)
 
 
 class _Training:

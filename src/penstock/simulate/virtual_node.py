@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from penstock.plan.units import Units
 from penstock.simulate.virtual import Pipe, Servers, VirtualTime
 from penstock.simulate.virtual_store import VirtualStore
 from penstock.simulate.weather import Weather
+from penstock.storage.tier_places import places_of
+from penstock.storage.tier_shape import TierShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +110,10 @@ class VirtualNode:
         }
 
     def _tiers_of(self, tiers: tuple[TierModel, ...]) -> Ints:
-        ends = offsets_of(self.samples.unit_lengths) + self.samples.unit_lengths
-        limits = np.cumsum([tier.capacity_bytes for tier in tiers], dtype=np.int64)
-        found = np.searchsorted(limits, ends, side="left")
-        return np.where(found < len(tiers), found, -1)
+        lengths = self.samples.unit_lengths.astype(np.int64)
+        shape = TierShape(name="virtual", offsets=offsets_of(lengths), lengths=lengths)
+        ends = np.cumsum([0, *(tier.capacity_bytes for tier in tiers)]).tolist()
+        return places_of(shape, list(pairwise(ends))).tier_of(np.arange(len(lengths)))
 
     def warm_up(self) -> None:
         """Have everything that has a place in it."""

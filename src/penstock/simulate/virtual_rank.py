@@ -1,42 +1,37 @@
 """A rank in virtual time: a loader's decisions, carried out by devices that only count.
 
-It follows the loader: batches are planned in order as far ahead as the flow asks for; what no tier
-holds is read for its batch alone, what a tier is to hold is fetched into it, once, also beyond the
-batches that are planned; a batch whose bytes are all there is copied together; the training loop
-takes batches in order. Which request begins when is `penstock.flow`'s decision, the very code that
-runs in a loader.
+How far to plan and to fill (`flow.planning`, `flow.filling`), which way a sample's bytes take
+(`flow.routes`) and which request begins when (`flow.Flow`) is decided by the code that runs in a
+loader. Devices in virtual time carry it out: requests, writes into tiers, copies into batches, and
+a training loop that takes batches in order.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.flow import (
-    Arrived,
     Begin,
     Budget,
     Consumed,
-    Event,
     Fetch,
     Flow,
-    Throttled,
-    Tick,
+    SourcePrior,
     Waiting,
     Wanted,
 )
+from penstock.flow.filling import FillCourse
+from penstock.flow.planning import may_fill, may_plan
+from penstock.flow.routes import Way, ways_of
+from penstock.simulate.driver import FlowDriver
 from penstock.simulate.virtual import Call, Servers
 from penstock.simulate.virtual_node import Costs, VirtualNode
 
-_NEAR_SPARE = 2
-_FILLS_WAITING = 2
-_FILL_SAMPLES = 4096
-"""As `loader.runner` and `loader.ahead` have them."""
 STORE = "store"
 
 
@@ -93,10 +88,13 @@ class VirtualRank:
         costs: Costs,
         budget: Budget,
         threads: int,
+        prior: SourcePrior | None,
+        ahead: Callable[[None], Iterator[Ints]],
     ) -> None:
+        """`ahead` returns the samples of batches to come, for filling tiers."""
         self._node, self._batches, self._costs = node, batches, costs
         self._time = node.time
-        self.flow = Flow(budget=budget)
+        self.flow = Flow(budget=budget, prior={STORE: prior} if prior else None)
         self._stage_max = budget.stage_bytes_max
         self._threads = threads
         self._python = Servers(node.time, 1)
@@ -106,14 +104,14 @@ class VirtualRank:
         self._num_planned = self._num_fetches = self._num_open = 0
         self._was_near = self._is_planning = self._is_filling = self._is_exhausted = False
         self._reads: dict[int, _Read] = {}
-        self._wake_s = math.inf
+        self._driver = FlowDriver(
+            self.flow, now_s=lambda: node.time.now_s, at=node.time.at, begin=self._begin
+        )
         self._taker: Call | None = None
-        self._ahead: Iterator[tuple[int, Ints]] = iter(())
-        self._has_ahead = True
+        self._course = FillCourse(ahead, None)
 
-    def start(self, ahead: Iterator[tuple[int, Ints]]) -> None:
-        """Begin to plan; `ahead` are the samples of batches to come, for filling tiers."""
-        self._ahead = ahead
+    def start(self) -> None:
+        """Begin to plan."""
         self._time.after(self._costs.start_s, self._look)
 
     def take(self, call: Call) -> None:
@@ -122,7 +120,7 @@ class VirtualRank:
         self._taker = call
         if not (self._stage and self._stage[0].is_done):
             number = self._stage[0].number if self._stage else self._num_planned
-            self._tell(Waiting(step=number, at_s=self._time.now_s))
+            self._driver.tell(Waiting(step=number, at_s=self._time.now_s))
         self._give()
 
     # -- planning ------------------------------------------------------------------------------
@@ -144,17 +142,19 @@ class VirtualRank:
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted:
             return False
-        if self._was_near and len(self._stage) >= self._threads + _NEAR_SPARE:
-            return False
-        room = self._stage_max
-        if not self._was_near:
-            room = min(room, self.flow.look_ahead_bytes)
-        return not self._stage or self._stage_bytes < room
+        return may_plan(
+            num_batches=len(self._stage),
+            size_bytes=self._stage_bytes,
+            was_near=self._was_near,
+            num_makers=self._threads,
+            stage_bytes_max=self._stage_max,
+            look_ahead_bytes=lambda: self.flow.look_ahead_bytes,
+        )
 
     def _may_fill(self) -> bool:
-        if self._is_filling or not self._has_ahead:
+        if self._is_filling or self._course.is_over(0):
             return False
-        return self._num_open < _FILLS_WAITING * self.flow.limit(STORE)
+        return may_fill(num_waiting=self._num_open, requests_limit=self.flow.limit(STORE))
 
     def _plan(self, ids: Ints) -> None:
         node = self._node
@@ -163,10 +163,10 @@ class VirtualRank:
         self._stage.append(batch)
         self._stage_bytes += batch.size_bytes
         units = node.samples.units[ids]
-        is_placed = (node.tier_of[units] >= 0).all(axis=1)
-        absent = np.unique(units[is_placed])
+        ways = ways_of(np.all(node.tier_of[units] >= 0, axis=1))
+        absent = np.unique(units[ways == Way.TIER])
         absent = absent[~node.present[absent]]
-        alone = ids[~is_placed]
+        alone = ids[ways == Way.ALONE]
         batch.num_waiting = len(absent) + len(alone)
         self._was_near = not batch.num_waiting
         self._is_planning = False
@@ -181,24 +181,19 @@ class VirtualRank:
                 fetches.append(self._fill(unit, batch.number))
             node.when_filled(unit, done)
         if fetches:
-            self._tell(Wanted(fetches=tuple(fetches), at_s=self._time.now_s))
+            self._driver.tell(Wanted(fetches=tuple(fetches), at_s=self._time.now_s))
         self._look()
 
     def _fill_next(self) -> None:
         """Want what later batches need of the tiers."""
         fetches: list[Fetch] = []
-        seen = 0
-        while seen < _FILL_SAMPLES:
-            number, ids = next(self._ahead, (-1, None))
-            if ids is None:
-                break
-            seen += len(ids)
+        for number, ids in self._course.next(len, for_others=False):
             units = np.unique(self._node.samples.units[ids])
             units = units[(self._node.tier_of[units] >= 0) & ~self._node.present[units]]
             fetches += [self._fill(u, number) for u in units.tolist() if self._node.claim(u)]
-        self._is_filling, self._has_ahead = False, seen > 0
+        self._is_filling = False
         if fetches:
-            self._tell(Wanted(fetches=tuple(fetches), at_s=self._time.now_s))
+            self._driver.tell(Wanted(fetches=tuple(fetches), at_s=self._time.now_s))
         self._look()
 
     # -- reading -------------------------------------------------------------------------------
@@ -220,23 +215,6 @@ class VirtualRank:
             staged=read.unit < 0,
         )
 
-    def _tell(self, event: Event) -> None:
-        """Tell the flow, do what it says, and wake it when it wants."""
-        for action in self.flow.on(event):
-            assert isinstance(action, Begin), f"a store that never fails was given up: {action}"
-            self._begin(action)
-        wake_s = self.flow.wake_s
-        if wake_s is not None and wake_s < self._wake_s:
-            self._wake_s = wake_s
-            self._time.at(wake_s, self._wake)
-
-    def _wake(self) -> None:
-        if self._time.now_s < self._wake_s:
-            return
-        self._wake_s = math.inf
-        if self.flow.wake_s is not None:
-            self._tell(Tick(at_s=self._time.now_s))
-
     def _begin(self, begin: Begin) -> None:
         read = self._reads[begin.number]
         answered = partial(self._answered, begin, read)
@@ -251,10 +229,7 @@ class VirtualRank:
         self._node.cores.ask(seconds, partial(self._arrived, begin, read, num_retries))
 
     def _arrived(self, begin: Begin, read: _Read, num_retries: int) -> None:
-        now_s = self._time.now_s
-        if num_retries:
-            self._tell(Throttled(source=STORE, at_s=now_s))
-        self._tell(Arrived(number=begin.number, copy=begin.copy, at_s=now_s))
+        self._driver.arrived(begin, num_retries=num_retries)
         if read.unit >= 0 or read.is_over:
             self._memory.give(read.size_bytes)
         if not read.is_over:
@@ -312,6 +287,6 @@ class VirtualRank:
         batch, taker, self._taker = self._stage.popleft(), self._taker, None
         self._stage_bytes -= batch.size_bytes
         self._memory.give(batch.size_bytes)
-        self._tell(Consumed(step=batch.number, at_s=self._time.now_s))
+        self._driver.tell(Consumed(step=batch.number, at_s=self._time.now_s))
         taker()
         self._look()

@@ -14,7 +14,9 @@ from typing import Literal
 
 from penstock.errors import OptionError
 from penstock.machine import StoreModel
+from penstock.storage.retry import RetryPolicy
 
+_RETRIES = RetryPolicy()
 _NORMAL = NormalDist()
 _Z99 = _NORMAL.inv_cdf(0.99)
 
@@ -128,4 +130,5 @@ class Draws:
 
     def wait_s(self, attempt: int) -> float:
         """Return how long to wait before asking again: full jitter, as `storage.retry` does."""
-        return self._random.uniform(0.0, min(10.0, 0.1 * 2**attempt))
+        bound_s = _RETRIES.first_wait_s * 2**attempt
+        return self._random.uniform(0.0, min(_RETRIES.wait_max_s, bound_s))

@@ -88,7 +88,7 @@ class UnitPlaces:
         units = units[np.argsort(shape.offsets[units], kind="stable")]
         ends = np.cumsum(shape.lengths[units])
         numbers, placed_bytes = self._numbers.copy(), list(self.placed_bytes)
-        numbers[units] = _dealt(ends, capacities, placed_bytes)
+        numbers[units] = dealt(ends, capacities, placed_bytes)
         return UnitPlaces(numbers, placed_bytes)
 
     def _are_new(self, shape: TierShape, units: Ints, span_bytes: int, spans: Bools) -> Bools:
@@ -156,11 +156,11 @@ class SpanPlaces:
         begins = np.arange(len(spans)) * span_bytes
         covered = np.clip(shape.size_bytes - begins, 0, span_bytes)
         placed_bytes = list(self.placed_bytes)
-        numbers[new] = _dealt(np.cumsum(covered[new]), capacities, placed_bytes)
+        numbers[new] = dealt(np.cumsum(covered[new]), capacities, placed_bytes)
         return SpanPlaces(shape, span_bytes, numbers, placed_bytes)
 
 
-def _dealt(ends: Ints, capacities: Sequence[int], placed_bytes: list[int]) -> Numbers:
+def dealt(ends: Ints, capacities: Sequence[int], placed_bytes: list[int]) -> Numbers:
     """Return a tier for each of some things in a row, by where they end; count their bytes."""
     numbers = np.full(len(ends), NOWHERE, np.int8)
     at, before_bytes = 0, 0

@@ -30,20 +30,6 @@ class Copies:
     """How many copies the worker has loaded into the tier before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """What a placement is worth once all copies are loaded."""
-
-    covered: float
-    """Samples that somebody keeps, over all."""
-    local: float
-    """Uses that find the sample on their own worker, over all uses."""
-    remote: float
-    store: float
-    reads: float
-    """Bytes read from the store in the whole run, over those of the set; each copy is read once."""
-
-
 def place(job: Job, *, ties: str) -> Copies:
     """Return what every worker keeps. Ties between equal counts: "random" or by "index"."""
     workers, ids, counts, first = _counted(job)
@@ -98,26 +84,6 @@ class OwnCopies:
         wanted = workers * self._num_samples + ids
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         return np.where(self._keys[at] == wanted, self._order[at], -1)
-
-
-def coverage_of(job: Job, copies: Copies) -> Coverage:
-    """Return what a placement is worth; sizes are taken as equal."""
-    known, mine = known_holders(job, copies), OwnCopies(job, copies)
-    own = other = uses = 0
-    for epoch in range(job.scenario.job.epochs):
-        accesses = job.accesses(epoch)
-        is_own = mine.rows(accesses.workers, accesses.ids) >= 0
-        own += int(is_own.sum())
-        other += int((~is_own & (known[accesses.ids] >= 0)).sum())
-        uses += len(accesses.ids)
-    missed = uses - own - other
-    return Coverage(
-        covered=float((known >= 0).mean()),
-        local=own / uses,
-        remote=other / uses,
-        store=missed / uses,
-        reads=(missed + len(copies.ids)) / len(job.sizes),
-    )
 
 
 def _counted(job: Job) -> tuple[Ints, Ints, Ints, Ints]:

@@ -22,13 +22,14 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.plan.assignment import assign_local
 from penstock.plan.cost import requests_in_flight
+from penstock.plan.cuts import are_joined
 from penstock.plan.homes import NOBODY, Homes, Node, cluster_homes
 from penstock.plan.placement import Layout, offsets_of
 from penstock.plan.spans import spans_of
-from penstock.plan.units import ALONE_BYTES, RUN_BYTES
 from penstock.simulate.job import Accesses, Codes, Job
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.reads import Flags, Reads, Start
+from penstock.storage.tier_places import NOWHERE, dealt
 
 _NOT_HELD = 255
 
@@ -50,6 +51,9 @@ class Ours(Policy):
         self._homes = homes.home_of(offsets)
         self._spans = homes.spans.number_of(offsets)
         self._tiers = tiers_of(job, homes)
+        # A tier keeps whole units: what would lie across the end of the last one has no place.
+        has_place = self._tiers[self._homes, self._spans] != _NOT_HELD
+        self._homes = np.where(has_place, self._homes, NOBODY)
         self._is_filled = np.zeros(len(self._lengths), np.bool_)
         self._copied = np.zeros(0, np.int64)
         return None
@@ -140,20 +144,20 @@ def units_of(sizes: Ints) -> tuple[Ints, Ints]:
     (array([0, 1, 1, 2]), array([70000, 80000, 90000]))
     """
     starts = np.cumsum(sizes) - sizes
-    is_large = sizes >= ALONE_BYTES
-    begins = np.diff(starts // RUN_BYTES) > 0
-    begins |= is_large[1:] | is_large[:-1]
-    units = np.concatenate([[0], np.cumsum(begins)])
-    lengths: Ints = np.add.reduceat(sizes, np.flatnonzero(np.append(True, begins)))
+    ids, objects = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
+    begins = np.append(True, ~are_joined(ids, objects, starts, sizes))
+    units = np.cumsum(begins) - 1
+    lengths: Ints = np.add.reduceat(sizes, np.flatnonzero(begins))
     return units, lengths
 
 
 def tiers_of(job: Job, homes: Homes) -> Codes:
     """Return by node and span the tier that holds it: the layout's first bytes in the fastest."""
-    limits = np.cumsum(job.capacities)
+    capacities = job.capacities.astype(np.int64).tolist()
     tiers = np.full((job.num_nodes, homes.spans.num_spans), _NOT_HELD, np.uint8)
     for node in range(job.num_nodes if job.num_tiers else 0):
         held = np.flatnonzero(homes.holds(node))
         ends = np.cumsum(homes.spans.lengths[held])
-        tiers[node, held] = np.searchsorted(limits, ends, side="left")
+        numbers = dealt(ends, capacities, [0] * len(capacities))
+        tiers[node, held] = np.where(numbers == NOWHERE, _NOT_HELD, numbers)
     return tiers

@@ -1,0 +1,53 @@
+"""Which route the bytes of a sample take: a tier here, other nodes, a run read whole, or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.dataset.part import Ints
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Way(IntEnum):
+    """How samples get their bytes."""
+
+    TIER = 0
+    """From a tier of this node that holds them, or is to hold them."""
+    RUN = 1
+    """From a run of samples that is read whole for several batches."""
+    ALONE = 2
+    """Each for itself, near ones together."""
+    PEER = 3
+    """From other nodes, which hold them or are to hold them."""
+
+
+def ways_of(
+    placed: Flags,
+    *,
+    in_runs: bool = False,
+    is_run_bare: Callable[[], Flags] | None = None,
+    is_spread: Callable[[], Flags] | None = None,
+) -> Ints:
+    """Return the way of each sample.
+
+    `placed` are those whose units all have their place in a tier here: nothing is nearer. Of the
+    others, those whose units other nodes have (`is_spread`, asked only in a cluster) come from
+    there. The rest is read from the store: in whole runs where the order goes by runs, but for runs
+    of which a tier holds something (`is_run_bare` says which have nothing there), since that part
+    would be read twice.
+
+    >>> ways_of(np.array([True, False, False]), is_spread=lambda: np.array([True, True, False]))
+    array([0, 3, 2])
+    """
+    ways = np.full(len(placed), Way.RUN if in_runs else Way.ALONE, np.int64)
+    if in_runs and is_run_bare is not None and placed.any():
+        ways[~is_run_bare()] = Way.ALONE
+    ways[placed] = Way.TIER
+    if is_spread is not None and not placed.all():
+        ways[~placed & is_spread()] = Way.PEER
+    return ways
