@@ -190,7 +190,7 @@ def test_a_job_that_changes_is_followed() -> None:
 
 
 def test_a_pause_of_the_loop_changes_nothing() -> None:
-    count = WorkerCount(WorkerLimits.of_cores(16))
+    count = WorkerCount(WorkerLimits(most=16, start=14))
     for _ in range(500):
         assert count.on(interval(14, busy_share=0.0, idle_cores=15.0, num_batches=0.0)) == 14
 
@@ -203,9 +203,9 @@ def test_workers_that_never_start_do_not_stop_the_measuring() -> None:
     assert targets[-1] <= 9
 
 
-def test_the_start_leaves_cores_to_the_loop() -> None:
+def test_all_cores_are_used_from_the_start() -> None:
     for num_cores in range(2, 65):
-        assert 1 <= WorkerLimits.of_cores(num_cores).start < num_cores
+        assert WorkerLimits.of_cores(num_cores).start == num_cores
     assert WorkerLimits.of_cores(0) == WorkerLimits(most=1, start=1)
 
 

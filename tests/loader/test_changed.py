@@ -76,7 +76,7 @@ def test_an_object_that_is_replaced_in_mid_run_is_an_error_at_the_first_byte(
             (tmp_path / "tier").mkdir()
             tiers = [penstock.Disk(tmp_path / "tier", "300KB")] if way == "tier" else []
             order = {"shuffle": "blocks"} if way == "blocks" else {}
-            workers = {"workers": "process", "threads": 1} if way == "process" else {}
+            workers = {"workers": 1} if way == "process" else {}
             if way == "blocks":  # One block is the whole set: it is read once.
                 change()
             deliver(dataset, change, tiers=tiers, **order, **workers)

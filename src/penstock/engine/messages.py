@@ -64,6 +64,8 @@ class FrontNotice:
     run: int
     num_taken: int = 0
     is_waiting: bool = False
+    wait_s: float = 0.0
+    """Time that it has waited in this iteration."""
     released: list[tuple[int, int]] = field(default_factory=list)
 
 

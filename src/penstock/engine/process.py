@@ -13,6 +13,7 @@ import pickle
 import resource
 import socket
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.dataset.mixture import datasets_of
+from penstock.engine.build import workers_max
 from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.engine import Apart, Engine
 from penstock.engine.errors_apart import packed_error, unpacked_error
@@ -38,11 +40,10 @@ from penstock.engine.messages import (
 from penstock.engine.runner import Runner
 from penstock.engine.shared import Outbox, Parcel, SharedPool, SharedSegments, packed
 from penstock.engine.stats import MemoryStats
-from penstock.engine.worker_number import WorkerNumber
+from penstock.engine.worker_number import LoopTimes, WorkerNumber
 from penstock.engine.workers import Workers, wait_for
 from penstock.storage.passing import PassedBytes
 from penstock.trace import Recorder
-from penstock.world import World
 
 _ON_THE_WAY = 2
 """Jobs that are sent before the front has taken them."""
@@ -134,6 +135,10 @@ class SentRun:
     def __init__(self, number: int, runner: Runner, process: EngineProcess) -> None:
         self.number = number
         self.runner = runner
+        self.wait_s = 0.0
+        """Time that the front has waited in this iteration."""
+        self._waits_since_s: float | None = None
+        self._num_taken = 0
         self._process = process
         # Counts jobs that may be sent; the front's word that it took one adds to it.
         self._room = threading.Semaphore(_ON_THE_WAY)
@@ -146,6 +151,21 @@ class SentRun:
         """RunStart to make batches, and to send them."""
         self.runner.start()
         self._thread.start()
+
+    def loop_times(self) -> LoopTimes:
+        """Return what the training loop has done, a wait that is not over included."""
+        since_s = self._waits_since_s
+        waiting_s = 0.0 if since_s is None else time.monotonic() - since_s
+        return LoopTimes(wait_s=self.wait_s + waiting_s, num_batches=self._num_taken)
+
+    def notice(self, notice: FrontNotice) -> None:
+        """Take note of what the front has done."""
+        self.wait_s = notice.wait_s
+        self._waits_since_s = time.monotonic() if notice.is_waiting else None
+        self._num_taken += notice.num_taken
+        self.taken(notice.num_taken)
+        if notice.is_waiting:
+            self.runner.waiting()
 
     def taken(self, num_batches: int) -> None:
         """Take note that the front has taken batches."""
@@ -196,8 +216,9 @@ class EngineProcess:
         self._pool = SharedPool(options.look_ahead_bytes, segments)
         self._outbox = Outbox(segments)
         self._sending = threading.Lock()  # A segment must be sent before whoever refers to it.
-        self._number = WorkerNumber(payload.num_workers)
-        self._workers = Workers(SpawnerClient(spawner), segments, 1)
+        self._num_workers = payload.num_workers
+        self._workers = Workers(SpawnerClient(spawner), segments, payload.num_workers or 1)
+        self._number: WorkerNumber | None = None
         self._engine = Engine(
             options,
             rendezvous=lambda world: AtFront(control),
@@ -270,14 +291,19 @@ class EngineProcess:
 
     def _begin(self, begin: BeginRun) -> str | None:
         self._end()
-        world: World = begin.begin.world
-        self._workers.resize(self._number.at_start(world))
         runner = self._engine.begin(begin.begin)
-        self._run = SentRun(begin.number, runner, self)
-        self._run.start()
+        self._run = run = SentRun(begin.number, runner, self)
+        if self._num_workers is None:
+            most = workers_max(begin.begin.world)
+            self._number = WorkerNumber(self._workers, most=most, told=run.loop_times)
+            self._number.start()
+        run.start()
         return self._engine.run_id
 
     def _end(self) -> None:
+        if self._number is not None:
+            self._number.stop()
+            self._number = None
         if self._run is not None:
             self._run.stop()
             self._run = None
@@ -299,9 +325,7 @@ class EngineProcess:
             run = self._run
             if run is None or run.number != taken.run:
                 continue
-            run.taken(taken.num_taken)
-            if taken.is_waiting:
-                run.runner.waiting()
+            run.notice(taken)
 
     def send_job(self, run: int, job: Job) -> None:
         """Send the batches of a job."""

@@ -120,6 +120,11 @@ class Workers:
         """How many there should be."""
         return self._num_wanted
 
+    @property
+    def num_alive(self) -> int:
+        """How many there are; they are started when there is work for them."""
+        return len(self._handles)
+
     def resize(self, num_workers: int) -> None:
         """Have more workers, or fewer; those that are too many end when they have nothing to do."""
         with self._changed:

@@ -21,7 +21,7 @@ which the loop asked for nothing (validation, a checkpoint), nor while workers a
 
 Pure: the same intervals give the same numbers.
 
->>> count = WorkerCount(WorkerLimits.of_cores(8))
+>>> count = WorkerCount(WorkerLimits(most=8, start=6))
 >>> seen = WorkInterval(
 ...     num_workers=6, seconds=1.0, wait_share=0.2, busy_share=1.0, idle_cores=2.0, num_batches=16.0
 ... )
@@ -100,15 +100,14 @@ class WorkerLimits:
     def of_cores(cls, num_cores: int) -> WorkerLimits:
         """Return the limits for a rank with so many cores to itself.
 
-        The start leaves a core to the training loop, and another to the engine where that is not
-        half of what there is. It is high rather than low: workers run at low priority, so one too
-        many costs memory and no time, while one too few delays the first batches.
+        All of them from the start: workers run at low priority, so one too many costs memory and
+        no time, while one too few delays the first batches.
 
-        >>> [WorkerLimits.of_cores(n).start for n in (1, 2, 3, 4, 8, 16)]
-        [1, 1, 2, 2, 6, 14]
+        >>> [WorkerLimits.of_cores(n).start for n in (1, 2, 16)]
+        [1, 2, 16]
         """
         most = max(1, num_cores)
-        return cls(most=most, start=max(1, most - 1 - (most >= 4)))
+        return cls(most=most, start=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

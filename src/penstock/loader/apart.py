@@ -237,14 +237,14 @@ class EngineClient:
     def _is_mine(self) -> bool:
         return os.getpid() == self._pid
 
-    def receive(self, run: int, *, taken: int) -> MadeBatches:
+    def receive(self, run: int, *, taken: int, wait_s: float) -> MadeBatches:
         """Return the next message of an iteration; `taken` batches were taken since the last."""
         assert self._batches is not None
         is_told = False
         while True:
             is_ready = bool(select.select([self._batches], [], [], 0)[0])
             if not is_told or not is_ready:
-                self._tell(run, taken if not is_told else 0, is_waiting=not is_ready)
+                self._tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
                 is_told = True
             frame, files = self._batches.receive()
             found = pickle.loads(frame)
@@ -270,12 +270,14 @@ class EngineClient:
             for segment in fresh:
                 self._pinned.lock(segment.memory, segment.address, segment.size_bytes)
 
-    def _tell(self, run: int, taken: int, *, is_waiting: bool) -> None:
+    def _tell(self, run: int, taken: int, *, is_waiting: bool, wait_s: float) -> None:
         assert self._batches is not None
         released = [self._released.popleft() for _ in range(len(self._released))]
         if self._pinned is not None:
             released = self._pinned.free(released)
-        notice = FrontNotice(run=run, num_taken=taken, is_waiting=is_waiting, released=released)
+        notice = FrontNotice(
+            run=run, num_taken=taken, is_waiting=is_waiting, wait_s=wait_s, released=released
+        )
         self._batches.send(pickle.dumps(notice, 5))
 
     def _drop(self, made: MadeBatches) -> None:
@@ -423,7 +425,7 @@ class ApartRun:
         """Return the next message; should the engine die, that of another one."""
         while True:
             try:
-                return self._client.receive(self._number, taken=self._num_taken)
+                return self._client.receive(self._number, taken=self._num_taken, wait_s=self.wait_s)
             except ChannelClosed:
                 self._take_note_of_death()
                 self._num_taken = 0
