@@ -373,6 +373,14 @@ def test_an_engine_that_dies_again_and_again_is_an_error(blobs: penstock.Dataset
     loader.close()
 
 
+def test_formats_that_the_user_has_added_are_known_to_workers() -> None:
+    example = Path(__file__).parents[2] / "examples" / "custom_format.py"
+    script = example.read_text().replace('output="numpy"', 'output="numpy", workers=1')
+    assert "workers=1" in script
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("pairs: 30 samples")
+
+
 # -- ends ------------------------------------------------------------------------------------
 
 

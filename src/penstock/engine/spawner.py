@@ -121,7 +121,7 @@ class SpawnerProcess:
 
     def _load(self, data: bytes) -> None:
         try:
-            self._payload = pickle.loads(data)
+            _, self._payload = pickle.loads(data)
             one_thread_each()
             gc.collect()
             gc.freeze()  # Or the collector of each child would write to all that they share.

@@ -26,6 +26,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.formats import AddedFormats
 from penstock.dataset.mixture import datasets_of
 from penstock.engine.build import wishes_of
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
@@ -86,7 +87,8 @@ def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
     )
     out = io.BytesIO()
     payload = Payload(options=options, worker_job=job, num_workers=num_workers)
-    _Packer(out, protocol=5).dump(payload)
+    # Formats first: the data set is unpickled with them.
+    _Packer(out, protocol=5).dump((AddedFormats(), payload))
     return out.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Format
@@ -31,6 +32,23 @@ FORMATS: dict[str, Format] = {
     )
 }
 """All formats by name; where two claim the same bytes, the first wins."""
+_OURS = dict(FORMATS)
+
+
+class AddedFormats:
+    """Formats that the user has added; unpickled in another process, they are added there."""
+
+    def __init__(self, formats: dict[str, Format] | None = None) -> None:
+        added = {name: f for name, f in FORMATS.items() if _OURS.get(name) is not f}
+        self._formats = added if formats is None else formats
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _added, (self._formats,)
+
+
+def _added(formats: dict[str, Format]) -> AddedFormats:
+    FORMATS.update(formats)
+    return AddedFormats(formats)
 
 
 def format_named(name: str) -> CheckedFormat:
