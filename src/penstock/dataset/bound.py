@@ -75,6 +75,10 @@ class BoundPart:
         """Whether samples can only be read a block at a time."""
         return self.part.tables[0].addressing == "blocks"
 
+    def number(self, local_id: int) -> int:
+        """Return the number of a sample in the data set."""
+        return self.first + local_id
+
     def where(self, local_id: int) -> str:
         """Return words that name a sample to a person."""
         extents = self.part.tables[0].extents(_one(local_id))
@@ -82,7 +86,7 @@ class BoundPart:
         name = f" ({key})" if key else ""
         table = self.part.tables[0]
         return (
-            f"sample {self.first + local_id}{name} in "
+            f"sample {self.number(local_id)}{name} in "
             f"{self.store.uri}{table.key(int(extents.object[0]))}"
         )
 
