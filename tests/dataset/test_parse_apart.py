@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import zstandard
 
 import penstock
+from penstock.dataset import parse_process
 from penstock.dataset.formats import FORMATS
 from penstock.errors import ChangedError, DecodeError, FormatError
 from penstock.storage.folder import FolderStore
@@ -172,8 +174,6 @@ def test_compressed_lines_are_scanned_apart_and_tar_is_not(tmp_path: Path) -> No
     text = "".join(f"{json.dumps({'n': i})}\n" for i in range(50)).encode()
     (tmp_path / "zst" / "a.jsonl.zst").write_bytes(zstandard.compress(text))
     image_set(tmp_path / "tar")
-    from penstock.dataset import parse_process
-
     parse_process._pool.close()
     before = children()
     assert len(penstock.open(tmp_path / "tar")) == 4
@@ -212,14 +212,47 @@ def test_a_block_that_ends_its_process_is_a_finding_and_so_is_a_row(tmp_path: Pa
     assert "row 1" in report.problems[1].message
 
 
+def test_a_block_is_unpacked_apart_though_nothing_is_decoded(tmp_path: Path) -> None:
+    folder = lines_set(tmp_path / "set", ending="pairs", a=["a", "b", "unpack:segv", "split:segv"])
+    report = penstock.verify(folder, decode=False)
+    assert [(problem.kind, problem.sample_id) for problem in report.problems] == [("block", 2)]
+
+
+def test_a_format_that_the_parser_cannot_import_is_used_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("made_in_a_notebook")
+
+    class Known(parse_cases.LineFormat):
+        pass
+
+    Known.__module__, Known.__qualname__ = module.__name__, "Known"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(module, "Known", Known, raising=False)
+    monkeypatch.setitem(FORMATS, "lines", Known())
+    dataset = penstock.open(lines_set(tmp_path / "set", a=["one", "two"]))
+    assert dataset.parts[0].options["scan"] == os.getpid()
+    assert penstock.verify(dataset).ok
+    assert penstock.pack(dataset, tmp_path / "packed").num_samples == 2
+
+
+def test_a_set_that_is_indexed_starts_no_process(tmp_path: Path) -> None:
+    folder = lines_set(tmp_path / "set", a=["one", "two"])
+    penstock.open(folder)
+    parse_process._pool.close()
+    before = children()
+    assert len(penstock.open(folder)) == 2
+    assert children() == before
+
+
 def test_a_run_in_which_all_end_their_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.dataset.samples_apart._DEATHS_MAX", 2)
     monkeypatch.setattr("penstock.dataset.verify_samples._RUNS_MIN", 1)
     report = penstock.verify(lines_set(tmp_path / "set", a=["split:abort"] * 6))
-    assert report.num_problems == 6
-    assert sum("SIGABRT" in problem.message for problem in report.problems) == 2
+    assert ["SIGABRT" in problem.message for problem in report.problems] == [True, True, False]
+    assert "4 samples from here on were not looked at" in report.problems[2].message
 
 
 def test_decoders_of_the_users_run_in_the_caller(tmp_path: Path) -> None:

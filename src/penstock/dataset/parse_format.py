@@ -6,7 +6,6 @@ range. So it reads with the caller's credentials, retries and tiers, and this pr
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,16 +13,15 @@ from penstock.dataset.columns import column_bytes
 from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.parse_child import ParserCall, ReadFailedError
 from penstock.dataset.parse_process import error_named
-from penstock.dataset.parse_values import info_values, pack_value
+from penstock.dataset.parse_values import info_values, pack_value, unpickled
 from penstock.errors import MissingPackageError
 from penstock.storage.base import Buffer, ObjectInfo
 
 
 def answer_format(call: ParserCall) -> bytes:
     """Return the units of some objects, or the part of a unit, as bytes."""
-    # The caller has pickled its own values: these are no bytes of strangers.
-    format = CheckedFormat(pickle.loads(call.data[0]))
-    asked = pickle.loads(call.data[1])
+    format = CheckedFormat(unpickled(call.data[0]))
+    asked = unpickled(call.data[1])
     store = AskedStore(call, **asked["store"])
     if asked["method"] == "scan":
         part = format.scan(asked["what"], store, asked["options"])
@@ -46,7 +44,7 @@ class AskedStore:
             if kind is None or kind is MissingPackageError:
                 raise ReadFailedError
             raise kind(head["message"])  # A format may expect it: a file that need not be there.
-        return pickle.loads(head["said"]), data
+        return unpickled(head["said"]), data
 
     @property
     def uri(self) -> str:

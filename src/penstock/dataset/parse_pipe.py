@@ -33,7 +33,8 @@ class ParserPipe:
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
         for descriptor in (read_fd, write_fd):
-            with contextlib.suppress(OSError):  # Slower, but as good, where the user may not.
+            # Slower, but as good, where a user or a system may not.
+            with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def send(self, kind: int, head: Any = None, buffers: Sequence[Buffer] = ()) -> None:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +38,9 @@ from penstock.errors import (
 )
 from penstock.storage.base import Buffer
 
-_PROCESSES_MAX = 8
+_PROCESSES_MAX = max(4, min(8, len(os.sched_getaffinity(0))))
 _WAIT_S = 0.3
-"""For a process that is busy, before another is started: as long as it takes to start one."""
+"""For a process that is busy, before another is started."""
 _STDERR_BYTES_MAX = 300
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """How processes end that others have ended; a parser does not do so itself."""
@@ -118,6 +119,8 @@ def answer_to(request: ParserRequest) -> Any:
         "sizes": [memoryview(buffer).nbytes for buffer in request.data],
     }
     answer = _pool.ask(head, request)
+    if "failure" in answer:
+        raise answer["failure"]  # Of the caller's own store, which the parser has asked.
     if "error" not in answer:
         return answer["facts"]
     kind = error_named(answer["error"])
@@ -126,6 +129,11 @@ def answer_to(request: ParserRequest) -> Any:
     if answer["error"] in _NOT_OURS:
         raise _NOT_OURS[answer["error"]](answer["message"])
     raise (kind or FormatError)(answer["message"])
+
+
+def num_parser_deaths() -> int:
+    """Return how many parser processes of this process ended while they parsed something."""
+    return _pool.num_deaths
 
 
 def error_named(name: str) -> type[PenstockError] | None:
@@ -199,7 +207,7 @@ class ParserProcess:
             raise self._death(num_begun) from None
         assert kind == ANSWER, kind
         if failure and said.get("error") in ("ReadFailedError", type(failure).__name__):
-            raise failure
+            return {"failure": failure}
         answer: dict[str, Any] = said
         return answer
 
@@ -245,7 +253,10 @@ class ParserPool:
         self._idle: list[ParserProcess] = []
         self._num_processes = 0
         self._is_starting = False
-        # Guards all three; callers wait on it for a process to come back.
+        self._wait_s = _WAIT_S
+        self.num_deaths = 0
+        """Processes that ended while they parsed something."""
+        # Guards all of them; callers wait on it for a process to come back.
         self._changed = threading.Condition()
 
     def ask(self, head: Mapping[str, Any], request: ParserRequest) -> dict[str, Any]:
@@ -258,6 +269,7 @@ class ParserPool:
                 self._drop()
                 # One that waited may have ended meanwhile, or was killed: that proves nothing.
                 if is_fresh or death.code not in (0, *_FROM_OUTSIDE):
+                    self.num_deaths += 1
                     raise
             except BaseException:
                 process.close()  # Half of an exchange may be in its pipes.
@@ -271,7 +283,7 @@ class ParserPool:
         """Return a process, and whether it was started for this."""
         with self._changed:
             while not self._idle and self._num_processes > 0:
-                came = self._changed.wait_for(self._has_idle, timeout=_WAIT_S)
+                came = self._changed.wait_for(self._has_idle, timeout=self._wait_s)
                 if not came and not self._is_starting and self._num_processes < _PROCESSES_MAX:
                     break
             if self._idle:
@@ -279,6 +291,7 @@ class ParserPool:
             self._num_processes += 1
             # One at a time: sixteen callers that begin at once need one process, not four.
             self._is_starting = True
+        begin_s = time.perf_counter()
         try:
             return ParserProcess(), True
         except BaseException:
@@ -287,6 +300,8 @@ class ParserPool:
         finally:
             with self._changed:
                 self._is_starting = False
+                # On a busy machine a start takes longer, and what it brings is less.
+                self._wait_s = max(_WAIT_S, 2 * (time.perf_counter() - begin_s))
 
     def _has_idle(self) -> bool:
         return bool(self._idle) or self._num_processes == 0

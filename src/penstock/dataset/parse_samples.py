@@ -7,8 +7,7 @@ run here: fields that have one go back encoded.
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,8 @@ from penstock.dataset.formats import FORMATS
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.parse_child import ParserCall, text_of
 from penstock.dataset.parse_format import AskedStore
-from penstock.dataset.parse_values import pack_value
-from penstock.dataset.part import Ints, part_of
+from penstock.dataset.parse_values import pack_value, unpickled
+from penstock.dataset.part import part_of
 from penstock.errors import MissingPackageError
 
 
@@ -29,12 +28,12 @@ from penstock.errors import MissingPackageError
 class ExcerptPart(BoundPart):
     """Samples of an excerpt, with the numbers that they have in their data set."""
 
-    numbers: Ints
-    names: list[str]
+    numbers: Sequence[int]
+    names: Sequence[str]
 
     def number(self, local_id: int) -> int:
         """Return the number of a sample in the data set."""
-        return int(self.numbers[local_id])
+        return self.numbers[local_id]
 
     def where(self, local_id: int) -> str:
         """Return words that name a sample to a person."""
@@ -47,11 +46,11 @@ class SamplesRequest:
 
     uri: str
     """Of the store, for messages."""
-    numbers: Ints
+    numbers: Sequence[int]
     """Of the excerpt's samples in their data set, for messages."""
-    names: list[str]
+    names: Sequence[str]
     """What they are called in messages, where their numbers and objects do not say it best."""
-    rows: list[int]
+    rows: Sequence[int]
     """Samples of the excerpt that are wanted."""
     decoded: frozenset[str]
     """Fields to decode; the others are handed back as they are."""
@@ -60,11 +59,10 @@ class SamplesRequest:
 
 
 def _opened(call: ParserCall) -> tuple[SamplesRequest, ExcerptPart, list[memoryview]]:
-    # The caller has pickled its own values: these are no bytes of strangers.
-    request, format = pickle.loads(call.data[0])
+    request, format = unpickled(call.data[0])
     part = part_of(parse_columns(call.data[1], "an excerpt"))
     if format:
-        FORMATS[part.format] = pickle.loads(format)
+        FORMATS[part.format] = unpickled(format)
     store: Any = AskedStore(call, uri=request.uri, source="memory", can_list=False)
     bound = ExcerptPart(
         store=store,
@@ -78,7 +76,7 @@ def _opened(call: ParserCall) -> tuple[SamplesRequest, ExcerptPart, list[memoryv
 
 
 def _samples(
-    call: ParserCall, bound: ExcerptPart, rows: list[int], raws: list[memoryview]
+    call: ParserCall, bound: ExcerptPart, rows: Sequence[int], raws: list[memoryview]
 ) -> Iterator[Any]:
     """Yield each sample, still encoded, or the error that it has."""
     block = None
@@ -120,16 +118,21 @@ def answer_samples(call: ParserCall) -> bytes:
 
 
 def answer_verdicts(call: ParserCall) -> bytes:
-    """Return of each sample the error that it has, or the fields that are wanted of it."""
+    """Return rows with the error that they have, or with the fields that are wanted of them.
+
+    A row that has neither is left out: a small block may claim billions of rows of nothing.
+    """
     request, bound, raws = _opened(call)
-    out: list[Any] = []
+    out: list[tuple[int, Any]] = []
     for row, sample in zip(request.rows, _samples(call, bound, request.rows, raws), strict=True):
         try:
             if isinstance(sample, Exception):
                 raise sample
-            out.append(_finished(bound, sample, row, request))
+            found = _finished(bound, sample, row, request)
+            if found:
+                out.append((row, found))
         except MissingPackageError:
             raise
         except Exception as error:
-            out.append(f"{type(error).__name__}: {text_of(error)}")
+            out.append((row, f"{type(error).__name__}: {text_of(error)}"))
     return pack_value(out)

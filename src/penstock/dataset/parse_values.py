@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import datetime
 import decimal
+import pickle
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,15 @@ _NAMED = {kind.__name__: kind for kind in _TEXTS}
 
 
 class UnsendableError(TypeError):
-    """A value is of a class that does not travel."""
+    """A value is of a class that does not travel, or that the other process does not know."""
+
+
+def unpickled(data: bytes | memoryview) -> Any:
+    """Return what the caller has pickled, in a parser process; bytes of strangers never are."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # A module of the caller's may raise anything when it is imported.
+        raise UnsendableError(f"{type(error).__name__}: {error}") from error
 
 
 def pack_value(value: Any) -> bytes:

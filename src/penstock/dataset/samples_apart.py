@@ -11,8 +11,6 @@ import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.columns import column_bytes
 from penstock.dataset.excerpt import block_excerpt, excerpt_of
@@ -47,7 +45,6 @@ _NEEDS = {
 _NEEDS_IMAGES = ("simplejpeg", "PIL.Image")
 _DEATHS_MAX = 16
 """Parser processes that the samples of one run may end: each takes a third of a second to start."""
-_NOT_LOOKED_AT = f"{_DEATHS_MAX} samples near it ended the process that parsed them; correct these"
 
 
 def reads_apart(bound: BoundPart, names: Iterable[str]) -> bool:
@@ -92,7 +89,7 @@ class ApartSamples:
         self,
         bound: BoundPart,
         excerpt: Part,
-        ids: Ints,
+        ids: Sequence[int],
         raws: Sequence[Sequence[memoryview]],
         names: Sequence[str] = (),
     ) -> None:
@@ -100,7 +97,7 @@ class ApartSamples:
 
         `names` is what they are called in errors, where that is not by number and object.
         """
-        self._bound, self._ids, self._raws, self._names = bound, ids, raws, list(names)
+        self._bound, self._ids, self._raws, self._names = bound, ids, raws, names
         self._format = _format_bytes(bound)
         self._excerpt = column_bytes(excerpt.columns, excerpt.columns.meta)
 
@@ -109,14 +106,14 @@ class ApartSamples:
         cls, bound: BoundPart, ids: Ints, raws: Sequence[Sequence[memoryview]]
     ) -> ApartSamples:
         """Return samples that are addressed alone."""
-        return cls(bound, excerpt_of(bound.part, ids), ids, raws)
+        return cls(bound, excerpt_of(bound.part, ids), ids.tolist(), raws)
 
     @classmethod
     def of_block(cls, bound: BoundPart, number: int, raw: memoryview) -> ApartSamples:
         """Return the samples of a block."""
         first, stop = bound.part.tables[0].block_starts()[number : number + 2].tolist()
-        ids = np.arange(first, stop, dtype=np.int64)
-        return cls(bound, block_excerpt(bound.part, number), ids, [[raw]])
+        # A range, not an array: a small block may claim billions of rows of nothing.
+        return cls(bound, block_excerpt(bound.part, number), range(first, stop), [[raw]])
 
     def samples(self, rows: Sequence[int], decoded: frozenset[str]) -> list[Sample]:
         """Return samples, some of their fields decoded; the first error is raised."""
@@ -130,25 +127,25 @@ class ApartSamples:
         return found
 
     def _where(self, row: int) -> str:
-        return self._names[row] if self._names else self._bound.where(int(self._ids[row]))
+        return self._names[row] if self._names else self._bound.where(self._ids[row])
 
-    def verdicts(self, rows: Sequence[int]) -> Iterator[tuple[int, str | Sample]]:
+    def verdicts(self, rows: range) -> Iterator[tuple[int, str | Sample]]:
         """Yield rows with what is wrong with them, or with their fields that the user decodes.
 
-        A sample that ends its process has a verdict like any other, and the next ones are looked at
-        by another process. A block that does so as a whole raises.
+        Rows that have neither are left out. A sample that ends its process has a verdict like any
+        other, and the next ones are looked at by another process. A block that does so as a whole
+        raises.
         """
         given = self._bound.given
         decoded = own_steps(self._bound)
-        todo, num_deaths = [list(rows)], 0
+        todo, num_deaths = [rows], 0
         while todo:
             some = todo.pop()
             if num_deaths >= _DEATHS_MAX:
-                yield from ((row, _NOT_LOOKED_AT) for row in some)
+                yield some[0], _not_looked_at(len(some))
                 continue
             try:
-                found = self._ask("verdicts", some, decoded, given)
-                yield from zip(some, found, strict=True)
+                yield from self._ask("verdicts", some, decoded, given)
             except EndedError as death:
                 place = self._place(death)
                 if place < 0:
@@ -167,9 +164,9 @@ class ApartSamples:
         bound = self._bound
         request = SamplesRequest(
             uri=bound.store.uri,
-            numbers=self._ids + bound.first,
+            numbers=_shifted(self._ids, bound.first),
             names=self._names,
-            rows=list(rows),
+            rows=rows,
             decoded=decoded,
             wanted=wanted,
         )
@@ -188,3 +185,16 @@ class ApartSamples:
                 )
             )
         )
+
+
+def _not_looked_at(count: int) -> str:
+    return (
+        f"{count} samples from here on were not looked at, because {_DEATHS_MAX} near them "
+        "ended the process that parsed them; correct those and verify again"
+    )
+
+
+def _shifted(ids: Sequence[int], by: int) -> Sequence[int]:
+    if isinstance(ids, range):
+        return range(ids.start + by, ids.stop + by)
+    return [i + by for i in ids]

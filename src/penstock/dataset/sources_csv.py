@@ -102,10 +102,10 @@ class CsvSource:
             places = [place for place, other in enumerate(kinds) if other == kind]
             names = [f"row {int(numbers[place]) + 2} of {self.uri}" for place in places]
             bound = self._bound(kind, [infos[place] for place in places])
-            ids, raws = np.arange(len(places)), [[buffers[place]] for place in places]
+            ids, raws = range(len(places)), [[buffers[place]] for place in places]
             if reads_apart(bound, [kind]):
                 sent = ApartSamples(bound, bound.part, ids, raws, names)
-                samples = sent.samples(range(len(ids)), own_steps(bound))
+                samples = sent.samples(ids, own_steps(bound))
                 values = [sample[kind] for sample in samples]
             else:
                 step = bound.steps[kind]

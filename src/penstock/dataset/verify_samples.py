@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,12 +13,13 @@ import xxhash
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.formats.base import Block, Sample, Unit
 from penstock.dataset.pack_plan import cut
+from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints
 from penstock.dataset.samples_apart import ApartSamples, reads_apart
 from penstock.dataset.sources import read_raws, stored_bytes
 from penstock.dataset.verify_index import Objects, named
 from penstock.dataset.verify_report import Findings, Kind, Problem
-from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError
+from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError, WorkerError
 from penstock.storage.pool import Pool
 
 _RUN_BYTES = 16 << 20
@@ -26,6 +28,8 @@ _RUNS_MIN = 64
 """A small set has as many runs too: for threads to share, and for its progress to be seen."""
 
 Raws = list[memoryview]
+_NOT_THE_DATA = (MissingPackageError, WorkerError)
+"""Errors that say nothing of a sample: they end the verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class Run:
         """Return what is wrong with these samples; never raises for what they hold."""
         try:
             return _check_block(self, checks) if self.bound.by_block else _check_run(self, checks)
-        except MissingPackageError:
+        except _NOT_THE_DATA:
             raise
         except Exception as error:
             names = f"{named(self.bound, self.first)} to {self.bound.first + self.stop - 1}"
@@ -191,7 +195,7 @@ def _check_run(run: Run, checks: Checks) -> Findings:
         held = [i for (i, raw), e in pairs if _holds(bound, i, raw[0], e, problems)]
     else:
         held = list(raws)
-    if checks.decode:
+    if checks.decode and held:
         problems += _undecodable(bound, {local: raws[local] for local in held})
     return Findings(
         num_samples=len(raws),
@@ -229,17 +233,30 @@ def _holds(
 
 def _undecodable(bound: BoundPart, raws: dict[int, Raws]) -> Iterator[Problem]:
     """Yield the samples, addressed alone, that cannot be cut into fields and decoded."""
-    if raws and reads_apart(bound, bound.steps):
-        ids = np.array(list(raws), np.int64)
-        verdicts = ApartSamples.alone(bound, ids, list(raws.values())).verdicts(range(len(ids)))
-        found = ((int(ids[row]), _judged(bound, int(ids[row]), v)) for row, v in verdicts)
+    ids = np.array(list(raws), np.int64)
+    sent = partial(ApartSamples.alone, bound, ids, list(raws.values()))
+    verdicts = _verdicts(bound, sent, len(ids))
+    if verdicts is not None:
+        found = [(int(ids[row]), _judged(bound, int(ids[row]), v)) for row, v in verdicts]
     else:
-        pairs = ((local, (np.array([local]), [raw])) for local, raw in raws.items())
-        found = ((local, _error_of(bound.decoded_all, *pair)) for local, pair in pairs)
+        pairs = [(local, (np.array([local]), [raw])) for local, raw in raws.items()]
+        found = [(local, _error_of(bound.decoded_all, *pair)) for local, pair in pairs]
     for local, because in found:
         if because:
             what = f"{_at(bound, local)}, cannot be decoded"
             yield _problem(bound, local, "decode", what, because)
+
+
+def _verdicts(
+    bound: BoundPart, send: Callable[[], ApartSamples], num_samples: int
+) -> list[tuple[int, str | Sample]] | None:
+    """Return what a parser process finds, as `ApartSamples` does; None where that is not done."""
+    if not reads_apart(bound, bound.steps):
+        return None
+    try:
+        return list(send().verdicts(range(num_samples)))
+    except UnsendableError:
+        return None
 
 
 def _judged(bound: BoundPart, local: int, verdict: str | Sample) -> str:
@@ -253,7 +270,7 @@ def _error_of(decode: Callable[..., Any], *arguments: Any) -> str:
     """Return the error that a function raises, as words."""
     try:
         decode(*arguments)
-    except MissingPackageError:
+    except _NOT_THE_DATA:
         raise
     except Exception as error:
         return _said(error)
@@ -277,7 +294,7 @@ def _check_block(run: Run, checks: Checks) -> Findings:
             if because:
                 what = f"{_at(bound, local)}, row {local - run.first}, cannot be decoded"
                 problems.append(_problem(bound, local, "decode", what, because))
-    except MissingPackageError:
+    except _NOT_THE_DATA:
         raise
     except Exception as error:
         what = f"the block from {_at(bound, run.first)}, cannot be unpacked"
@@ -290,9 +307,9 @@ def _checked_rows(
 ) -> Iterator[tuple[int, str]]:
     """Yield the samples of a block with what is wrong with them; raises for the whole block."""
     bound, ids = run.bound, range(run.first, run.stop) if decode else range(0)
-    if reads_apart(bound, bound.steps):
-        sent = ApartSamples.of_block(bound, number, raw)
-        for row, verdict in sent.verdicts(range(len(ids))):
+    verdicts = _verdicts(bound, partial(ApartSamples.of_block, bound, number, raw), len(ids))
+    if verdicts is not None:
+        for row, verdict in verdicts:
             yield run.first + row, _judged(bound, run.first + row, verdict)
         return
     block = bound.unpack(run.first, raw)

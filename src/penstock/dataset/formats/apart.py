@@ -23,7 +23,7 @@ from penstock.dataset.formats.base import Format, Options, Unit
 from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.formats.jsonl import is_packed
 from penstock.dataset.parse_process import EndedError, ParserRequest, answer_to, explained
-from penstock.dataset.parse_values import info_of, unpack_value
+from penstock.dataset.parse_values import UnsendableError, info_of, unpack_value
 from penstock.dataset.part import Part, part_of
 from penstock.storage.base import Buffer, ObjectInfo, Store
 
@@ -100,7 +100,14 @@ class ApartFormat(CheckedFormat):
             found: bytes = answer_to(request)
         except EndedError as death:
             raise explained(death, where) from None
+        except UnsendableError:
+            return None
         return found
+
+
+def in_this_process(format: Format) -> Format:
+    """Return a format that starts no process, for objects that have been scanned before."""
+    return CheckedFormat(format.inner) if isinstance(format, ApartFormat) else format
 
 
 def _serve(store: Store, method: str, packed: bytes) -> tuple[bytes, Sequence[Buffer]]:
