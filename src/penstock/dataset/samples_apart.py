@@ -15,7 +15,7 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.columns import column_bytes
 from penstock.dataset.excerpt import block_excerpt, excerpt_of
 from penstock.dataset.fields import is_raw
-from penstock.dataset.formats.apart import is_ours, packed
+from penstock.dataset.formats.apart import is_known, packed
 from penstock.dataset.formats.base import Format, Sample
 from penstock.dataset.parse_process import (
     EndedError,
@@ -58,7 +58,7 @@ def reads_apart(bound: BoundPart, names: Iterable[str]) -> bool:
 
 def _cuts_natively(bound: BoundPart) -> bool:
     is_zstd = bound.part.format == "litdata" and bound.part.options.get("layout") == "samples"
-    return bound.by_block or is_zstd or not is_ours(_inner(bound))
+    return bound.by_block or is_zstd or not is_known(_inner(bound))
 
 
 def _decodes_natively(bound: BoundPart, names: Iterable[str]) -> bool:
@@ -79,7 +79,7 @@ def _inner(bound: BoundPart) -> Format:
 
 def _format_bytes(bound: BoundPart) -> bytes | None:
     """Return a format of the user's as bytes, nothing for one of ours, None if it cannot travel."""
-    return b"" if is_ours(_inner(bound)) else packed(_inner(bound))
+    return b"" if is_known(_inner(bound)) else packed(_inner(bound))
 
 
 class ApartSamples:

@@ -27,15 +27,18 @@ from penstock.dataset.parse_values import UnsendableError, info_of, unpack_value
 from penstock.dataset.part import Part, part_of
 from penstock.storage.base import Buffer, ObjectInfo, Store
 
+_KNOWN = frozenset(("tar", "files", "npy", "mds", "litdata", "jsonl", "parquet", "arrow"))
+"""Formats of Penstock's that are harmless, or that have themselves parsed apart what is not."""
 
-def is_ours(format: Format) -> bool:
-    """Return whether a format is one of Penstock's own."""
-    return type(format).__module__.startswith("penstock.")
+
+def is_known(format: Format) -> bool:
+    """Return whether a format is one of Penstock's own and listed as harmless."""
+    return type(format).__module__.startswith("penstock.") and format.name in _KNOWN
 
 
 def scans_apart(format: Format, unit: Unit) -> bool:
     """Return whether the objects of a unit are scanned by code that can end its process."""
-    return not is_ours(format) or (format.name == "jsonl" and is_packed(unit.objects[0]))
+    return not is_known(format) or (format.name == "jsonl" and is_packed(unit.objects[0]))
 
 
 def packed(value: Any) -> bytes | None:
@@ -62,7 +65,7 @@ class ApartFormat(CheckedFormat):
     def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
         """Return the units of a data set."""
         found = None
-        if not is_ours(self.inner):
+        if not is_known(self.inner):
             found = self._answer("units", list(objects), store, options, store.uri)
         if found is None:
             return super().units(objects, store, options)
