@@ -157,6 +157,7 @@ def _write_columns(file: BinaryIO, arrays: Mapping[str, Array], meta: Mapping[st
     for name, array in arrays.items():
         file.write(bytes(data_start + places[name]["offset"] - file.tell()))
         file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+    file.write(bytes(data_start + size_bytes - file.tell()))
 
 
 def map_columns(path: Path) -> Columns:

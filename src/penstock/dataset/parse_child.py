@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 import resource
 import select
 import signal
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.dataset.parse_pipe import ANSWER, CALL, STORE, TICK, ParserPipe, cut
+from penstock.dataset.parse_pipe import ANSWER, CALL, PROGRESS_BYTES, STORE, ParserPipe, cut
 from penstock.errors import MissingPackageError, PenstockError
 
 _IDLE_S = 20.0
 _STEP_S = 10.0
 _STEP_S_A_MIB = 1.0
+_RENEWED_S = 0.1
+"""After which the time for a step begins anew with the next sample."""
 _START_S = 300.0
 """Python and its packages may come from a slow network file system."""
 _MEMORY_BYTES_MAX = 4 << 30
@@ -45,18 +50,23 @@ class ReadFailedError(BaseException):
     """The caller's store has failed: the caller knows the error, and no format may catch it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ParserCall:
     """What is to be parsed."""
 
     data: list[memoryview]
     options: Mapping[str, Any]
     pipe: ParserPipe = field(repr=False)
+    progress: memoryview = field(repr=False)
+    _limited_s: float = 0.0
 
     def begin_sample(self) -> None:
-        """Tell the caller that another sample is begun, for which there is as much time again."""
-        self.pipe.send(TICK)
-        limit(_step_s(sum(map(len, self.data))))
+        """Let the caller know that another sample is begun, for which there is as much time."""
+        self.progress[0] += 1
+        now_s = time.monotonic()
+        if now_s - self._limited_s > _RENEWED_S:  # A call of the kernel takes as long as a row.
+            self._limited_s = now_s
+            limit(_step_s(sum(map(len, self.data))))
 
     def ask_store(self, method: str, arguments: bytes) -> tuple[Any, memoryview]:
         """Return what the caller's store answers. The time that it takes is not the parser's."""
@@ -76,6 +86,7 @@ def main() -> None:
     # What a library prints must not get between the answers.
     pipe = ParserPipe(0, os.dup(1))
     os.dup2(2, 1)
+    progress = memoryview(mmap.mmap(int(sys.argv[2]), PROGRESS_BYTES)).cast("Q")
     pipe.send(ANSWER)  # Ready: the time to start does not count against the first request.
     while select.select([0], [], [], _IDLE_S)[0]:
         try:
@@ -83,7 +94,8 @@ def main() -> None:
         except EOFError:
             return
         assert kind == CALL, kind
-        call = ParserCall(data=cut(data, head["sizes"]), options=head["options"], pipe=pipe)
+        pieces = cut(data, head["sizes"])
+        call = ParserCall(data=pieces, options=head["options"], pipe=pipe, progress=progress)
         answer = _answer(head["parser"], head["needs"], call)
         limit(0)
         pipe.send(ANSWER, answer)

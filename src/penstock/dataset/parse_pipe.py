@@ -22,9 +22,12 @@ _PIPE_BYTES = 1 << 20
 _JOINED_BYTES_MAX = 1 << 16
 """Buffers up to this size are copied together: a call of the kernel takes as long."""
 
-CALL, ANSWER, STORE, TICK = range(4)
+CALL, ANSWER, STORE = range(3)
 """Kinds of messages: what is to be parsed; what came of it; a question to the store of the caller,
-and its answer; a sign that another sample is begun."""
+and its answer."""
+PROGRESS_BYTES = 8
+"""Of memory that both ends share: the number of samples that were begun. What a process has written
+there is read after its death."""
 
 
 class ParserPipe:

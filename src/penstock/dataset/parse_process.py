@@ -6,8 +6,8 @@ one bit of a Parquet footer is enough. So such bytes are parsed by a small proce
 object. `docs/decisions/0014-parser-process.md` says which bytes are parsed there.
 
 Processes start when they are first needed and stay for the next request. One does for most sets: it
-takes 0.1 s to start, 0.3 s with pyarrow, and less than a millisecond for a footer. More are started
-while callers wait.
+takes 0.3 s to start with what it imports, and less than a millisecond for a footer. More are
+started while callers wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import errors
-from penstock.dataset.parse_pipe import ANSWER, CALL, STORE, TICK, ParserPipe
+from penstock.dataset.parse_pipe import ANSWER, CALL, PROGRESS_BYTES, STORE, ParserPipe
 from penstock.dataset.parse_values import UnsendableError
 from penstock.errors import (
     FormatError,
@@ -44,6 +44,7 @@ _WAIT_S = 0.3
 _STDERR_BYTES_MAX = 300
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """How processes end that others have ended; a parser does not do so itself."""
+_PACKAGE = str(Path(__file__).parents[1])
 _NOT_OURS = {"AssertionError": AssertionError, "UnsendableError": UnsendableError}
 """Errors that are not the file's."""
 
@@ -159,9 +160,14 @@ class ParserProcess:
     def __init__(self) -> None:
         # Not a pipe: it would fill up, and the process stand still.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process is
+        # Memory rather than messages: it says where a process was that can say nothing any more.
+        shared = os.memfd_create("penstock-parser", os.MFD_CLOEXEC)
+        self._progress = os.fdopen(shared, "r+b", buffering=0)
+        self._progress.truncate(PROGRESS_BYTES)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START, str(Path(__file__).parents[1])],
+                [sys.executable, "-P", "-c", _START, _PACKAGE, str(shared)],
+                pass_fds=[shared],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -188,23 +194,20 @@ class ParserProcess:
             ) from error
 
     def _last_words(self, error: Exception) -> str:
-        return str(self._death(0)) if isinstance(error, EOFError) else str(error)
+        return str(self._death()) if isinstance(error, EOFError) else str(error)
 
     def ask(self, head: Mapping[str, Any], request: ParserRequest) -> dict[str, Any]:
         """Return the answer to a request, or raise `EndedError`."""
-        num_begun, failure = 0, None
+        failure = None
+        os.pwrite(self._progress.fileno(), bytes(PROGRESS_BYTES), 0)
         try:
             self._pipe.send(CALL, head, request.data)
-            while True:
+            kind, said, _ = self._pipe.receive()
+            while kind == STORE:
+                failure = self._serve(request, *said) or failure
                 kind, said, _ = self._pipe.receive()
-                if kind == TICK:
-                    num_begun += 1
-                elif kind == STORE:
-                    failure = self._serve(request, *said) or failure
-                else:
-                    break
         except (BrokenPipeError, EOFError):
-            raise self._death(num_begun) from None
+            raise self._death() from None
         assert kind == ANSWER, kind
         if failure and said.get("error") in ("ReadFailedError", type(failure).__name__):
             return {"failure": failure}
@@ -226,18 +229,19 @@ class ParserProcess:
         self._pipe.send(STORE, {"said": said}, buffers)
         return None
 
-    def _death(self, num_begun: int) -> EndedError:
+    def _death(self) -> EndedError:
         code = self._process.wait()
+        begun = os.pread(self._progress.fileno(), PROGRESS_BYTES, 0)
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_BYTES_MAX))
         said = " ".join(self._stderr.read().decode(errors="replace").split())
         self.close()
-        return EndedError(code, said, num_begun)
+        return EndedError(code, said, int.from_bytes(begun, sys.byteorder))
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
         self._process.kill()
         self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._stderr):
+        for file in (self._process.stdin, self._process.stdout, self._stderr, self._progress):
             assert file is not None
             file.close()
 
