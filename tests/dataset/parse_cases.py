@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,11 +47,15 @@ def act(word: str) -> None:
                 file.truncate(0)
                 view[1 << 15]
         case "stack":
-            nested: Any = []
+            one, two = [], []  # type: ignore[var-annotated]
             for _ in range(200_000):
-                nested = [nested]
+                one, two = [one], [two]
             sys.setrecursionlimit(1 << 30)
-            repr(nested)
+            assert one == two
+        case "spin":
+            parse_child.limit(0.05)
+            while True:
+                pass
         case "hang":
             parse_child.limit(0.05)  # as the child limits a step, but shorter
             ctypes.CDLL(None).pause()

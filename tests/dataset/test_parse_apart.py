@@ -34,6 +34,7 @@ DEADLY = [
     ("bus", "SIGBUS"),
     ("stack", "SIGSEGV"),
     ("hang", "did not end"),
+    ("spin", "did not end"),
     ("memory", "MemoryError"),
 ]
 
@@ -189,7 +190,7 @@ def test_a_sample_that_ends_its_process_is_a_finding_and_the_others_are_checked(
     tmp_path: Path,
 ) -> None:
     lines = [f"line {i}" for i in range(40)]
-    bad = dict(zip((0, 1, 7, 19, 20, 39), DEADLY, strict=True))
+    bad = dict(zip((0, 1, 7, 19, 20, 21, 39), DEADLY, strict=True))
     for number, (word, _) in bad.items():
         lines[number] = f"split:{word}"
     folder = lines_set(tmp_path / "set", a=lines[:20], b=lines[20:], c=["last"])

@@ -28,6 +28,8 @@ from penstock.errors import MissingPackageError, PenstockError
 _IDLE_S = 20.0
 _STEP_S = 10.0
 _STEP_S_A_MIB = 1.0
+_WALL_A_CPU = 6.0
+"""Seconds that may pass for each second of CPU: for parsers that wait for ever."""
 _RENEWED_S = 0.1
 """After which the time for a step begins anew with the next sample."""
 _START_S = 300.0
@@ -102,8 +104,12 @@ def main() -> None:
 
 
 def limit(seconds: float) -> None:
-    """End this process by SIGALRM after some seconds, wherever it is then; 0 for never."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    """End this process after some seconds of CPU, wherever it is then; 0 for never.
+
+    A busy machine is no fault of a file, so time itself is limited as well, but to more.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, _WALL_A_CPU * seconds)
 
 
 def _step_s(size_bytes: int) -> float:

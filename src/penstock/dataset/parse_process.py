@@ -343,7 +343,7 @@ def explained(death: EndedError, what: str) -> FormatError:
 
 def cause_of(death: EndedError) -> str:
     """Return words that say how a parser ended, and the way out."""
-    if death.code == -signal.SIGALRM:
+    if death.code in (-signal.SIGALRM, -signal.SIGPROF):
         return "parsing did not end; the file is damaged"
     ended = signal.Signals(-death.code).name if death.code < 0 else f"status {death.code}"
     said = f" ({death.stderr})" if death.stderr else ""
