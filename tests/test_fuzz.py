@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from random import Random
@@ -15,6 +16,9 @@ from testkit.fuzz import worker
 from testkit.fuzz.campaign import campaign, tallies_of
 from testkit.fuzz.mutate import mutated
 from testkit.fuzz.subjects import WrongDataError, all_subjects
+
+import penstock
+from penstock.dataset.formats import FORMATS
 
 INPUTS_EACH = 12
 
@@ -42,6 +46,29 @@ class _Hurt:
 def test_wrong_data_and_foreign_exceptions_are_findings(tmp_path: Path) -> None:
     kinds = {worker.tried(_Hurt(), 1, n, tmp_path / "x")["kind"] for n in range(20)}
     assert kinds == {"wrong data", "foreign exception"}
+
+
+class _EndsParser:
+    """A subject of which every input ends the process that parses it."""
+
+    name = "ends"
+
+    def prepare(self, folder: Path) -> None:
+        pass
+
+    def try_one(self, random: Random, folder: Path) -> None:
+        (folder / "a.lines").write_text("scan:abort\n")
+        penstock.open(folder)
+
+
+def test_a_parser_that_an_input_ends_is_counted_and_the_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "dataset"))
+    monkeypatch.setitem(FORMATS, "lines", importlib.import_module("parse_cases").LineFormat())
+    outcome = worker.tried(_EndsParser(), 1, 1, tmp_path / "x")
+    assert (outcome["kind"], outcome["parser_deaths"]) == ("refused", 1)
 
 
 @pytest.mark.parametrize(

@@ -13,4 +13,7 @@ An input must either be read or be refused by an error of `penstock.errors`. Sub
 has checksums for promise more: what is read is what was written. A tier promises most: nothing that
 happens to its files may be seen at all. Findings are any other exception, the death of the process,
 more than `HANG_S_MAX` seconds, more than `MEMORY_BYTES_MAX` of memory, and wrong data.
+
+The subjects `verify-…` index, verify and pack a damaged set: none of it may die, and what `verify`
+approves must be readable. How many parser processes the inputs ended is counted beside that.
 """

@@ -26,7 +26,10 @@ def main() -> int:
     chosen = options.subject or names
     if options.only is not None:
         return _only(chosen[0], options.seed, options.only)
-    print(f"{'subject':22}{'inputs':>8}{'read':>8}{'refused':>9}{'findings':>10}{'most MB':>9}")
+    print(
+        f"{'subject':22}{'inputs':>8}{'read':>8}{'refused':>9}{'findings':>10}{'most MB':>9}"
+        f"{'parsers ended':>15}"
+    )
     tallies = campaign(chosen, count=options.count, seed=options.seed, num_workers=options.workers)
     for tally in tallies:
         print(_row(tally))
@@ -41,7 +44,7 @@ def _row(tally: Tally) -> str:
     counts = tally.counts
     return (
         f"{tally.subject:22}{tally.num_inputs:8}{counts['read']:8}{counts['refused']:9}"
-        f"{len(tally.findings):10}{tally.memory_bytes / 1e6:9.0f}"
+        f"{len(tally.findings):10}{tally.memory_bytes / 1e6:9.0f}{tally.parser_deaths:15}"
     )
 
 

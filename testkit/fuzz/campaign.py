@@ -56,6 +56,8 @@ class Tally:
     findings: list[Finding] = field(default_factory=list)
     memory_bytes: int = 0
     """The most that one input took."""
+    parser_deaths: int = 0
+    """Parser processes that inputs ended: refused like any other damage, but worth to be seen."""
 
     def add(self, other: Tally) -> None:
         """Count what another worker has tried as well."""
@@ -63,6 +65,7 @@ class Tally:
         self.errors += other.errors
         self.findings += other.findings
         self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
+        self.parser_deaths += other.parser_deaths
 
     @property
     def num_inputs(self) -> int:
@@ -148,6 +151,7 @@ def _count(tally: Tally, seed: int, outcome: dict[str, Any]) -> None:
     kind = outcome["kind"]
     memory_bytes = outcome.get("memory_bytes", 0)
     tally.memory_bytes = max(tally.memory_bytes, memory_bytes)
+    tally.parser_deaths += outcome.get("parser_deaths", 0)
     if memory_bytes > MEMORY_BYTES_MAX:
         kind = "memory"
     tally.counts[kind] += 1

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 import penstock
+from penstock.errors import PenstockError
 from testkit.fuzz.mutate import mutated, overwritten
 from testkit.fuzz.subjects import Subject, WrongDataError
 
@@ -51,6 +52,24 @@ def values_of(folder: Path) -> list[str]:
     return one_by_one
 
 
+def verified_values_of(folder: Path) -> list[str]:
+    """Index, verify and pack a set; then read it if `verify` has found nothing wrong.
+
+    Neither `verify` nor `pack` may die of what the set holds, and what `verify` approves is read.
+    """
+    report = penstock.verify(folder)
+    try:
+        penstock.pack(folder, folder.parent / "packed", penstock.PackOptions(limit=SAMPLES_MAX))
+    except PenstockError:
+        shutil.rmtree(folder.parent / "packed", ignore_errors=True)
+    if not report.ok:
+        return []
+    try:
+        return values_of(folder)
+    except PenstockError as error:
+        raise WrongDataError(f"verify found nothing wrong, reading did: {error}") from error
+
+
 class Files:
     """A folder of which one file is damaged."""
 
@@ -62,10 +81,12 @@ class Files:
         damage: Callable[[Random, bytes], bytes] = mutated,
         which: str = "**/*",
         is_exact: bool = False,
+        read: Callable[[Path], list[str]] = values_of,
     ) -> None:
         """`is_exact`: what is read must be what was written, since there are checksums."""
         self.name = name
         self._make, self._damage, self._which, self._is_exact = make, damage, which, is_exact
+        self._read = read
         self._good = Path()
         self._values: list[str] = []
 
@@ -85,7 +106,7 @@ class Files:
         status = path.stat()
         path.write_bytes(self._damage(random, path.read_bytes()))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        values = values_of(copy)
+        values = self._read(copy)
         if self._is_exact and values != self._values:
             where = path.relative_to(copy)
             raise WrongDataError(f"{where} was damaged, and other values were read")
@@ -230,8 +251,15 @@ _MADE: dict[str, Callable[[Path], None]] = {
     "hf-arrow": partial(_fixture, "hf_arrow/train"),
 }
 
+_PARSED_APART = ("parquet", "arrow", "jsonl-zst", "mds-zstd", "litdata-zstd", "files")
+"""Sets whose samples `verify` and `pack` send to a parser process."""
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{name: partial(Files, name, make) for name, make in _MADE.items()},
+    **{
+        f"verify-{name}": partial(Files, f"verify-{name}", _MADE[name], read=verified_values_of)
+        for name in _PARSED_APART
+    },
     "index": partial(Files, "index", _indexed, which=".penstock/**/*", is_exact=True),
     "index-packed": partial(Files, "index-packed", _packed, which=".penstock/**/*", is_exact=True),
     "packed": partial(Files, "packed", _packed, damage=overwritten, which="*.tar", is_exact=True),

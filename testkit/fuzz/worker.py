@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from random import Random
 
+from penstock.dataset.parse_process import num_parser_deaths
 from penstock.errors import PenstockError
 from testkit.fuzz.subjects import Subject, WrongDataError, all_subjects
 
@@ -36,7 +37,7 @@ def tried(subject: Subject, seed: int, number: int, folder: Path) -> dict[str, o
     """Return what became of one input."""
     random = random_of(subject.name, seed, number)
     folder.mkdir()
-    before_bytes = _reset_peak()
+    before_bytes, before_deaths = _reset_peak(), num_parser_deaths()
     outcome: dict[str, object] = {"number": number, "kind": "read"}
     try:
         subject.try_one(random, folder)
@@ -56,7 +57,10 @@ def tried(subject: Subject, seed: int, number: int, folder: Path) -> dict[str, o
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return outcome | {"memory_bytes": _peak_bytes() - before_bytes}
+    return outcome | {
+        "memory_bytes": _peak_bytes() - before_bytes,
+        "parser_deaths": num_parser_deaths() - before_deaths,
+    }
 
 
 def _place(error: BaseException) -> str:

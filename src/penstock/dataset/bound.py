@@ -90,6 +90,10 @@ class BoundPart:
         """
         return self.format.columns(self.part, local_ids, data, starts, lengths)
 
+    def number(self, local_id: int) -> int:
+        """Return the number of a sample in the data set."""
+        return self.first + local_id
+
     def where(self, local_id: int) -> str:
         """Return words that name a sample to a person."""
         extents = self.part.tables[0].extents(_one(local_id))
@@ -97,7 +101,7 @@ class BoundPart:
         name = f" ({key})" if key else ""
         table = self.part.tables[0]
         return (
-            f"sample {self.first + local_id}{name} in "
+            f"sample {self.number(local_id)}{name} in "
             f"{self.store.uri}{table.key(int(extents.object[0]))}"
         )
 

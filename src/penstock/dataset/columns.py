@@ -11,6 +11,7 @@ number of fixed width, is a `FormatError`. An object type would make pointers of
 
 from __future__ import annotations
 
+import io
 import math
 import mmap
 import os
@@ -18,7 +19,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -132,21 +133,31 @@ def _place(arrays: Mapping[str, Array], start: int) -> tuple[dict[str, Any], int
 
 def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
     """Write a column file; visible under its name only when it is whole and on disk."""
+    temporary = path.with_name(f".penstock-tmp-{secrets.token_hex(8)}-{path.name}")
+    with temporary.open("wb") as file:
+        _write_columns(file, arrays, meta)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def column_bytes(arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> bytes:
+    """Return what a column file would hold."""
+    file = io.BytesIO()
+    _write_columns(file, arrays, meta)
+    return file.getvalue()
+
+
+def _write_columns(file: BinaryIO, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
     places, size_bytes = _place(arrays, 0)
     head = msgspec.json.encode({"columns": places, "meta": meta, "data_bytes": size_bytes})
     prelude = _MAGIC + _LAYOUT.to_bytes(4, "little") + len(head).to_bytes(4, "little") + head
     data_start = -(-len(prelude) // _ALIGN) * _ALIGN
-    temporary = path.with_name(f".penstock-tmp-{secrets.token_hex(8)}-{path.name}")
-    with temporary.open("wb") as file:
-        file.write(prelude)
-        for name, array in arrays.items():
-            file.seek(data_start + places[name]["offset"])
-            contiguous = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-            contiguous.tofile(file)
-        file.truncate(data_start + size_bytes)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    file.write(prelude)
+    for name, array in arrays.items():
+        file.write(bytes(data_start + places[name]["offset"] - file.tell()))
+        file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+    file.write(bytes(data_start + size_bytes - file.tell()))
 
 
 def map_columns(path: Path) -> Columns:

@@ -23,6 +23,7 @@ from penstock.dataset.build import Report
 from penstock.dataset.catalog import EVERYTHING_SPEC, FOLDER, Catalog, Manifest, Origin
 from penstock.dataset.catalog import stamp_folder as stamps
 from penstock.dataset.dataset import Dataset
+from penstock.dataset.formats.apart import in_this_process
 from penstock.dataset.lookup import (
     ALL,
     Found,
@@ -199,7 +200,8 @@ def _checked(found: Found, dataset: Dataset, *, is_latest: bool) -> Dataset:
     """Return the data set if its objects are those that were indexed, or raise `ChangedError`."""
     origin = dataset.origin
     assert origin is not None
-    units = found.format.units(found.objects, found.store, found.options)
+    format = in_this_process(found.format)
+    units = format.units(found.objects, found.store, found.options)
     listed = [o for u in units for o in u.objects]
     parts, new = settled(found.store, origin.manifest, dataset.parts, listed)
     if new and is_latest:

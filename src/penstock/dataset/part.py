@@ -105,6 +105,11 @@ class Table:
         """Return the key of an object."""
         return self._texts("object.key").text(number)
 
+    @property
+    def has_blobs(self) -> bool:
+        """Whether the format kept something for each object."""
+        return f"{self._prefix}object.blob.ends" in self._columns
+
     def blob(self, number: int) -> bytes:
         """Return what the format kept for an object."""
         return bytes(self._texts("object.blob")[number])

@@ -7,7 +7,8 @@ is, byte for byte, under a name that says what it is; for `.npy` everything is d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,10 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.fields import DECODERS, VALUE, Field
 from penstock.dataset.formats.base import Sample, encoding_of
+from penstock.dataset.pack_plan import cut
+from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints, Part
+from penstock.dataset.samples_apart import ApartSamples, own_steps, reads_apart
 from penstock.dataset.writer_encode import clean_name
 from penstock.storage.pool import Pool, ReadRequest
 
@@ -27,6 +31,9 @@ _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pg
 _PLAIN = ("npy", "npz", "json", "txt", "text", "str", "cls", "cls2", "id", "index", "count")
 _COPIED = frozenset((*_IMAGES, *_PLAIN))
 """Encodings that other tools know by these names."""
+_APART_BYTES = 16 << 20
+_APART_SAMPLES = 4096
+"""Samples that are sent to another process at once."""
 _SHORT = {"text": "txt", "str": "txt"}
 _MAGIC = (
     (rb"\xff\xd8", "jpg"),
@@ -126,13 +133,13 @@ class DatasetSource:
         """Return samples, each object or block of them read once."""
         out: list[dict[str, Any]] = [{}] * len(numbers)
         for bound, where, local in self._dataset.groups(numbers):
-            samples = encoded_samples(bound, local, readers)
+            samples, done = encoded_samples(bound, local, readers, decoded=decoded)
             for place, number, sample in zip(where, local.tolist(), samples, strict=True):
                 if decoded:
-                    values = bound.decoded(sample, number)
+                    values = _decoded(bound, sample, number, done)
                     out[place] = {clean_name(name): value for name, value in values.items()}
                 else:
-                    out[place] = tar_fields(bound, sample, number)
+                    out[place] = tar_fields(bound, sample, number, done)
         return out
 
 
@@ -142,12 +149,54 @@ def stored_bytes(part: Part) -> Ints:
     return lengths
 
 
-def encoded_samples(bound: BoundPart, local: Ints, readers: Pool) -> Iterator[Sample]:
-    """Yield the samples of some ids of a part, in that order, still encoded."""
+def encoded_samples(
+    bound: BoundPart, local: Ints, readers: Pool, *, decoded: bool
+) -> tuple[Iterable[Sample], frozenset[str]]:
+    """Return the samples of some ids of a part, in that order, and which fields are decoded.
+
+    None are, unless they are decoded in another process: what can end its process is. A field with
+    a decoder of the user's is left to the caller.
+    """
+    own = own_steps(bound)
+    names = own.intersection(f.name for f in bound.part.fields if decoded or _is_remade(f))
+    if reads_apart(bound, names):
+        try:
+            return _from_apart(bound, local, readers, names), names
+        except UnsendableError:
+            pass  # A value of a class of the user's: only the caller's own format makes these.
     if bound.by_block:
-        yield from _from_blocks(bound, local)
-    else:
-        yield from bound.split(local, read_raws(bound, local, readers))
+        return _from_blocks(bound, local), frozenset()
+    return bound.split(local, read_raws(bound, local, readers)), frozenset()
+
+
+def _from_apart(
+    bound: BoundPart, local: Ints, readers: Pool, decoded: frozenset[str]
+) -> list[Sample]:
+    out: list[Sample] = [{}] * len(local)
+    table = bound.part.tables[0]
+    if not bound.by_block:
+        sizes = sum(t.extents(local).length for t in bound.part.tables)
+        starts = cut(np.asarray(sizes), _APART_BYTES, _APART_SAMPLES).tolist()
+        for start, stop in pairwise(starts):
+            some = local[start:stop]
+            sent = ApartSamples.alone(bound, some, read_raws(bound, some, readers))
+            out[start:stop] = sent.samples(range(len(some)), decoded)
+        return out
+    extents = table.extents(local)
+    for number in np.unique(extents.block).tolist():
+        places = np.flatnonzero(extents.block == number).tolist()
+        raw = bound.read_sample(0, int(local[places[0]]))
+        rows = extents.row[places].tolist()
+        samples = ApartSamples.of_block(bound, number, raw).samples(rows, decoded)
+        for place, sample in zip(places, samples, strict=True):
+            out[place] = sample
+    return out
+
+
+def _decoded(bound: BoundPart, sample: Sample, local: int, done: frozenset[str]) -> dict[str, Any]:
+    """Return the values of a sample of which some fields are decoded already."""
+    rest = bound.decoded({n: v for n, v in sample.items() if n not in done}, local)
+    return {name: sample.get(name) if name in done else value for name, value in rest.items()}
 
 
 def _from_blocks(bound: BoundPart, local: Ints) -> list[Sample]:
@@ -181,8 +230,10 @@ def read_raws(bound: BoundPart, local: Ints, readers: Pool) -> list[list[memoryv
     return raws
 
 
-def tar_fields(bound: BoundPart, encoded: Sample, local: int) -> dict[str, Any]:
-    """Return a sample's fields under the names that a tar has them."""
+def tar_fields(
+    bound: BoundPart, encoded: Sample, local: int, done: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return a sample's fields under the names that a tar has them; those of `done` are decoded."""
     if bound.part.format == "tar":
         return encoded
     out: dict[str, Any] = {}
@@ -197,8 +248,9 @@ def tar_fields(bound: BoundPart, encoded: Sample, local: int) -> dict[str, Any]:
             out[value_name(field.name, value, out)] = value
         elif extension:
             out[extension] = value
-        elif field.encoding in DECODERS and not _is_copied(field):
-            value = bound.decoded({field.name: value}, local)[field.name]
+        elif _is_remade(field):
+            if field.name not in done:
+                value = bound.decoded({field.name: value}, local)[field.name]
             out[value_name(field.name, value, out)] = value
         else:
             out[_encoded_name(field, value)] = value
@@ -217,8 +269,10 @@ def value_name(name: str, value: Any, taken: dict[str, Any]) -> str:
     return clean_name(name)
 
 
-def _is_copied(field: Field) -> bool:
-    return field.encoding in _COPIED or field.encoding in ("image", "bytes", "bin")
+def _is_remade(field: Field) -> bool:
+    """Return whether a tar holds a field in another encoding than its source."""
+    is_copied = field.encoding in _COPIED or field.encoding in ("image", "bytes", "bin")
+    return field.encoding in DECODERS and not is_copied
 
 
 def _encoded_name(field: Field, data: memoryview) -> str:

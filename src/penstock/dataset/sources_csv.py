@@ -18,8 +18,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from penstock.dataset.fields import Field, decode, decoder_of
-from penstock.dataset.part import Ints
+from penstock.dataset.bound import BoundPart
+from penstock.dataset.fields import Field, decode
+from penstock.dataset.part import Ints, Rows, make_part
+from penstock.dataset.samples_apart import ApartSamples, own_steps, reads_apart
 from penstock.dataset.sources import extension_of, tar_key, value_name
 from penstock.dataset.writer_encode import clean_name
 from penstock.errors import FormatError, OptionError
@@ -86,18 +88,50 @@ class CsvSource:
         pairs = zip(infos, buffers, strict=True)
         requests = [ReadRequest(info=i, offset=0, target=b) for i, b in pairs if i.size_bytes]
         readers.read_many(self._store, requests)
-        rows = zip(numbers.tolist(), infos, buffers, strict=True)
-        return [self._sample(n, info, data, decoded) for n, info, data in rows]
+        values: list[Any] = self._decoded(numbers, infos, buffers) if decoded else list(buffers)
+        rows = zip(numbers.tolist(), infos, values, strict=True)
+        return [self._sample(n, info, value) for n, info, value in rows]
 
-    def _sample(
-        self, number: int, info: ObjectInfo, data: memoryview, decoded: bool
-    ) -> dict[str, Any]:
-        extension = extension_of(info.key) or "bin"
-        out: dict[str, Any] = {extension: data}
-        if decoded:
-            field = Field(name=extension, encoding=extension)
-            where = f"row {number + 2} of {self.uri}"
-            out[extension] = decode(field, decoder_of(field, {}), data, where)
+    def _decoded(
+        self, numbers: Ints, infos: Sequence[ObjectInfo], buffers: Sequence[memoryview]
+    ) -> list[Any]:
+        """Return the contents of files, those of one extension decoded together."""
+        out: list[Any] = [None] * len(infos)
+        kinds = [_extension(info) for info in infos]
+        for kind in dict.fromkeys(kinds):
+            places = [place for place, other in enumerate(kinds) if other == kind]
+            names = [f"row {int(numbers[place]) + 2} of {self.uri}" for place in places]
+            bound = self._bound(kind, [infos[place] for place in places])
+            ids, raws = range(len(places)), [[buffers[place]] for place in places]
+            if reads_apart(bound, [kind]):
+                sent = ApartSamples(bound, bound.part, ids, raws, names)
+                samples = sent.samples(ids, own_steps(bound))
+                values = [sample[kind] for sample in samples]
+            else:
+                step = bound.steps[kind]
+                pairs = zip(raws, names, strict=True)
+                values = [decode(*step, raw[0], name) for raw, name in pairs]
+            for place, value in zip(places, values, strict=True):
+                out[place] = value
+        return out
+
+    def _bound(self, kind: str, infos: Sequence[ObjectInfo]) -> BoundPart:
+        """Return files of one extension as samples of their own."""
+        rows = Rows(
+            objects=infos,
+            counts=[1] * len(infos),
+            addressing="extents",
+            columns={
+                "offset": np.zeros(len(infos), np.int64),
+                "length": np.array([info.size_bytes for info in infos], np.int64),
+            },
+        )
+        fields = [Field(name=kind, encoding=kind)]
+        part = make_part(format="files", fields=fields, tables=[rows])
+        return BoundPart(store=self._store, part=part, first=0, decoders={})
+
+    def _sample(self, number: int, info: ObjectInfo, content: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {_extension(info): content}
         for name, values in self._columns.items():
             value = values[number]
             if value is not None:
@@ -109,6 +143,10 @@ class CsvSource:
                     )
                 out[field_name] = value
         return out
+
+
+def _extension(info: ObjectInfo) -> str:
+    return extension_of(info.key) or "bin"
 
 
 def open_csv(uri: str | Path, options: StoreOptions | None, column: str | None) -> CsvSource:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
 
 from penstock.dataset.bound import BoundPart
-from penstock.dataset.formats.base import Unit
+from penstock.dataset.formats.base import Block, Sample, Unit
 from penstock.dataset.pack_plan import cut
+from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints
+from penstock.dataset.samples_apart import ApartSamples, reads_apart
 from penstock.dataset.sources import read_raws, stored_bytes
 from penstock.dataset.verify_index import Objects, named
 from penstock.dataset.verify_report import Findings, Kind, Problem
-from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError
+from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError, WorkerError
 from penstock.storage.pool import Pool
 
 _RUN_BYTES = 16 << 20
@@ -25,6 +28,8 @@ _RUNS_MIN = 64
 """A small set has as many runs too: for threads to share, and for its progress to be seen."""
 
 Raws = list[memoryview]
+_NOT_THE_DATA = (MissingPackageError, WorkerError)
+"""Errors that say nothing of a sample: they end the verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +58,14 @@ class Run:
         """Return what is wrong with these samples; never raises for what they hold."""
         try:
             return _check_block(self, checks) if self.bound.by_block else _check_run(self, checks)
-        except MissingPackageError:
+        except _NOT_THE_DATA:
             raise
         except Exception as error:
             names = f"{named(self.bound, self.first)} to {self.bound.first + self.stop - 1}"
             what = f"{names} of {self.bound.store.uri} could not be checked"
-            return Findings(problems=(_problem(self.bound, self.first, "read", what, error),))
+            return Findings(
+                problems=(_problem(self.bound, self.first, "read", what, _said(error)),)
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +146,21 @@ def structures_of(bound: BoundPart, objects: Objects) -> Iterator[Structure]:
                 yield Structure(bound=bound, number=number)
 
 
-def _problem(
-    bound: BoundPart, local: int, kind: Kind, what: str, error: Exception | None = None
-) -> Problem:
+def _problem(bound: BoundPart, local: int, kind: Kind, what: str, because: str = "") -> Problem:
     table = bound.part.tables[0]
     extents = table.extents(np.array([local], np.int64))
-    because = f": {type(error).__name__}: {error}" if error is not None else ""
     return Problem(
         kind=kind,
-        message=what + because,
+        message=f"{what}: {because}" if because else what,
         object=table.key(int(extents.object[0])),
         offset=int(extents.offset[0]),
         sample_id=bound.first + local,
         key=bound.part.key(local),
     )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _at(bound: BoundPart, local: int) -> str:
@@ -181,21 +189,14 @@ def _check_run(run: Run, checks: Checks) -> Findings:
     sums = bound.part.columns.get("checksum")
     # A checksum is of one extent; arrays side by side have several.
     has_sums = sums is not None and len(bound.part.tables) == 1
-    for local, raw in raws.items():
-        if (
-            has_sums
-            and sums is not None
-            and not _holds(bound, local, raw[0], int(sums[local]), problems)
-        ):
-            continue
-        if checks.decode:
-            try:
-                bound.decoded_all(np.array([local], np.int64), [raw])
-            except MissingPackageError:
-                raise
-            except Exception as error:
-                what = f"{_at(bound, local)}, cannot be decoded"
-                problems.append(_problem(bound, local, "decode", what, error))
+    if has_sums and sums is not None:
+        expected = sums[list(raws)].tolist()
+        pairs = zip(raws.items(), expected, strict=True)
+        held = [i for (i, raw), e in pairs if _holds(bound, i, raw[0], e, problems)]
+    else:
+        held = list(raws)
+    if checks.decode and held:
+        problems += _undecodable(bound, {local: raws[local] for local in held})
     return Findings(
         num_samples=len(raws),
         size_bytes=sum(view.nbytes for raw in raws.values() for view in raw),
@@ -216,7 +217,7 @@ def _read(bound: BoundPart, ids: Ints, readers: Pool, problems: list[Problem]) -
             (out[local],) = read_raws(bound, np.array([local], np.int64), readers)
         except StoreError as error:
             what = f"{_at(bound, local)}, cannot be read"
-            problems.append(_problem(bound, local, "read", what, error))
+            problems.append(_problem(bound, local, "read", what, _said(error)))
     return out
 
 
@@ -228,6 +229,52 @@ def _holds(
         what = f"{_at(bound, local)}: checksum {expected:016x} expected, {found:016x} found"
         problems.append(_problem(bound, local, "checksum", what))
     return found == expected
+
+
+def _undecodable(bound: BoundPart, raws: dict[int, Raws]) -> Iterator[Problem]:
+    """Yield the samples, addressed alone, that cannot be cut into fields and decoded."""
+    ids = np.array(list(raws), np.int64)
+    sent = partial(ApartSamples.alone, bound, ids, list(raws.values()))
+    verdicts = _verdicts(bound, sent, len(ids))
+    if verdicts is not None:
+        found = [(int(ids[row]), _judged(bound, int(ids[row]), v)) for row, v in verdicts]
+    else:
+        pairs = [(local, (np.array([local]), [raw])) for local, raw in raws.items()]
+        found = [(local, _error_of(bound.decoded_all, *pair)) for local, pair in pairs]
+    for local, because in found:
+        if because:
+            what = f"{_at(bound, local)}, cannot be decoded"
+            yield _problem(bound, local, "decode", what, because)
+
+
+def _verdicts(
+    bound: BoundPart, send: Callable[[], ApartSamples], num_samples: int
+) -> list[tuple[int, str | Sample]] | None:
+    """Return what a parser process finds, as `ApartSamples` does; None where that is not done."""
+    if not reads_apart(bound, bound.steps):
+        return None
+    try:
+        return list(send().verdicts(range(num_samples)))
+    except UnsendableError:
+        return None
+
+
+def _judged(bound: BoundPart, local: int, verdict: str | Sample) -> str:
+    """Return what is wrong with a sample after the user's decoders have seen it as well."""
+    if isinstance(verdict, str):
+        return verdict
+    return _error_of(bound.decoded, verdict, local) if verdict else ""
+
+
+def _error_of(decode: Callable[..., Any], *arguments: Any) -> str:
+    """Return the error that a function raises, as words."""
+    try:
+        decode(*arguments)
+    except _NOT_THE_DATA:
+        raise
+    except Exception as error:
+        return _said(error)
+    return ""
 
 
 def _check_block(run: Run, checks: Checks) -> Findings:
@@ -243,18 +290,32 @@ def _check_block(run: Run, checks: Checks) -> Findings:
     if sums is not None and not _holds(bound, run.first, raw, int(sums[block_number]), problems):
         return Findings(**counts, problems=tuple(problems))
     try:
-        block = bound.unpack(run.first, raw)
-    except MissingPackageError:
+        for local, because in _checked_rows(run, block_number, raw, decode=checks.decode):
+            if because:
+                what = f"{_at(bound, local)}, row {local - run.first}, cannot be decoded"
+                problems.append(_problem(bound, local, "decode", what, because))
+    except _NOT_THE_DATA:
         raise
     except Exception as error:
         what = f"the block from {_at(bound, run.first)}, cannot be unpacked"
-        return Findings(**counts, problems=(_problem(bound, run.first, "block", what, error),))
-    for local in range(run.first, run.stop) if checks.decode else ():
-        try:
-            bound.decoded(block.sample(local - run.first), local)
-        except MissingPackageError:
-            raise
-        except Exception as error:
-            what = f"{_at(bound, local)}, row {local - run.first}, cannot be decoded"
-            problems.append(_problem(bound, local, "decode", what, error))
+        problems.append(_problem(bound, run.first, "block", what, _said(error)))
     return Findings(**counts, problems=tuple(problems))
+
+
+def _checked_rows(
+    run: Run, number: int, raw: memoryview, *, decode: bool
+) -> Iterator[tuple[int, str]]:
+    """Yield the samples of a block with what is wrong with them; raises for the whole block."""
+    bound, ids = run.bound, range(run.first, run.stop) if decode else range(0)
+    verdicts = _verdicts(bound, partial(ApartSamples.of_block, bound, number, raw), len(ids))
+    if verdicts is not None:
+        for row, verdict in verdicts:
+            yield run.first + row, _judged(bound, run.first + row, verdict)
+        return
+    block = bound.unpack(run.first, raw)
+    for local in ids:
+        yield local, _error_of(_decode_row, bound, block, local, local - run.first)
+
+
+def _decode_row(bound: BoundPart, block: Block, local: int, row: int) -> None:
+    bound.decoded(block.sample(row), local)

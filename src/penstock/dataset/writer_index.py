@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from penstock.dataset.columns import Columns
+from penstock.dataset.columns import Columns, column_bytes
 from penstock.dataset.formats import format_named
 from penstock.dataset.part import Part, part_of
 from penstock.dataset.writer_layouts import Layout
@@ -99,7 +97,4 @@ def index_shard(layout: Layout, info: ObjectInfo, data: Buffer) -> Part:
 
 def part_bytes(part: Part) -> bytes:
     """Return a part as its file holds it."""
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        path = Path(folder) / "part.idx"
-        part.save(path)
-        return path.read_bytes()
+    return column_bytes(part.columns, part.columns.meta)

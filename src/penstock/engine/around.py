@@ -1,4 +1,4 @@
-"""What a run finds in its process: counters, tiers, and other nodes."""
+"""What the parts of a run share in their process: counters, tiers, and the other nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.trace import Recorder
 
 @dataclass(frozen=True, kw_only=True)
 class Around:
-    """What the parts of a run share; nothing of it is made by the run."""
+    """Objects that a run uses and does not own."""
 
     counters: Counters
     recorder: Recorder | None = None
@@ -25,7 +25,7 @@ class Around:
 
     @property
     def capacity_bytes(self) -> int:
-        """What the tiers of this node, or of all nodes that share theirs, may keep."""
+        """Capacity of the tiers of this node, or of all nodes that share theirs."""
         if self.cluster is not None:
             return self.cluster.capacity_bytes
         return 0 if self.holding is None else self.holding.tiers.capacity_bytes

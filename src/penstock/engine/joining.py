@@ -1,8 +1,8 @@
 """How a node joins the others: tiers, then the meeting, then homes, then serving.
 
-The order matters. How much a node can hold is known once its tiers are open; what they are for is
-known once all nodes have said how much they hold. The secret comes first of all: a server must know
-it before anybody learns its address.
+The order matters. A node's capacity is known once its tiers are open. Homes are known once all
+nodes have announced their capacities. A server must know the run's secret before its address is
+announced.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Grant:
         self.opened: Opened | None = None
 
     def __call__(self, shape: TierShape) -> list[Wish]:
-        """Return the tiers to open: the service's, or one's own where it will not have us."""
+        """Return the tiers to open: the service's, or this process's own where it refuses."""
         if self.node is None:
             return list(self._wishes)
         wished = [
@@ -80,7 +80,7 @@ class Grant:
         return self.opened.wishes
 
     def keep(self, dataset: str) -> None:
-        """Let the service keep the tiers that are open by now, if it can."""
+        """Ask the service to keep the tiers that are open."""
         if self.node is None:
             return
         try:
@@ -110,13 +110,13 @@ class Here:
     world: World
     num_samples: int
     number: int
-    """How many meetings this process has been to, with this one."""
+    """Number of this meeting among those of this process."""
     alike: Mapping[str, str]
-    """What must be the same on all ranks, beside the data set."""
+    """Settings that must be equal on all ranks, beside the data set."""
 
 
 def join_cluster(here: Here, counters: Counters) -> Cluster:
-    """Meet the other nodes, give the tiers their places, and begin to serve."""
+    """Meet the other nodes, compute homes, and begin to serve."""
     holding, world = here.holding, here.world
     if not holding.tiers.tiers and world.is_first_of_node:
         _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
@@ -147,13 +147,13 @@ def join_cluster(here: Here, counters: Counters) -> Cluster:
 
 
 def _refuse_no_room(joined: Joined) -> None:
-    """Refuse nodes of which none keeps anything; all of them do so at once."""
+    """Raise on every node when none of them has a tier."""
     if not any(member.capacity_bytes for member in joined.members):
         raise OptionError(NO_TIERS)
 
 
 def _serving(here: Here, filling: Filling) -> Serving:
-    """Return whoever lets this node be asked."""
+    """Return the server of this node: the node service, or one in this process."""
     holding, grant = here.holding, here.grant
     if grant.node is not None and grant.opened is not None:
         return ServedByNode(grant.node, grant.opened, holding.name, filling)
@@ -210,7 +210,7 @@ def _cluster(
 
 
 def _written(joined: Joined, holding: Holding) -> list[Callable[[], None]]:
-    """Let `penstock cluster` find this run; return what undoes that."""
+    """Write the file by which `penstock cluster` finds this run; return how to remove it."""
     members = [run_member(member) for member in joined.members]
     try:
         path = write_run_file(
@@ -223,5 +223,5 @@ def _written(joined: Joined, holding: Holding) -> list[Callable[[], None]]:
 
 
 def _transport() -> Transport:
-    """Return how bytes go between nodes."""
+    """Return the transport between nodes."""
     return TcpTransport(server_tls=server_context(), client_tls=client_context())

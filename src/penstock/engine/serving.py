@@ -1,7 +1,8 @@
-"""Serving this node's tiers to the others: by the first rank itself, or by the node service.
+"""Serving this node's tiers to the other nodes.
 
-Whoever serves has to know how far this node has filled what is at home on it. In the rank's own
-process that is a look at a number; a service in another process is told it now and then.
+The first rank of a node runs the server itself, or asks the node service of its host to do so. The
+server must know how far this node has filled the units whose home it is. A server in the rank's own
+process reads that from a counter; the node service is sent it at intervals.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from penstock.engine.ahead import FillAhead
 
 _LEAVE_S_MAX = 10.0
-"""How long the others may still ask this node when it is done itself."""
+"""How long a node that has finished goes on answering the others."""
 _QUIET_S = 1.0
-"""Who has not been asked for so long may go."""
+"""A node that has had no request for so long may leave."""
 _LOOK_S = 0.02
 
 
 class Filling:
-    """How far this node's part of the data set is filled."""
+    """How much of the data set that has its home on this node is in its tiers."""
 
     def __init__(self, holding: Holding, num_samples: int) -> None:
         self._holding = holding
@@ -41,41 +42,41 @@ class Filling:
         self._ahead: FillAhead | None = None
         self._is_closed = False
         self.are_at_home: Callable[[Ints], bool] = lambda units: True
-        """Set once homes are known."""
+        """Whether units have their home here; set once homes are known."""
 
     def may_be_home(self, units: Ints) -> bool:
-        """Return whether units are at home here, as far as this node knows by now."""
+        """Return whether units have their home here; True until homes are known."""
         return self.are_at_home(units)
 
     def watch(self, ahead: FillAhead) -> None:
-        """Go by what fills from now on."""
+        """Take progress from `ahead` from now on."""
         self._ahead = ahead
 
     def close(self) -> None:
-        """Take note that nothing more will come."""
+        """Record that nothing more will be filled."""
         self._is_closed = True
 
     def cursor(self) -> int:
-        """Return what grows as long as something moves."""
+        """Return a number that grows while this node makes progress."""
         if self._ahead is None:
             return 0
         return self._ahead.progress.cursor(self._num_samples, time.monotonic())
 
     def is_filling(self) -> bool:
-        """Return whether what is not here yet may come."""
+        """Return whether units that are not in the tiers yet may still arrive."""
         if self._is_closed or any(tier.is_full for tier in self._holding.tiers.tiers):
             return False
         return self._ahead is None or not self._ahead.progress.is_over
 
 
 def run_member(member: Member) -> RunMember:
-    """Return a node for those who look at a run from outside."""
+    """Return a node as `penstock cluster` and the node service show it."""
     addresses = tuple((address.host, address.port) for address in member.addresses)
     return RunMember(name=member.name, host=member.host, node=member.node, addresses=addresses)
 
 
 class Serving(Protocol):
-    """Whoever serves the tiers of this node."""
+    """A server of this node's tiers."""
 
     name: str
     """The node's identity."""
@@ -88,16 +89,16 @@ class Serving(Protocol):
         ...
 
     def tend(self) -> None:
-        """Do what has to be done now and then."""
+        """Exchange progress and gossip; called at intervals."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Stop serving."""
         ...
 
 
 class ServedHere:
-    """A server in this process."""
+    """A server in the process of the rank."""
 
     def __init__(
         self,
@@ -166,10 +167,10 @@ class ServedHere:
         )
 
     def tend(self) -> None:
-        """Nothing to do: it is all in this process."""
+        """Do nothing: the server shares this process's memory."""
 
     def close(self) -> None:
-        """Stop when nobody is connected any more, or after a while."""
+        """Stop when no peer is connected, when peers are quiet, or after `_LEAVE_S_MAX`."""
         self._filling.close()
         begin_s = asked_s = time.monotonic()
         num_asked = -1
@@ -180,39 +181,39 @@ class ServedHere:
             if counts["requests"] != num_asked:
                 num_asked, asked_s = counts["requests"], time.monotonic()
             elif time.monotonic() - asked_s > _QUIET_S:
-                break  # They are connected, but want nothing.
+                break  # Peers are connected but send no requests.
             time.sleep(_LOOK_S)
         self._server.stop()
 
 
 class Later:
-    """Gossip that is known only after the server has started."""
+    """Gossip whose source is set after the server has started."""
 
     def __init__(self) -> None:
         self.inner: Neighbours | None = None
 
     def say(self) -> bytes:
-        """Return what others should know."""
+        """Return the gossip to send."""
         return self.inner.say() if self.inner is not None else b""
 
     def hear(self, peer: str, data: bytes) -> None:
-        """Take what a peer tells."""
+        """Take gossip from a peer."""
         if self.inner is not None:
             self.inner.hear(peer, data)
 
     def reached(self, peer: str) -> None:
-        """Be told that a peer has answered."""
+        """Record that a peer has answered."""
         if self.inner is not None:
             self.inner.reached(peer)
 
     def silent(self, peer: str, kind: str) -> None:
-        """Be told that a peer failed."""
+        """Record that a peer has failed."""
         if self.inner is not None:
             self.inner.silent(peer, kind)
 
 
 class ServedByNode:
-    """The node service of this host, which is told how far this node is."""
+    """The node service of this host as the server."""
 
     def __init__(self, node: LocalNode, opened: Opened, dataset: str, filling: Filling) -> None:
         self._node = node
@@ -224,7 +225,7 @@ class ServedByNode:
         self.gossip = Later()
 
     def begin(self, joined: Joined, shelf: bytes) -> None:
-        """Have the tiers served to the members of a run."""
+        """Register the run and its members with the service."""
         self._run_id = joined.run_id
         self._node.keep(self._dataset)
         self._node.register(
@@ -236,7 +237,7 @@ class ServedByNode:
         )
 
     def tend(self) -> None:
-        """Tell the service, and hear what others have told it."""
+        """Send progress and gossip to the service, and take the gossip of the others from it."""
         inner = self.gossip.inner
         said = inner.say() if inner is not None else b""
         for peer, heard in self._node.progress(self._run_id, self.status(), said):
@@ -244,7 +245,7 @@ class ServedByNode:
                 inner.hear(peer, heard)
 
     def close(self) -> None:
-        """Leave; the service goes on."""
+        """Leave the service, which goes on without this process."""
         self._filling.close()
         self.tend()
         self._node.close()

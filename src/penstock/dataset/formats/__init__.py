@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.dataset.formats.apart import ApartFormat
 from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Format
-from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.formats.files import FilesFormat
 from penstock.dataset.formats.jsonl import JsonlFormat
 from penstock.dataset.formats.litdata import LitDataFormat
@@ -55,7 +55,7 @@ def format_named(name: str) -> CheckedFormat:
     """Return a format by its name."""
     if name not in FORMATS:
         raise OptionError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
-    return CheckedFormat(FORMATS[name])
+    return ApartFormat(FORMATS[name])
 
 
 def format_of(objects: Sequence[ObjectInfo]) -> CheckedFormat:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,9 @@ from penstock.dataset.parse_process import parsed
 from penstock.dataset.part import Part, make_part
 from penstock.errors import FormatError, NotFoundError
 from penstock.storage.base import ObjectInfo, Store
+
+if TYPE_CHECKING:
+    from penstock.dataset.parse_child import ParserCall
 
 _MARKER = b"\xff\xff\xff\xff"
 _MAGIC = b"ARROW1"
@@ -98,13 +101,14 @@ class ArrowFormat(BlockFormat):
             return RowBlock(pa.Table.from_batches([batch]), part.fields, where, size_bytes)
 
 
-def schema_facts(blob: bytes, options: Options) -> dict[str, Any]:
+def parse_schema_apart(call: ParserCall) -> dict[str, Any]:
     """Return the fields and options of a schema as plain values; runs in a parser process.
 
-    `options["nulls"]` are the numbers of the nodes that hold nulls, in the order of the tree.
+    The option `nulls` holds the numbers of the nodes that hold nulls, in the order of the tree.
     """
     pa = import_pyarrow("reading Arrow")
-    schema = pa.ipc.read_schema(pa.BufferReader(blob))
+    options = call.options
+    schema = pa.ipc.read_schema(pa.BufferReader(call.data[0]))
     paths = [path for column in schema for path in _paths(column.name, column.type)]
     null_paths = {paths[node] for node in options["nulls"] if node < len(paths)}
     fields, more = fields_of(schema, null_paths, options, "it")

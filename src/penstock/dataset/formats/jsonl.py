@@ -74,7 +74,7 @@ class JsonlFormat:
                     "lines; decompress it, or write it with zstd: `gzip -dc FILE | "
                     "split -l 10000 --filter='zstd -c' > FILE.jsonl.zst`"
                 )
-        num_packed = sum(_is_packed(o) for o in objects)
+        num_packed = sum(is_packed(o) for o in objects)
         if 0 < num_packed < len(objects):
             raise FormatError(
                 f"{store.uri} holds {len(objects) - num_packed} plain and {num_packed} compressed "
@@ -86,7 +86,7 @@ class JsonlFormat:
         """Return where the lines of one object lie; the whole object is read, once."""
         (info,) = unit.objects
         where = f"{store.uri}{info.key}"
-        rows, first = (_scan_packed if _is_packed(info) else _scan_plain)(store, info)
+        rows, first = (_scan_packed if is_packed(info) else _scan_plain)(store, info)
         value = _decoded_first(first, where) if first else {}
         is_object = isinstance(value, dict)
         names = options.get("fields") or (list(value) if is_object else ["value"])
@@ -211,7 +211,8 @@ def _decoded_first(line: bytes, where: str) -> Any:
         ) from error
 
 
-def _is_packed(info: ObjectInfo) -> bool:
+def is_packed(info: ObjectInfo) -> bool:
+    """Return whether an object is compressed."""
     return info.key.lower().endswith(_ZSTD)
 
 

@@ -1,20 +1,23 @@
 """The footer of a Parquet file: where its row groups lie and what its columns are.
 
-`footer_facts` runs in a parser process, because one wrong bit in a footer can end the process that
-parses it. `parse_footer` is for footers that have passed there: their bytes are kept in the index.
+`parse_footer_apart` runs in a parser process, because one wrong bit in a footer can end the process
+that parses it. `parse_footer` is for footers that have passed there: their bytes are kept in the
+index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.dataset.formats.arrow_fields import fields_of, import_pyarrow
 from penstock.errors import FormatError
+
+if TYPE_CHECKING:
+    from penstock.dataset.parse_child import ParserCall
 
 _FOOTERS_KEPT = 32
 
@@ -44,15 +47,16 @@ def parse_footer(blob: bytes) -> Footer:
     return Footer(metadata, groups)
 
 
-def footer_facts(blob: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+def parse_footer_apart(call: ParserCall) -> dict[str, Any]:
     """Return the row groups (offset, length, rows), fields and options of a file: plain values."""
     pa = import_pyarrow("reading Parquet")
+    blob = bytes(call.data[0])
     footer = parse_footer(blob)
     _check_rows(footer.metadata)
     null_paths = _null_paths(footer.metadata)
     # Reading opens a file by its metadata: whatever that does to a footer happens here first.
     file = pa.parquet.ParquetFile(pa.BufferReader(blob), metadata=footer.metadata)
-    fields, more = fields_of(file.schema_arrow, null_paths, options, "it")
+    fields, more = fields_of(file.schema_arrow, null_paths, call.options, "it")
     return {
         "groups": [[offset, length, rows] for offset, (_, length, rows) in footer.groups.items()],
         "fields": [msgspec.to_builtins(f) for f in fields],
