@@ -8,6 +8,7 @@ from typing import Any
 from penstock.dataset.formats.apart import ApartFormat
 from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Format
+from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.formats.files import FilesFormat
 from penstock.dataset.formats.jsonl import JsonlFormat
 from penstock.dataset.formats.litdata import LitDataFormat
