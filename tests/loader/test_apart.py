@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -483,6 +484,32 @@ def command_of(pid: int) -> list[str]:
     return words if "penstock.engine.spawner" in " ".join(words) and state != "Z" else []
 
 
+# -- memory ----------------------------------------------------------------------------------
+
+
+def large(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.full(16_384, sample["cls"], np.float32), "raw": sample["bin"]}
+
+
+def test_memory_is_bounded_by_the_look_ahead(blobs: penstock.Dataset) -> None:
+    batch_bytes, look_ahead = 20 * 65_536, 8 << 20
+    options: dict[str, Any] = {"batch_size": 20, "transform": large, "epochs": 30, "workers": 2}
+    with penstock.Loader(blobs, look_ahead=look_ahead, **options) as loader:
+        private = []
+        for n, batch in enumerate(loader):
+            assert batch["x"][3, 5] == batch["raw"][3].shape[0] - 1000
+            if n % 100 == 99:
+                time.sleep(0.2)  # Time to make as much ahead as allowed.
+                memory = loader.stats().memory
+                assert memory is not None
+                assert memory.num_processes == 3
+                # A buffer has up to an eighth to spare, and eight are kept on top.
+                assert memory.shared_bytes <= 1.125 * (look_ahead + 9 * batch_bytes) + (2 << 20)
+                private.append(memory.private_bytes)
+        assert private[-1] <= private[0] + look_ahead
+        assert sum(private) > 0
+
+
 # -- the choice ------------------------------------------------------------------------------
 
 
@@ -508,6 +535,18 @@ def test_the_choice_is_a_function_of_facts(facts: dict[str, Any], apart: bool, w
     assert choice.apart is apart
     assert why in choice.why
     assert choice.num_workers == (7 if facts.get("asked") == 7 else None)
+
+
+def test_a_loader_can_be_pickled_while_it_iterates(blobs: penstock.Dataset) -> None:
+    loader = penstock.Loader(blobs, batch_size=50, transform=doubled, workers=1, seed=4)
+    batches = iter(loader)
+    next(batches)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.state_dict() == loader.state_dict()
+    copy.load_state_dict(copy.state_dict())
+    assert [b.ids.tolist() for b in copy] == [b.ids.tolist() for b in batches]
+    loader.close()
+    copy.close()
 
 
 def test_a_wish_that_cannot_be_met_is_an_error() -> None:

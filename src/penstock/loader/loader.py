@@ -380,6 +380,11 @@ class Loader:
         if iteration is not None and iteration.is_open:
             iteration.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process has the same options and place, and makes batches itself."""
+        state = {**self.__dict__, "_engine": None, "_client": None, "_choice": None}
+        return {**state, "_current": None, "_moves": None, "_recorder": None, "_has_met": False}
+
     def __enter__(self) -> Self:
         return self
 
