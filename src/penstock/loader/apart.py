@@ -119,6 +119,8 @@ class EngineClient:
         self._told = EngineTold(seen=Seen(), counted=Counted(), events=())
         self.events: list[str] = []
         """What happened to engines, in sentences."""
+        self._open: list[FrameChannel] = []
+        """The channels to the engine: it ends when they are closed."""
         self._finalizer: Callable[[], Any] | None = None
         # One question at a time; `end` may be called by the garbage collector inside of another.
         self._asking = threading.Lock()
@@ -132,6 +134,7 @@ class EngineClient:
         assert self._spawner is not None
         self._control, control = channel_pair()
         self._batches, batches = channel_pair()
+        self._open[:] = [self._control, self._batches]
         # Segments of an engine that is gone stay mapped while the user looks into them.
         self._inbox = Inbox(SharedSegments())
         self._released = deque()
@@ -163,7 +166,9 @@ class EngineClient:
                 f"the data set, the transform or something it uses cannot be loaded in a worker "
                 f'process ({type(error).__name__}: {error}); workers="here" runs it in this one'
             ) from error
-        self._finalizer = weakref.finalize(self, _end, self._spawner, int(frame[1:]), self._pid)
+        self._finalizer = weakref.finalize(
+            self, _end, self._open, self._spawner, int(frame[1:]), self._pid
+        )
 
     def _from_spawner(self) -> bytearray:
         assert self._spawner is not None
@@ -376,10 +381,12 @@ def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
     return ("torch",) if b"torch" in payload else ()
 
 
-def _end(spawner: FrameChannel, spawner_pid: int, pid: int) -> None:
+def _end(open_: list[FrameChannel], spawner: FrameChannel, spawner_pid: int, pid: int) -> None:
     """End a spawner, and with it engine and workers; wait until they are gone."""
     if os.getpid() != pid:
         return  # It is the parent's of a fork.
+    for channel in open_:
+        channel.close()
     with suppress(ChannelClosed):
         spawner.send(b"Q")
         while select.select([spawner], [], [], _CLOSE_S)[0]:
