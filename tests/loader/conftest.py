@@ -28,6 +28,7 @@ def no_copies_of_late_requests(
     """A busy machine makes requests late; what is counted must not depend on it."""
     if request.module.__name__.rpartition(".")[2] not in _ABOUT_LATE_REQUESTS:
         monkeypatch.setattr("penstock.flow.source.TOKENS_FIRST", 0.0)
+        monkeypatch.setattr("penstock.flow.flow.TOKEN_SHARE", 0.0)
         monkeypatch.setattr("penstock.flow.hedge.WAITED_S", float("inf"))
 
 

@@ -148,7 +148,6 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         stage_bytes=10**6,
         runs=None,
         measured=Fetcher(Flow(budget=Budget(stage_bytes_max=1)), requests_max=1),
-        reads_ahead=True,
     )
     _, reads = stager._stage_ranges(group)
     assert sorted(read._at.object for read in reads) == sorted(numbers.tolist())  # type: ignore[attr-defined]

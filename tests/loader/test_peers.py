@@ -139,7 +139,7 @@ def shift(sample: dict[str, Any]) -> dict[str, Any]:
 def test_worker_processes_get_what_other_nodes_sent(
     large: penstock.Dataset, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"transform": shift, "workers": "process", "threads": 1, "epochs": 2}
+    options: dict[str, Any] = {"transform": shift, "workers": 1, "epochs": 2}
     stream, _ = sparingly(1.02 * large.size_bytes + 4 * BLOB_BYTES, large, 2, tmp_path, **options)
     assert stream == alone(large, epochs=2)
 

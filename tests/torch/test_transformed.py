@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from penstock.engine.processes import packed
 from torch.utils.data import DataLoader
 
 import penstock
+from penstock.engine.shared import SharedPool, SharedSegments, packed
 from penstock.errors import OptionError
 from penstock.torch import IterableDataset
 
@@ -198,9 +198,11 @@ def test_worker_processes_draw_the_same_numbers_for_a_sample_in_every_run(
 
 def test_a_part_of_a_tensor_travels_without_the_rest() -> None:
     whole = torch.arange(10**6, dtype=torch.float32).bfloat16()
-    sent = packed([{"x": whole[5:7], "y": (whole[:2].float(), "text")}])
-    assert len(sent) < 10_000
-    (sample,) = pickle.loads(sent)
+    pool = SharedPool(1 << 20, SharedSegments())
+    sent = packed([{"x": whole[5:7], "y": (whole[:2].float(), "text")}], pool)
+    assert len(sent.data) < 10_000
+    assert sent.references == []
+    (sample,) = pickle.loads(sent.data)
     assert torch.equal(sample["x"], whole[5:7])
     assert torch.equal(sample["y"][0], whole[:2].float())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.around import Around
 from penstock.engine.build import Span, make_run
-from penstock.engine.opening import Meeting, Opened, by_home, open_here
+from penstock.engine.opening import Meeting, Opened, by_home, number_of_meeting, open_here
 from penstock.engine.options import LoaderOptions
 from penstock.engine.runner import Runner
 from penstock.engine.stats import Counters, Seen
@@ -48,8 +48,6 @@ class RunStart:
 
     world: World
     span: Span
-    meeting: int
-    """How often this rank has met the others, if it does so now."""
     may_meet: bool = True
     """Whether the other nodes are still to be met; an engine that was started again is alone."""
 
@@ -62,6 +60,7 @@ class Engine:
         options: LoaderOptions,
         *,
         rendezvous: Callable[[World], Rendezvous] | None = None,
+        number: Callable[[World], int] = number_of_meeting,
         apart: Apart | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -69,6 +68,7 @@ class Engine:
         self.counters = Counters()
         self.recorder = recorder
         self._rendezvous = rendezvous
+        self._number = number
         self._apart = apart
         self._opened: Opened | None = None
         self._seen = Seen()
@@ -115,7 +115,7 @@ class Engine:
             Meeting(
                 where=options.meets_at if begin.may_meet else False,
                 world=begin.world,
-                number=begin.meeting,
+                number=self._number,
                 rendezvous=self._rendezvous,
                 num_samples=options.order.num_samples,
                 alike={

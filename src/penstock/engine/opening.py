@@ -42,8 +42,8 @@ class Meeting:
     where: bool | str
     """Whether at all; a text names the place."""
     world: World
-    number: int
-    """How often this rank has met the others, with this time."""
+    number: Callable[[World], int]
+    """Counts the meetings of this rank; asked only when the nodes do meet."""
     rendezvous: Callable[[World], Rendezvous] | None = None
     """Where they meet, if no place is named and this process has no launcher's store."""
     num_samples: int
@@ -110,7 +110,7 @@ def open_here(
         grant=grant,
         world=world,
         num_samples=meeting.num_samples,
-        number=meeting.number,
+        number=meeting.number(world),
         alike=meeting.alike,
     )
     try:

@@ -96,6 +96,11 @@ class AtFront:
             raise unpacked_error(answer.error)
         return answer.value
 
+    def number(self) -> int:
+        """Return how often this rank has met the others, with this time."""
+        found: int = self._call("number")
+        return found
+
     def put(self, key: str, value: bytes) -> None:
         """Put a value in the place of what may be there."""
         self._call("put", key, value)
@@ -222,6 +227,7 @@ class EngineProcess:
         self._engine = Engine(
             options,
             rendezvous=lambda world: AtFront(control),
+            number=lambda world: AtFront(control).number(),
             apart=Apart(pool=self._pool, workers=self._workers),
             recorder=None if options.trace is None else Recorder(),
         )

@@ -45,7 +45,7 @@ from penstock.engine.messages import (
     MeetingCall,
     Payload,
 )
-from penstock.engine.opening import rendezvous_for
+from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.shared import Inbox, SharedSegment, SharedSegments
 from penstock.engine.stats import Counted, Seen
@@ -202,8 +202,11 @@ class EngineClient:
         """Do for the engine what only this process can: speak with torch's store."""
         assert self._control is not None
         try:
-            place = rendezvous_for(self._options.meets_at, self._world)
-            answer = EngineAnswer(value=getattr(place, call.method)(*call.arguments))
+            if call.method == "number":
+                answer = EngineAnswer(value=number_of_meeting(self._world))
+            else:
+                place = rendezvous_for(self._options.meets_at, self._world)
+                answer = EngineAnswer(value=getattr(place, call.method)(*call.arguments))
         except BaseException as error:
             answer = EngineAnswer(error=packed_error(error))
         self._control.send(pickle.dumps(answer))

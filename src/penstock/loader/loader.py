@@ -31,7 +31,7 @@ from penstock.engine.decode import Collate, Transform
 from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import Slot
 from penstock.engine.messages import EngineTold
-from penstock.engine.opening import number_of_meeting, refuse_workers, rendezvous_for
+from penstock.engine.opening import refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
 from penstock.engine.stats import Counted, Delivered, Seen, Stats
@@ -96,8 +96,6 @@ class Loader:
 
     _moves: Callable[[Slot], None] | None = None
     """What moves the cursor: only the latest iteration does."""
-    _has_met = False
-    """Whether the other nodes were met."""
     _chosen_by = 0
     """The process that has decided where batches are made."""
 
@@ -301,7 +299,7 @@ class Loader:
         options = self._options
         if options.peers:
             refuse_workers()
-        start = RunStart(world=world, span=span, meeting=self._meeting(world))
+        start = RunStart(world=world, span=span)
         if not in_stages and self._choose().apart:
             assert self._client is not None
             return self._client.begin(start), self._client
@@ -309,13 +307,6 @@ class Loader:
             self._engine = Engine(options, recorder=self._recorder)
         runner = self._engine.begin(start)
         return HereRun(runner), self._engine.holds
-
-    def _meeting(self, world: World) -> int:
-        """Return the number of the meeting with other nodes that this iteration begins with."""
-        if not self._options.peers or self._has_met:
-            return 0
-        self._has_met = True
-        return number_of_meeting(world)
 
     def _choose(self) -> WorkerChoice:
         """Decide where batches are made, once for a data set."""
@@ -360,7 +351,6 @@ class Loader:
 
     def _close_engine(self) -> Counted:
         """End what makes batches; return what it has counted."""
-        self._has_met = False
         for engine in (self._client, self._engine):
             if engine is not None:
                 engine.close()
@@ -383,7 +373,7 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has the same options and place, and makes batches itself."""
         state = {**self.__dict__, "_engine": None, "_client": None, "_choice": None}
-        return {**state, "_current": None, "_moves": None, "_recorder": None, "_has_met": False}
+        return {**state, "_current": None, "_moves": None, "_recorder": None}
 
     def __enter__(self) -> Self:
         return self
