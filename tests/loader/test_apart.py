@@ -143,11 +143,12 @@ def odd(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_ragged_and_odd_values_arrive_as_they_are(blobs: penstock.Dataset) -> None:
-    options: dict[str, Any] = {"batch_size": 64, "transform": odd}
-    here = all_of(penstock.Loader(blobs, workers="here", **options))
-    apart = penstock.Loader(blobs, workers=2, **options)
-    assert_same(all_of(apart), here)
-    assert apart.stats().sent_bytes > 0
+    for output in ("torch", "numpy"):
+        options: dict[str, Any] = {"batch_size": 64, "transform": odd, "output": output}
+        here = all_of(penstock.Loader(blobs, workers="here", threads=1, **options))
+        apart = penstock.Loader(blobs, workers=2, **options)
+        assert_same(all_of(apart), here)
+        assert apart.stats().sent_bytes > 0
 
 
 def joined(samples: list[Any]) -> Any:

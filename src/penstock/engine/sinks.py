@@ -170,7 +170,7 @@ class FieldSink:
             if is_here:
                 self._in_array[i] = 1
         for j, value in piece.values.items():
-            self._others[places[j]] = value
+            self.put(places[j], value)
 
     def _take_stacked(
         self, places: list[int], stacked: npt.NDArray[Any], special: Special | None
