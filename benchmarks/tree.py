@@ -51,7 +51,9 @@ def lies_in_file(address: int) -> bool:
         span, _, _, _, _, *path = line.split(maxsplit=5)
         first, last = (int(end, 16) for end in span.split("-"))
         if first <= address < last:
-            return bool(path) and path[0].startswith("/") and not path[0].startswith("/dev/")
+            # Shared memory has the name of a file, too, and no disk behind it.
+            is_memory = bool(path) and path[0].startswith(("/dev/", "/memfd:"))
+            return bool(path) and path[0].startswith("/") and not is_memory
     return False
 
 
