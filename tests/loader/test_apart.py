@@ -432,6 +432,29 @@ def test_a_forked_child_has_its_own_engine_and_leaves_the_parents_alone(
     loader.close()
 
 
+def test_a_forked_child_keeps_the_batch_that_it_sees(blobs: penstock.Dataset) -> None:
+    options: dict[str, Any] = {"batch_size": 20, "epochs": 8, "transform": large, "workers": 1}
+    loader = penstock.Loader(blobs, look_ahead="1KB", output="numpy", **options)
+    batches = iter(loader)
+    batch = next(batches)
+    expected = batch["x"].copy()
+    wait, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(wait, 1)
+        os._exit(int(not np.array_equal(batch["x"], expected)))
+    os.close(wait)
+    try:
+        del batch
+        for _ in batches:
+            pass  # Its memory would be used for one of these.
+    finally:
+        os.close(go)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loader.close()
+
+
 LOOP = """
     import penstock, sys, time
     def transform(sample):

@@ -67,9 +67,17 @@ class BufferPool:
     def _drop(self, memory: Memory) -> None:
         """Let go of memory that is not kept."""
 
+    def _is_spoilt(self, memory: Memory) -> bool:
+        """Return whether somebody may look at memory for ever, so that it is not used again."""
+        return False
+
     def _give_back(self, memory: Memory, room: int, number: int) -> None:
         kept_bytes = sum(r * len(free) for r, free in list(self._free.items()))
         # What comes back is among the leased ones still.
+        if self._is_spoilt(memory):
+            self._drop(memory)
+            self._leased.pop(number, None)
+            return
         most_bytes = self._size_bytes_max + self._num_spare * room
         if kept_bytes + sum(list(self._leased.values())) <= most_bytes:
             self._free.setdefault(room, deque()).append(memory)

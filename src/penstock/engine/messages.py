@@ -67,6 +67,8 @@ class FrontNotice:
     wait_s: float = 0.0
     """Time that it has waited in this iteration."""
     released: list[tuple[int, int]] = field(default_factory=list)
+    spoilt: list[tuple[int, int]] = field(default_factory=list)
+    """Released here, but a forked child may look at it: not to be used again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.dataset.mixture import datasets_of
 from penstock.engine.build import workers_max
 from penstock.engine.channel import ChannelClosed, FrameChannel
@@ -232,6 +234,8 @@ class EngineProcess:
             recorder=None if options.trace is None else Recorder(),
         )
         self._run: SentRun | None = None
+        self._given_up: list[Any] = []
+        """Memory of workers that is never released."""
 
     def serve(self) -> None:
         """EngineAnswer the front."""
@@ -328,10 +332,18 @@ class EngineProcess:
                 return  # The front is gone; `serve` learns of it, too.
             for number, index in taken.released:
                 self._outbox.release(number, index)
+            for number, index in taken.spoilt:
+                self._give_up(self._outbox.release(number, index))
             run = self._run
             if run is None or run.number != taken.run:
                 continue
             run.notice(taken)
+
+    def _give_up(self, memory: Any) -> None:
+        """Let go of memory that must not be used again."""
+        is_ours = isinstance(memory, np.ndarray) and self._pool.spoil(memory)
+        if memory is not None and not is_ours:
+            self._given_up.append(memory)  # A worker's: it would use it again if it were released.
 
     def send_job(self, run: int, job: Job) -> None:
         """Send the batches of a job."""

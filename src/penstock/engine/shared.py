@@ -69,6 +69,8 @@ class SharedSegment:
         """The bytes; mapped as long as somebody looks into them."""
         weakref.finalize(self.memory, _libc.munmap, address, size_bytes).atexit = False
         self._file: int | None = None
+        self.is_own = False
+        """Whether this process has made it."""
 
     @classmethod
     def made(cls, size_bytes: int) -> SharedSegment:
@@ -76,10 +78,12 @@ class SharedSegment:
         file = os.memfd_create("penstock", os.MFD_CLOEXEC)
         try:
             os.ftruncate(file, size_bytes)
-            return cls(file, size_bytes).keeping(file)
+            segment = cls(file, size_bytes).keeping(file)
         except BaseException:
             os.close(file)
             raise
+        segment.is_own = True
+        return segment
 
     def keeping(self, file: int) -> SharedSegment:
         """Keep a descriptor open as long as this segment is known, to be passed on."""
@@ -139,6 +143,19 @@ class SharedPool(BufferPool):
     def __init__(self, size_bytes_max: int, segments: SharedSegments) -> None:
         super().__init__(size_bytes_max, num_spare=_NUM_SPARE)
         self.segments = segments
+        self._spoilt: set[int] = set()
+        """Addresses of segments that are not used again."""
+
+    def spoil(self, array: npt.NDArray[Any]) -> bool:
+        """Never lease the segment of an array again; return whether it is one of this pool's."""
+        found = self.segments.find(array.__array_interface__["data"][0], array.nbytes)
+        if found is None or not found[0].is_own:
+            return False
+        self._spoilt.add(found[0].address)
+        return True
+
+    def _is_spoilt(self, memory: Memory) -> bool:
+        return ctypes.addressof(memory) in self._spoilt
 
     def _make(self, room: int) -> Memory:
         segment = SharedSegment.made(room)
@@ -149,6 +166,7 @@ class SharedPool(BufferPool):
         segment = self.segments.at(ctypes.addressof(memory))
         if segment is not None:
             self.segments.remove(segment.number)
+            self._spoilt.discard(segment.address)
 
     def reference(self, array: npt.NDArray[Any]) -> Reference | None:
         """Return where in shared memory an array lies, if it does."""
@@ -306,6 +324,6 @@ class Outbox:
             self._held[number, index] = held
         return number
 
-    def release(self, number: int, index: int) -> None:
-        """Take note that the other end does not look at a reference any more."""
-        self._held.pop((number, index), None)
+    def release(self, number: int, index: int) -> Any:
+        """Take note that the other end does not look at a reference any more; return its memory."""
+        return self._held.pop((number, index), None)

@@ -92,6 +92,17 @@ def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
     return out.getvalue()
 
 
+_clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()
+
+
+def _after_fork_in_parent() -> None:
+    for client in list(_clients):
+        client.forked()
+
+
+os.register_at_fork(after_in_parent=_after_fork_in_parent)
+
+
 class EngineClient:
     """One engine with its spawner and workers; starts with the first iteration."""
 
@@ -105,6 +116,10 @@ class EngineClient:
         self._inbox = Inbox(SharedSegments())
         self._released: deque[tuple[int, int]] = deque()
         """Filled by the garbage collector: no lock, a deque appends atomically."""
+        self._looked_at: set[tuple[int, int]] = set()
+        """References of parcels that somebody looks at."""
+        self._seen_by_forks: set[tuple[int, int]] = set()
+        """Those that a forked child may look at, whatever becomes of them here."""
         self._num_runs = 0
         self._met_by: int | None = None
         """The engine that has met the other nodes."""
@@ -125,6 +140,7 @@ class EngineClient:
         # One question at a time; `end` may be called by the garbage collector inside of another.
         self._asking = threading.Lock()
         close_in_children(self)
+        _clients.add(self)
 
     # -- starting ----------------------------------------------------------------------------
 
@@ -138,6 +154,7 @@ class EngineClient:
         # Segments of an engine that is gone stay mapped while the user looks into them.
         self._inbox = Inbox(SharedSegments())
         self._released = deque()
+        self._looked_at, self._seen_by_forks = set(), set()
         self._pinned = None
         with control, batches:
             self._spawner.send(b"E", [control.fileno(), batches.fileno()])
@@ -283,10 +300,19 @@ class EngineClient:
     def _tell(self, run: int, taken: int, *, is_waiting: bool, wait_s: float) -> None:
         assert self._batches is not None
         released = [self._released.popleft() for _ in range(len(self._released))]
+        spoilt = [r for r in released if r in self._seen_by_forks] if self._seen_by_forks else []
+        if spoilt:
+            self._seen_by_forks.difference_update(spoilt)
+            released = [r for r in released if r not in spoilt]
         if self._pinned is not None:
             released = self._pinned.free(released)
         notice = FrontNotice(
-            run=run, num_taken=taken, is_waiting=is_waiting, wait_s=wait_s, released=released
+            run=run,
+            num_taken=taken,
+            is_waiting=is_waiting,
+            wait_s=wait_s,
+            released=released,
+            spoilt=spoilt,
         )
         self._batches.send(pickle.dumps(notice, 5))
 
@@ -298,8 +324,14 @@ class EngineClient:
     def opened(self, made: MadeBatches) -> list[Any]:
         """Return the fields of each batch of a message."""
         assert made.parcel is not None
-        released, number = self._released, made.number
-        value = self._inbox.open(made.parcel, lambda index: released.append((number, index)))
+        released, looked_at, number = self._released, self._looked_at, made.number
+        looked_at.update((number, i) for i in range(len(made.parcel.references)))
+
+        def release(index: int) -> None:
+            released.append((number, index))
+            looked_at.discard((number, index))
+
+        value = self._inbox.open(made.parcel, release)
         return [value] if made.is_joined else list(value)
 
     # -- ends --------------------------------------------------------------------------------
@@ -361,6 +393,13 @@ class EngineClient:
             if channel is not None:
                 channel.close()
         self._control = self._batches = None
+
+    def forked(self) -> None:
+        """Take note of a fork: the child sees the batches that are here now, for ever.
+
+        Shared memory is not copied by a fork. So what a child may look at is not used again.
+        """
+        self._seen_by_forks |= self._looked_at
 
     def close_after_fork(self) -> None:
         """Close the sockets in a forked child: the engine must see when the parent is gone."""
