@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
@@ -63,6 +63,7 @@ def same(one: Any, two: Any) -> bool:
 
 @settings(max_examples=50)
 @given(VALUES)
+@example({-(2**63) - 1: None})
 def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert same(unpack_value(pack_value(value)), value)
 

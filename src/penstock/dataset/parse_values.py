@@ -21,7 +21,7 @@ import numpy as np
 from penstock.dataset.npy_header import dtype_text, plain_dtype
 from penstock.storage.base import ObjectInfo
 
-_TUPLE, _ARRAY, _SCALAR, _ODD = 1, 2, 3, 4
+_TUPLE, _ARRAY, _SCALAR, _ODD, _PAIRS = 1, 2, 3, 4, 5
 _PLAIN = (str, int, float, bool, bytes, type(None), memoryview)
 
 _TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
@@ -75,7 +75,11 @@ def _sendable(value: Any) -> Any:
     if kind in _PLAIN:
         return value if _is_msgpack(kind, value) else _odd(kind, value)
     if kind is dict:
-        return {_sendable(key): _sendable(inner) for key, inner in value.items()}
+        if all(type(key) in _PLAIN and _is_msgpack(type(key), key) for key in value):
+            return {key: _sendable(inner) for key, inner in value.items()}
+        # What msgpack has no place for cannot be a key of its maps either.
+        pairs = [[_sendable(key), _sendable(inner)] for key, inner in value.items()]
+        return msgspec.msgpack.Ext(_PAIRS, msgspec.msgpack.encode(pairs))
     if kind is list:
         return [_sendable(inner) for inner in value]
     if isinstance(value, tuple):
@@ -118,6 +122,8 @@ def _array_bytes(value: Any) -> bytes:
 def _received(code: int, data: memoryview) -> Any:
     if code == _TUPLE:
         return tuple(unpack_value(data))
+    if code == _PAIRS:
+        return dict(unpack_value(data))
     if code == _ODD:
         name, text = msgspec.msgpack.decode(data)
         return _TEXTS[_NAMED[name]][1](text)
