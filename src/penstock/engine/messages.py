@@ -30,7 +30,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginRun:
-    """RunStart an iteration; the one before is over."""
+    """Begin an iteration; the one before is over."""
 
     number: int
     begin: RunStart

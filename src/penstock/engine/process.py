@@ -155,7 +155,7 @@ class SentRun:
         self._thread = threading.Thread(target=self._send_all, name="penstock-send", daemon=True)
 
     def start(self) -> None:
-        """RunStart to make batches, and to send them."""
+        """Begin to make batches, and to send them."""
         self.runner.start()
         self._thread.start()
 
