@@ -24,7 +24,7 @@ from .conftest import write_tar
 
 FIXTURES = Path(__file__).parents[1] / "dataset" / "formats" / "fixtures"
 some = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # To shrink takes two loaders each time.
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -98,7 +98,10 @@ def test_what_a_run_sees_refines_the_machine(
             assert loader.machine() == measured
             for _ in loader:
                 pass
-            assert loader.machine().store.read_s(BLOB_BYTES, 1) > 5 * store.read_s(BLOB_BYTES, 1)
+            # Of many requests at once nobody knows whether they wait for first bytes or for the
+            # link, so this is what the run has seen: many at once.
+            seen = loader.machine().store
+            assert seen.read_s(BLOB_BYTES, 16) > 5 * store.read_s(BLOB_BYTES, 16)
 
 
 def test_every_run_ends_with_a_summary(
