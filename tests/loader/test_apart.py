@@ -383,6 +383,30 @@ def test_formats_that_the_user_has_added_are_known_to_workers() -> None:
     assert run.stdout.startswith("pairs: 30 samples")
 
 
+def test_a_loader_whose_engine_has_just_died_can_be_closed(blobs: penstock.Dataset) -> None:
+    loader = penstock.Loader(blobs, batch_size=10, transform=doubled, workers=1)
+    next(iter(loader))
+    os.kill(engine_of(loader), signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{engine_of(loader)}").exists())
+    assert loader.stats().samples == 10
+    loader.close()
+
+
+def test_descriptors_above_a_thousand_are_no_obstacle(blobs: penstock.Dataset) -> None:
+    script = """
+        import os, resource, sys, penstock
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        dataset = penstock.open(sys.argv[1])
+        options = dict(batch_size=100, workers=1, transform=lambda s: {"n": s["cls"]})
+        with penstock.Loader(dataset, **options) as loader:
+            print(sum(int(batch["n"].sum()) for batch in loader))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), blobs.uri]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.stdout == f"{sum(range(300))}\n", run.stderr
+
+
 # -- ends ------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from penstock.dataset.part import Ints
 from penstock.engine.decode import Wishes, owned_lists, uses_of
 from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.job import Group, Job, Piece, cut
-from penstock.engine.shared import Parcel, SharedPool, packed
+from penstock.engine.shared import SharedParcel, SharedPool, packed
 from penstock.engine.sinks import Layout, Sinks
 from penstock.engine.stages import GroupStage
 from penstock.engine.stats import Counters
@@ -155,12 +155,12 @@ class ApartMaker:
 
     def _source(
         self, group: Group, piece: Piece, stage: GroupStage | None
-    ) -> tuple[RawBytes | Parcel | None, list[Any]]:
+    ) -> tuple[RawBytes | SharedParcel | None, list[Any]]:
         if stage is None:
             return None, []
         if group.bound.by_block:
             parcel = packed([_in_shared(sample) for sample in stage.samples(piece)], self._pool)
-            return Parcel(parcel.data, parcel.references), parcel.held
+            return SharedParcel(parcel.data, parcel.references), parcel.held
         references, lengths, held = [], [], []
         for table, extents in enumerate(group.extents):
             sizes = extents.length[piece.start : piece.stop].astype(np.int64)

@@ -6,6 +6,7 @@ frame is a length and so many bytes. Open files travel beside the first bytes of
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -34,6 +35,12 @@ class FrameChannel:
     def fileno(self) -> int:
         """Return the descriptor, to wait on."""
         return self._end.fileno()
+
+    def is_ready(self, wait_s: float = 0.0) -> bool:
+        """Return whether a frame, or the end, can be received now or within some time."""
+        poll = select.poll()  # Not `select`, which knows no descriptor above 1,023.
+        poll.register(self._end, select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
 
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:
         """Send a frame, and wait while the other end has no room for it."""

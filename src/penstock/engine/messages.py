@@ -13,7 +13,7 @@ from typing import Any
 from penstock.engine.engine import RunStart
 from penstock.engine.job import Slot
 from penstock.engine.options import LoaderOptions
-from penstock.engine.shared import Parcel
+from penstock.engine.shared import SharedParcel
 from penstock.engine.stats import Counted, MemoryStats, Seen
 from penstock.engine.worker import WorkerJob
 
@@ -46,7 +46,7 @@ class MadeBatches:
     number: int = 0
     """Of the parcel, for its release."""
     slots: list[Slot] = field(default_factory=list)
-    parcel: Parcel | None = None
+    parcel: SharedParcel | None = None
     """The fields of each batch, as a list; of a batch that a worker has joined, the batch."""
     is_joined: bool = False
     error: bytes | None = None

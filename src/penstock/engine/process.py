@@ -40,7 +40,7 @@ from penstock.engine.messages import (
     Payload,
 )
 from penstock.engine.runner import Runner
-from penstock.engine.shared import Outbox, Parcel, SharedPool, SharedSegments, packed
+from penstock.engine.shared import Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.stats import MemoryStats
 from penstock.engine.worker_number import LoopTimes, WorkerNumber
 from penstock.engine.workers import Workers, wait_for
@@ -348,7 +348,7 @@ class EngineProcess:
     def send_job(self, run: int, job: Job) -> None:
         """Send the batches of a job."""
         first: Any = job.results[0]
-        is_joined = isinstance(first, Parcel)
+        is_joined = isinstance(first, SharedParcel)
         parcel = first if is_joined else packed(job.results, self._pool)
         job.results = []  # Or its memory would wait for the next job.
         message = MadeBatches(
@@ -361,7 +361,7 @@ class EngineProcess:
         )
         self.send(message, parcel)
 
-    def send(self, made: MadeBatches, parcel: Parcel | None = None) -> None:
+    def send(self, made: MadeBatches, parcel: SharedParcel | None = None) -> None:
         """Send a message, and the segments that it refers to where the front lacks them."""
         with self._sending:
             fresh: list[tuple[int, int]] = []
@@ -374,7 +374,7 @@ class EngineProcess:
                 run=made.run,
                 number=number,
                 slots=made.slots,
-                parcel=None if parcel is None else Parcel(parcel.data, parcel.references),
+                parcel=None if parcel is None else SharedParcel(parcel.data, parcel.references),
                 is_joined=made.is_joined,
                 error=made.error,
                 fresh=fresh,

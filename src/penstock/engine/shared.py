@@ -179,7 +179,7 @@ Reference = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class Parcel:
+class SharedParcel:
     """A value on its way to another process."""
 
     data: bytes | bytearray
@@ -193,7 +193,7 @@ class Parcel:
         return sum(length for _, _, length in self.references)
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+class _ParcelPacker(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is memoryview:
@@ -202,9 +202,9 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         return super().reducer_override(obj) if reduce is None else reduce(obj)
 
 
-def packed(value: Any, pool: SharedPool) -> Parcel:
+def packed(value: Any, pool: SharedPool) -> SharedParcel:
     """Return a value as a parcel; large arrays outside of shared memory are copied into it."""
-    parcel = Parcel(b"")
+    parcel = SharedParcel(b"")
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
@@ -222,7 +222,7 @@ def packed(value: Any, pool: SharedPool) -> Parcel:
         return False
 
     out = io.BytesIO()
-    _Packer(out, protocol=5, buffer_callback=is_small).dump(value)
+    _ParcelPacker(out, protocol=5, buffer_callback=is_small).dump(value)
     parcel.data = out.getvalue()
     return parcel
 
@@ -272,7 +272,7 @@ class Inbox:
         holder = holder_type(length).from_buffer(self._mine[number].memory, offset)
         return np.frombuffer(holder, np.uint8)
 
-    def open(self, parcel: Parcel, released: Callable[[int], None] | None = None) -> Any:
+    def open(self, parcel: SharedParcel, released: Callable[[int], None] | None = None) -> Any:
         """Return the value of a parcel.
 
         `released` is told the number of each reference when nobody looks at it any more; the
@@ -280,12 +280,14 @@ class Inbox:
         """
         return pickle.loads(parcel.data, buffers=self._holders(parcel, released))
 
-    def passed_on(self, parcel: Parcel, released: Callable[[int], None]) -> Parcel:
+    def passed_on(self, parcel: SharedParcel, released: Callable[[int], None]) -> SharedParcel:
         """Return a parcel for a third process, which this one need not open."""
         references = [(self._mine[n].number, o, length) for n, o, length in parcel.references]
-        return Parcel(parcel.data, references, self._holders(parcel, released))
+        return SharedParcel(parcel.data, references, self._holders(parcel, released))
 
-    def _holders(self, parcel: Parcel, released: Callable[[int], None] | None) -> list[Memory]:
+    def _holders(
+        self, parcel: SharedParcel, released: Callable[[int], None] | None
+    ) -> list[Memory]:
         holders = []
         for index, (number, offset, length) in enumerate(parcel.references):
             holder = holder_type(length).from_buffer(self._mine[number].memory, offset)
@@ -317,7 +319,7 @@ class Outbox:
         self._known.difference_update(gone)
         return gone
 
-    def keep(self, parcel: Parcel) -> int:
+    def keep(self, parcel: SharedParcel) -> int:
         """Keep what a parcel refers to until the other end has released it; return its number."""
         number = next(self._numbers)
         for index, held in enumerate(parcel.held):

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.dataset.part import Ints
 from penstock.engine.decode import SampleUses
-from penstock.engine.shared import Parcel, Reference
+from penstock.engine.shared import Reference, SharedParcel
 
 Read = tuple[str, int, int, float]
 """Source, bytes, requests and seconds, as `Counters.add_reads` takes them."""
@@ -36,7 +36,7 @@ class SomeSamples:
     places: list[int]
     """Where in the batch they belong."""
     uses: SampleUses
-    source: RawBytes | Parcel | None
+    source: RawBytes | SharedParcel | None
     """Their bytes, or their encoded fields; None: in local files, for the worker to read."""
 
 
@@ -72,7 +72,7 @@ class WorkRequest:
 class WorkReply:
     """What became of a request."""
 
-    parcel: Parcel | None = None
+    parcel: SharedParcel | None = None
     """The fields of the samples (`dict[str, FieldPiece]`), or what was made of the whole batch."""
     number: int = 0
     """Of the parcel, for its release."""

@@ -26,7 +26,7 @@ from penstock.engine.decode import SampleMaker, Wishes, as_mapping, owned_lists
 from penstock.engine.errors_apart import packed_error
 from penstock.engine.job import Group, Piece
 from penstock.engine.reads import SampleReader
-from penstock.engine.shared import Inbox, Outbox, Parcel, SharedPool, SharedSegments, packed
+from penstock.engine.shared import Inbox, Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.sinks import FieldPiece, Pieces, Sinks
 from penstock.engine.stats import Counters
 from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkReply, WorkRequest
@@ -89,7 +89,7 @@ class WorkerProcess:
         references = [] if parcel is None else parcel.references
         fresh, files = self._outbox.new_files([n for n, _, _ in references])
         reply = WorkReply(
-            parcel=None if parcel is None else Parcel(parcel.data, parcel.references),
+            parcel=None if parcel is None else SharedParcel(parcel.data, parcel.references),
             number=0 if parcel is None else self._outbox.keep(parcel),
             error=error,
             fresh=fresh,
@@ -107,7 +107,7 @@ class WorkerProcess:
         return self._maker.made(bound, some.local_ids, self._encoded(bound, some), some.uses)
 
     def _encoded(self, bound: BoundPart, some: SomeSamples) -> Iterable[Sample]:
-        if isinstance(some.source, Parcel):
+        if isinstance(some.source, SharedParcel):
             samples: list[Sample] = self._inbox.open(some.source)
             return samples
         if isinstance(some.source, RawBytes):

@@ -125,7 +125,7 @@ class _Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
+class _CountTrial:
     """A change that the next round judges: the number before it, and what that one brought."""
 
     num_before: int
@@ -138,7 +138,7 @@ class WorkerCount:
     def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
         self._target = limits.start
-        self._trial: _Trial | None = None
+        self._trial: _CountTrial | None = None
         self._known_worse: int | None = None
         """A lower number that brings less, while the workers above it are still in doubt."""
         self._intervals: list[WorkInterval] = []
@@ -198,7 +198,7 @@ class WorkerCount:
         else:
             self._lower_idle(found)
 
-    def _is_good(self, trial: _Trial, found: _Round) -> bool:
+    def _is_good(self, trial: _CountTrial, found: _Round) -> bool:
         """Judge a trial: whether the number that was tried is to stay."""
         if not found.is_waiting:
             self._next_pause_rounds = _PAUSE_ROUNDS
@@ -214,7 +214,7 @@ class WorkerCount:
         self._known_worse = trial.num_before if is_in_doubt else None
         return True
 
-    def _take_back(self, trial: _Trial) -> None:
+    def _take_back(self, trial: _CountTrial) -> None:
         """Return to the number before a trial, and stay there for a while."""
         if self._known_worse is not None:
             # A step of the bisection: not a failure, the limit lies above the number tried.
@@ -270,10 +270,10 @@ class WorkerCount:
     def _try(self, number: int, found: _Round) -> None:
         number = self._clamp(number)
         if number != self._target:
-            trial = _Trial(num_before=self._target, batches_s=found.batches_s)
+            trial = _CountTrial(num_before=self._target, batches_s=found.batches_s)
             self._move(number, trial=trial)
 
-    def _move(self, number: int, *, trial: _Trial | None) -> None:
+    def _move(self, number: int, *, trial: _CountTrial | None) -> None:
         self._target, self._trial = number, trial
         self._intervals = []
         self._idle_rounds = self._num_starting = 0
@@ -294,7 +294,7 @@ def _mean(intervals: list[WorkInterval]) -> _Round:
     )
 
 
-def _gain(trial: _Trial, found: _Round, number: int) -> float:
+def _gain(trial: _CountTrial, found: _Round, number: int) -> float:
     """Return the share of a change of number that shows as a change of throughput."""
     if not trial.batches_s:
         return inf if found.batches_s else 0.0

@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
@@ -68,7 +67,7 @@ made ahead."""
 _log = logging.getLogger("penstock.loader")
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+class _PayloadPacker(cloudpickle.Pickler):  # type: ignore[misc]
     """Packs what a process on this machine needs: indexes travel as the names of their files."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -88,7 +87,7 @@ def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
     out = io.BytesIO()
     payload = Payload(options=options, worker_job=job, num_workers=num_workers)
     # Formats first: the data set is unpickled with them.
-    _Packer(out, protocol=5).dump((AddedFormats(), payload))
+    _PayloadPacker(out, protocol=5).dump((AddedFormats(), payload))
     return out.getvalue()
 
 
@@ -269,7 +268,7 @@ class EngineClient:
         assert self._batches is not None
         is_told = False
         while True:
-            is_ready = bool(select.select([self._batches], [], [], 0)[0])
+            is_ready = self._batches.is_ready()
             if not is_told or not is_ready:
                 self._tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
                 is_told = True
@@ -356,9 +355,9 @@ class EngineClient:
 
     def told(self) -> EngineTold:
         """Return what the engine knows, or last said; counts are those of all engines."""
-        if self._control is not None and self._is_mine():
-            with suppress(ChannelClosed):
-                self._take(self._ask("stats"))
+        told = self._asked_now("stats")
+        if told is not None:
+            self._take(told)
         told = self._told
         return replace(told, counted=self.counted, events=(*self.events, *told.events))
 
@@ -368,13 +367,21 @@ class EngineClient:
 
     def machine(self) -> Machine | None:
         """Return the machine as the engine sees it."""
-        found: Machine | None = None if self._control is None else self._ask("machine")
+        found: Machine | None = self._asked_now("machine")
         return found
 
     def trace_events(self) -> list[dict[str, Any]]:
         """Return what the engine has recorded."""
-        events: list[dict[str, Any]] = [] if self._control is None else self._ask("trace")
+        events: list[dict[str, Any]] = self._asked_now("trace") or []
         return events
+
+    def _asked_now(self, word: str) -> Any:
+        """Ask the engine that is there; None where there is none, or it has just died."""
+        if self._control is None or not self._is_mine():
+            return None
+        with suppress(ChannelClosed):
+            return self._ask(word)
+        return None
 
     def close(self) -> None:
         """End engine, workers and spawner."""
@@ -431,7 +438,7 @@ def _end(open_: list[FrameChannel], spawner: FrameChannel, spawner_pid: int, pid
         channel.close()
     with suppress(ChannelClosed):
         spawner.send(b"Q")
-        while select.select([spawner], [], [], _CLOSE_S)[0]:
+        while spawner.is_ready(_CLOSE_S):
             spawner.receive()  # Until it is gone.
         with suppress(ProcessLookupError):
             os.kill(spawner_pid, signal.SIGKILL)  # Its children die with it.
