@@ -20,7 +20,7 @@ from penstock.dataset.part import Ints
 from penstock.dataset.ragged import Column, FieldColumns, Ragged, TakenRows
 from penstock.engine.buffers import BufferPool, Bytes
 from penstock.engine.cuts import Cuts
-from penstock.engine.gather import copy_rows
+from penstock.engine.reads import copy_rows
 from penstock.engine.runner import size_of
 from penstock.engine.sinks import Sinks
 

@@ -24,11 +24,12 @@ from penstock.engine.fetcher import Fetcher
 from penstock.engine.gather import GatherMaker, can_gather
 from penstock.engine.job import Maker, Slot
 from penstock.engine.options import LoaderOptions
-from penstock.engine.reads import SampleReader
+from penstock.engine.reads import SampleReader, is_local
 from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
+from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
 from penstock.flow import Budget, Flow, SourcePrior
 from penstock.flow.planning import requests_max
@@ -43,8 +44,12 @@ _log = logging.getLogger("penstock.loader")
 _THREADS_MAX = 32
 _WORKERS_MAX = 64
 _COPY_THREADS_MAX = 4
-_TINY_JOB_BYTES = 4 << 20
-_BATCHES_A_JOB_MAX = 16
+_COPY_WORKERS_MAX = 8
+"""So many processes copy as fast as memory allows."""
+_COPIES_WAITING = 2
+"""Copies that are prepared while all workers are busy."""
+_TINY_JOB_BYTES = 8 << 20
+_BATCHES_A_JOB_MAX = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +71,14 @@ def make_run(
     """Return what makes the batches of a stream."""
     unpacked = _block_check(wanted, stream.world, around)  # First: nothing is open if it refuses.
     pool = BufferPool(wanted.look_ahead_bytes) if apart is None else apart.pool
-    reader = SampleReader(pool, around.counters, at_random=wanted.order.mode != "sequential")
     num_threads = wanted.threads or threads_for(stream.world, wanted.copies_only)
     if apart is not None and wanted.needs_workers:
         maker: Maker = _apart_maker(wanted, apart, around)
         num_threads = DEPTH * workers_max(stream.world)
     else:
+        if apart is not None and all(map(is_local, wanted.dataset.bound)):
+            num_threads = min(_COPY_WORKERS_MAX, workers_max(stream.world)) + _COPIES_WAITING
+        reader = _reader(wanted, pool, around, apart)
         maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream)
     num_requests = requests_max(ranks_a_node(stream.world))
@@ -115,6 +122,16 @@ def _apart_maker(wanted: LoaderOptions, apart: Apart, around: Around) -> Maker:
     )
 
 
+def _reader(
+    wanted: LoaderOptions, pool: BufferPool, around: Around, apart: Apart | None
+) -> SampleReader:
+    at_random = wanted.order.mode != "sequential"
+    if apart is None:
+        return SampleReader(pool, around.counters, at_random=at_random)
+    bounds = wanted.dataset.bound
+    return WorkerReader(bounds, apart.pool, apart.workers, around.counters, at_random=at_random)
+
+
 def _priors(wanted: LoaderOptions, world: World, around: Around) -> dict[str, SourcePrior]:
     """Return what the machine's file promises of the store, if there is one of each."""
     sources = {bound.store.source for bound in wanted.dataset.bound}
@@ -139,7 +156,7 @@ def _maker(
 ) -> Maker:
     bounds = wanted.dataset.bound
     if wanted.copies_only and can_gather(bounds):
-        return GatherMaker(bounds, pool, reader, around.counters)
+        return GatherMaker(bounds, pool, reader)
     if wanted.makes_columns:
         return ColumnMaker(pool, reader, around.counters, num_threads=num_threads)
     return DecodeMaker(

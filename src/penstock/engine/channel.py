@@ -29,6 +29,8 @@ class FrameChannel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._poll = select.poll()  # Not `select`, which knows no descriptor above 1,023.
+        self._poll.register(end, select.POLLIN)
         # A frame is several calls, and frames of two threads must not mix.
         self._sending = threading.Lock()
 
@@ -38,9 +40,7 @@ class FrameChannel:
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Return whether a frame, or the end, can be received now or within some time."""
-        poll = select.poll()  # Not `select`, which knows no descriptor above 1,023.
-        poll.register(self._end, select.POLLIN)
-        return bool(poll.poll(1000 * wait_s))
+        return bool(self._poll.poll(1000 * wait_s))
 
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:
         """Send a frame, and wait while the other end has no room for it."""

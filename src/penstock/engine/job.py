@@ -6,7 +6,7 @@ did the last piece and handed over by the consumer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -96,7 +96,7 @@ class Job:
     """What is read ahead for it, by group; groups that are read on the spot are not in it."""
     pieces_left: int = 0
     results: list[Mapping[str, Any] | Any] = field(default_factory=list)
-    """One for each slot, once finished."""
+    """One for each slot, once finished; or one of fields with the rows of all slots."""
     error: BaseException | None = None
     is_fetched: bool = False
     """Whether what is read ahead for it is here; where nothing is, from the beginning."""
@@ -129,8 +129,21 @@ class Maker(Protocol):
         ...
 
     def finish(self, job: Job) -> list[Any]:
-        """Return the fields of each batch of the job, when all pieces are done."""
+        """Return the results of the job, when all pieces are done."""
         ...
+
+
+def batches_of(slots: Sequence[Slot], results: Sequence[Any]) -> list[tuple[Slot, Any]]:
+    """Return each slot with its fields; rows of several slots are cut."""
+    if len(results) == len(slots):
+        return list(zip(slots, results, strict=True))
+    [whole] = results
+    out, start = [], 0
+    for slot in slots:
+        stop = start + len(slot.ids)
+        out.append((slot, {name: rows[start:stop] for name, rows in whole.items()}))
+        start = stop
+    return out
 
 
 def cut(groups: list[Group], samples_a_piece: int) -> list[Piece]:

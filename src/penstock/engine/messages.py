@@ -7,13 +7,17 @@ not look at any more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from penstock.dataset.part import Ints
 from penstock.engine.engine import RunStart
-from penstock.engine.job import Slot
+from penstock.engine.job import Mask, Slot
 from penstock.engine.options import LoaderOptions
-from penstock.engine.shared import SharedParcel
+from penstock.engine.shared import Reference
 from penstock.engine.stats import Counted, MemoryStats, Seen
 from penstock.engine.worker import WorkerJob
 
@@ -37,28 +41,26 @@ class BeginRun:
     only_asked: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeBatches:
-    """Some batches, or the end of the iteration."""
+class MadeBatches(NamedTuple):
+    """Some batches, or the end of the iteration. A tuple: pickling one takes few microseconds."""
 
     run: int
     """The iteration that they belong to."""
     number: int = 0
     """Of the parcel, for its release."""
-    slots: list[Slot] = field(default_factory=list)
-    parcel: SharedParcel | None = None
-    """The fields of each batch, as a list; of a batch that a worker has joined, the batch."""
+    slots: PackedSlots | None = None
+    data: bytes | bytearray | None = None
+    """The results of a job as a parcel; or, of a batch that a worker has joined, the batch."""
+    references: list[Reference] | None = None
+    """Where in shared memory the large arrays of the parcel lie."""
     is_joined: bool = False
     error: bytes | None = None
-    fresh: list[tuple[int, int]] = field(default_factory=list)
-    gone: list[int] = field(default_factory=list)
+    fresh: Sequence[tuple[int, int]] = ()
+    gone: Sequence[int] = ()
     counted: Counted | None = None
-    sent_bytes: int = 0
-    """Bytes that are copied, since they cannot lie in shared memory or are not worth it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontNotice:
+class FrontNotice(NamedTuple):
     """What the front has done since it last said so."""
 
     run: int
@@ -66,9 +68,51 @@ class FrontNotice:
     is_waiting: bool = False
     wait_s: float = 0.0
     """Time that it has waited in this iteration."""
-    released: list[tuple[int, int]] = field(default_factory=list)
-    spoilt: list[tuple[int, int]] = field(default_factory=list)
+    released: Sequence[tuple[int, int]] = ()
+    spoilt: Sequence[tuple[int, int]] = ()
     """Released here, but a forked child may look at it: not to be used again."""
+
+
+class PackedSlots(NamedTuple):
+    """Slots on their way: three arrays for all of them, not three for each."""
+
+    numbers: list[tuple[int, int, int, int, int, int]]
+    """Epoch, step, samples, samples that count, epoch and position afterwards."""
+    ids: Ints
+    positions: Ints
+    mask: Mask
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot]) -> PackedSlots:
+        """Return slots as one message carries them."""
+        return cls(
+            [(s.epoch, s.step, len(s.ids), s.num_counted, *s.cursor_after) for s in slots],
+            _joined([s.ids for s in slots]),
+            _joined([s.positions for s in slots]),
+            _joined([s.mask for s in slots]),
+        )
+
+    def slots(self) -> list[Slot]:
+        """Return them as they were."""
+        out, start = [], 0
+        for epoch, step, num_samples, num_counted, epoch_after, position_after in self.numbers:
+            stop = start + num_samples
+            slot = Slot(
+                epoch=epoch,
+                step=step,
+                ids=self.ids[start:stop],
+                positions=self.positions[start:stop],
+                mask=self.mask[start:stop],
+                num_counted=num_counted,
+                cursor_after=(epoch_after, position_after),
+            )
+            out.append(slot)
+            start = stop
+        return out
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from penstock.engine.messages import (
     LogLine,
     MadeBatches,
     MeetingCall,
+    PackedSlots,
     Payload,
 )
 from penstock.engine.runner import Runner
@@ -351,38 +352,28 @@ class EngineProcess:
         is_joined = isinstance(first, SharedParcel)
         parcel = first if is_joined else packed(job.results, self._pool)
         job.results = []  # Or its memory would wait for the next job.
-        message = MadeBatches(
+        made = MadeBatches(
             run=run,
-            slots=job.slots,
-            parcel=parcel,
+            slots=PackedSlots.of(job.slots),
             is_joined=is_joined,
             counted=self.counted(),
-            sent_bytes=len(parcel.data),
         )
-        self.send(message, parcel)
+        self.send(made, parcel)
 
     def send(self, made: MadeBatches, parcel: SharedParcel | None = None) -> None:
         """Send a message, and the segments that it refers to where the front lacks them."""
         with self._sending:
-            fresh: list[tuple[int, int]] = []
             files: list[int] = []
-            number = 0
             if parcel is not None:
                 fresh, files = self._outbox.new_files([n for n, _, _ in parcel.references])
-                number = self._outbox.keep(parcel)
-            data = MadeBatches(
-                run=made.run,
-                number=number,
-                slots=made.slots,
-                parcel=None if parcel is None else SharedParcel(parcel.data, parcel.references),
-                is_joined=made.is_joined,
-                error=made.error,
-                fresh=fresh,
-                gone=self._outbox.stale(),
-                counted=made.counted,
-                sent_bytes=made.sent_bytes,
-            )
-            self._batches.send(pickle.dumps(data, 5), files)
+                made = made._replace(
+                    number=self._outbox.keep(parcel),
+                    data=parcel.data,
+                    references=parcel.references,
+                    fresh=fresh,
+                )
+            made = made._replace(gone=self._outbox.stale())
+            self._batches.send(pickle.dumps(made, 5), files)
 
 
 def private_bytes(pid: int) -> int:

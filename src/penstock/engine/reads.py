@@ -12,14 +12,17 @@ import mmap
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import check_copies
+from penstock.dataset.part import Table
 from penstock.engine.buffers import BufferPool, Bytes
 from penstock.engine.job import Group, Piece
 from penstock.engine.stats import Counters
@@ -113,6 +116,32 @@ class SampleReader:
         seconds = time.perf_counter() - begin
         self._counters.add_reads(bound.store.source, sum(lengths), len(lengths), seconds)
 
+    def rows_into(self, group: Group, table: int, piece: Piece, target: Bytes) -> None:
+        """Copy samples of one width, each to its row of `target`."""
+        where = group.where[piece.start : piece.stop]
+        if not self.can_map(group.bound, table):
+            starts = (where * target.shape[1]).tolist()
+            self.read_into(group, table, piece, target.reshape(-1), starts)
+            return
+        begin = time.perf_counter()
+        ids = group.local_ids[piece.start : piece.stop]
+        layout = group.bound.part.tables[table]
+        first_sample = layout.first_sample
+        numbers = None
+        if len(first_sample) > 2:
+            numbers = np.searchsorted(first_sample, ids, side="right") - 1
+        for number in [0] if numbers is None else np.unique(numbers).tolist():
+            chosen = slice(None) if numbers is None else np.flatnonzero(numbers == number)
+            rows = ids[chosen] - first_sample[number]
+            ranges = partial(_ranges, layout, number, rows)
+            mapped = self.mapped(group.bound, table, number)
+            with self.warmed(group.bound, table, ranges):
+                copy_rows(_rows(layout, number, mapped.data), rows, target, where[chosen])
+            mapped.check()
+        check_copies(group.bound, ids, lambda j: target[where[j]].data)
+        size_bytes = len(ids) * target.shape[1]
+        self._counters.add_reads("folder", size_bytes, len(ids), time.perf_counter() - begin)
+
     def can_map(self, bound: BoundPart, table: int) -> bool:
         """Return whether objects are mapped: files, and few enough to stay open all at once."""
         few = bound.part.tables[table].num_objects <= self._open_max
@@ -185,3 +214,35 @@ _NOTHING: Bytes = np.zeros(0, np.uint8)
 
 def _read_one(bound: BoundPart, table: int, number: int, offset: int, view: memoryview) -> None:
     bound.store.read_into(bound.part.tables[table].info(number), offset, view)
+
+
+def _rows(layout: Table, number: int, whole: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return an object as an array with a row for each sample."""
+    base, stride, width = (int(a[number]) for a in layout.even_layout())
+    count = int(layout.first_sample[number + 1] - layout.first_sample[number])
+    return np.ndarray((count, width), np.uint8, whole.data, base, (stride, 1))
+
+
+def _ranges(
+    layout: Table, number: int, rows: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, int, int]]:
+    base, stride, width = (int(a[number]) for a in layout.even_layout())
+    return ((number, base + stride * row, width) for row in rows.tolist())
+
+
+def copy_rows(
+    source: npt.NDArray[np.uint8],
+    rows: npt.NDArray[np.int64],
+    target: npt.NDArray[np.uint8],
+    where: npt.NDArray[np.int64],
+) -> None:
+    """Copy some rows of one array to some places of another."""
+    start, count = int(where[0]), len(where)
+    in_a_row = count == 1 or int(where[-1]) - start == count - 1
+    if in_a_row and source.flags.c_contiguous:
+        # "clip" because "raise" would gather into a second buffer first; rows are in range.
+        source.take(rows, axis=0, out=target[start : start + count], mode="clip")
+    elif in_a_row:
+        target[start : start + count] = source[rows]
+    else:
+        target[where] = source[rows]

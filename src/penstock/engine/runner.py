@@ -58,6 +58,7 @@ class Runner:
         lock = threading.RLock()
         self._work_here = threading.Condition(lock)
         self._ready = threading.Condition(lock)
+        self._fetched_here = threading.Condition(lock)
         self._fill_here = threading.Condition(lock)
         self._stage: deque[Job] = deque()
         self._stage_bytes = 0
@@ -110,7 +111,7 @@ class Runner:
             self._pieces.clear()
             self._work_here.notify_all()
             self._fill_here.notify_all()
-            self._ready.notify_all()
+            self._wake_consumers()
         if self._ahead is not None:
             self._ahead.progress.stop()
         self._fetcher.stop()
@@ -175,13 +176,13 @@ class Runner:
             is_late = (job := self._staged_job(number)) is None or not job.is_fetched
         if is_late:
             self._fetcher.waiting(number)
-        with self._ready:
+        with self._fetched_here:
             while (job := self._staged_job(number)) is None or not job.is_fetched:
                 if self._broken is not None:
                     raise self._broken
                 if self._is_stopped or (self._is_exhausted and number >= self._num_planned):
                     return None
-                self._ready.wait()
+                self._fetched_here.wait()
             return job
 
     def _staged_job(self, number: int) -> Job | None:
@@ -196,7 +197,7 @@ class Runner:
         if error is not None:
             with self._ready:
                 self._broken = error
-                self._ready.notify_all()
+                self._wake_consumers()
 
     def _fill_loop(self) -> None:
         while True:
@@ -301,7 +302,7 @@ class Runner:
             self._is_planning = False
             if job is None:
                 self._is_exhausted = True
-                self._ready.notify_all()
+                self._wake_consumers()
                 return None
             job.number = self._num_planned
             self._num_planned += 1
@@ -313,7 +314,7 @@ class Runner:
             if error is not None:
                 self._is_exhausted = True
                 job.error, job.is_fetched, job.is_done = error, True, True
-                self._ready.notify_all()
+                self._wake_consumers()
                 return None
             job.pieces_left = len(pieces)
             self._was_near = not (staged.reads or staged.fills)
@@ -340,7 +341,11 @@ class Runner:
     def _is_here(self, job: Job, now_ns: int) -> None:
         """Take note that the bytes of a job are here; the lock is held."""
         job.fetched_ns, job.is_fetched = now_ns, True
+        self._fetched_here.notify_all()
+
+    def _wake_consumers(self) -> None:
         self._ready.notify_all()
+        self._fetched_here.notify_all()
 
     def _do(self, job: Job, piece: Piece) -> None:
         begin = time.perf_counter_ns()
@@ -384,7 +389,8 @@ class Runner:
             self._stage_bytes += size_bytes - job.size_bytes
             job.size_bytes = self._job_bytes = size_bytes
             job.done_ns, job.is_done = time.perf_counter_ns(), True
-            self._ready.notify_all()
+            if self._is_next_ready():
+                self._ready.notify_all()
 
 
 def size_of(value: Any) -> int:

@@ -26,7 +26,7 @@ from penstock.engine.block_stage import BlockStage
 from penstock.engine.buffers import BufferPool
 from penstock.engine.fetcher import Read
 from penstock.engine.fills import Fill, FillRun, Fills
-from penstock.engine.holding import Flags, Places
+from penstock.engine.holding import Flags, Holding, Places
 from penstock.engine.job import Group, Job, Slot
 from penstock.engine.peer_fills import PeerFills
 from penstock.engine.peer_reads import PeerRanges, RangesRead
@@ -35,7 +35,7 @@ from penstock.engine.runs import Runs
 from penstock.engine.stage_reads import At, BlockRead, RangeRead
 from penstock.engine.stages import Blocks, Ranges, Raw, Spread, Tiered
 from penstock.flow import SourceRates
-from penstock.flow.routes import Way, ways_of
+from penstock.flow.routes import Way, way_of_store, ways_of
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
@@ -125,9 +125,12 @@ class Stager:
         self._num_jobs += 1
         runs = self._runs
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
+        if self._holding is None:
+            job.ways = [way_of_store(in_runs=in_runs)] * len(job.groups)
+            return
         groups: list[Group] = []
         for group in job.groups:
-            ways = self._ways(group, in_runs)
+            ways = self._ways(self._holding, group, in_runs)
             found = np.unique(ways).tolist()
             for way in found:
                 job.ways.append(Way(way))
@@ -135,11 +138,9 @@ class Stager:
                 groups.append(group if whole else group.part(np.flatnonzero(ways == way)))
         job.groups = groups
 
-    def _ways(self, group: Group, in_runs: bool) -> Ints:
-        if self._holding is None:
-            return ways_of(np.zeros(len(group.where), bool), in_runs=in_runs)
+    def _ways(self, holding: Holding, group: Group, in_runs: bool) -> Ints:
         return ways_of(
-            self._holding.is_placed(self._holding.places(group)),
+            holding.is_placed(holding.places(group)),
             in_runs=in_runs,
             is_run_bare=partial(self._is_run_bare, group),
             is_spread=None if self.cluster is None else partial(self._is_spread, group),

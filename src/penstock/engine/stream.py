@@ -96,23 +96,26 @@ class Stream:
         done_before = start // self.global_batch_size
         share = steps.share(self.world.rank)
         ahead = max(1, _POSITIONS_AHEAD // (self.global_batch_size * chosen.step))
+        size = self.global_batch_size
         for first in range(0, len(chosen), ahead):
             several = chosen[first : first + ahead]
-            for step, ids in zip(several, self._ids(epoch, steps, several, share), strict=True):
+            # One row a batch: an array for each would take longer than its ids.
+            begins = start + np.array(several)[:, None] * size
+            positions = begins + np.arange(*share)
+            masks = np.ones(positions.shape, bool)
+            if several[-1] + 1 == steps.num_steps:
+                masks[-1] = steps.positions(several[-1], self.world.rank)[1]
+            for i, ids in enumerate(self._ids(epoch, steps, several, share)):
+                step = several[i]
                 is_last = step + 1 == steps.num_steps
-                if is_last:
-                    mask = steps.positions(step, self.world.rank)[1]
-                else:
-                    mask = np.ones(share[1] - share[0], bool)
-                position = start + (step + 1) * self.global_batch_size
                 yield Slot(
                     epoch=epoch,
                     step=done_before + step,
                     ids=ids,
-                    positions=np.arange(position - self.global_batch_size, position)[slice(*share)],
-                    mask=mask,
-                    num_counted=int(mask.sum()) if is_last else len(mask),
-                    cursor_after=(epoch + 1, 0) if is_last else (epoch, position),
+                    positions=positions[i],
+                    mask=masks[i],
+                    num_counted=int(masks[i].sum()) if is_last else len(ids),
+                    cursor_after=(epoch + 1, 0) if is_last else (epoch, start + (step + 1) * size),
                 )
 
     def _assigned_slots(

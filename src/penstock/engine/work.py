@@ -7,9 +7,9 @@ back in a parcel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.dataset.part import Ints
 from penstock.engine.decode import SampleUses
@@ -48,6 +48,28 @@ class RowTarget:
     shape: tuple[int, ...]
     kind: str
     special: Any
+
+
+class CopyTarget(NamedTuple):
+    """Where in a batch samples go."""
+
+    memory: Reference
+    places: Ints | None
+    """Their rows, None: one after the other; or, where they have no common width, their starts."""
+    width: int
+    """Of a row; 0: samples have no common one."""
+
+
+class CopyRequest(NamedTuple):
+    """Samples of local files to copy into a batch, as `SampleReader` does."""
+
+    part: int
+    table: int
+    local_ids: Ints
+    target: CopyTarget
+    fresh: Sequence[tuple[int, int]] = ()
+    gone: Sequence[int] = ()
+    released: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,14 @@ from penstock.engine.reads import SampleReader
 from penstock.engine.shared import Inbox, Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.sinks import FieldPiece, Pieces, Sinks
 from penstock.engine.stats import Counters
-from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkReply, WorkRequest
+from penstock.engine.work import (
+    CopyRequest,
+    RawBytes,
+    RowTarget,
+    SomeSamples,
+    WorkReply,
+    WorkRequest,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +72,7 @@ class WorkerProcess:
         while True:
             try:
                 frame, files = self._channel.receive()
-                request: WorkRequest = pickle.loads(frame)
+                request: WorkRequest | CopyRequest = pickle.loads(frame)
                 self._inbox.add(request.fresh, files)
                 self._inbox.forget(request.gone)
                 for number, index in request.released:
@@ -74,11 +81,13 @@ class WorkerProcess:
             except ChannelClosed:
                 return
 
-    def _answer(self, request: WorkRequest) -> None:
+    def _answer(self, request: WorkRequest | CopyRequest) -> None:
         begin = time.perf_counter()
         parcel, error, size_bytes = None, None, 0
         try:
-            if request.whole:
+            if isinstance(request, CopyRequest):
+                self._copy(request)
+            elif request.whole:
                 result = self._whole(request)
                 parcel = packed(result, self._pool)
                 size_bytes = parcel.shared_bytes + len(parcel.data)
@@ -99,6 +108,17 @@ class WorkerProcess:
             size_bytes=size_bytes,
         )
         self._channel.send(pickle.dumps(reply, 5), files)
+
+    def _copy(self, request: CopyRequest) -> None:
+        memory, places, width = request.target
+        target, ids = self._inbox.array(memory), request.local_ids
+        where = np.arange(len(ids)) if places is None else places
+        group = Group(bound=self._job.dataset.bound[request.part], where=where, local_ids=ids)
+        piece = Piece(group=0, start=0, stop=len(ids))
+        if width:
+            self._reader.rows_into(group, request.table, piece, target.reshape(-1, width))
+        else:
+            self._reader.read_into(group, request.table, piece, target, where.tolist())
 
     # -- samples -----------------------------------------------------------------------------
 

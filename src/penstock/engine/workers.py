@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.shared import Inbox, Outbox, SharedSegments
-from penstock.engine.work import WorkReply, WorkRequest
+from penstock.engine.work import CopyRequest, WorkReply, WorkRequest
 from penstock.errors import WorkerError
 
 DEPTH = 2
@@ -32,6 +32,11 @@ _STATUS_S = 2.0
 """How long the spawner may take to say how a worker ended."""
 
 _log = logging.getLogger("penstock.loader")
+
+
+AnyRequest = WorkRequest | CopyRequest
+MakeRequest = Callable[["WorkerHandle"], tuple[AnyRequest, list[int]]]
+"""Makes a request for the worker that gets it, with the files of segments that it lacks."""
 
 
 class Spawner(Protocol):
@@ -66,12 +71,15 @@ class WorkerHandle:
         self._turn = threading.Condition()  # Guards whose reply comes next.
         self._num_sent = self._num_answered = 0
 
-    def ask(self, make: Callable[[WorkerHandle], tuple[WorkRequest, list[int]]]) -> WorkReply:
+    def ask(self, make: MakeRequest) -> WorkReply:
         """Send a request and return its reply; replies come in the order of requests."""
         with self._sending:
             request, files = make(self)
             released = [self._released.popleft() for _ in range(len(self._released))]
-            message = replace(request, released=released)
+            if isinstance(request, CopyRequest):
+                message: AnyRequest = request._replace(released=released)
+            else:
+                message = replace(request, released=released)
             self._channel.send(pickle.dumps(message, 5), files)
             ticket, self._num_sent = self._num_sent, self._num_sent + 1
         with self._turn:
@@ -138,9 +146,7 @@ class Workers:
             self._handles.remove(handle)
             handle.close()
 
-    def ask(
-        self, make: Callable[[WorkerHandle], tuple[WorkRequest, list[int]]], what: str
-    ) -> tuple[WorkerHandle, WorkReply]:
+    def ask(self, make: MakeRequest, what: str) -> tuple[WorkerHandle, WorkReply]:
         """Have samples made by some worker; by another one, should it die of something."""
         for attempt in range(_TRIES_MAX):
             handle = self._acquired()

@@ -26,6 +26,11 @@ class Way(IntEnum):
     """From other nodes, which hold them or are to hold them."""
 
 
+def way_of_store(*, in_runs: bool) -> Way:
+    """Return the way of samples that come from the store."""
+    return Way.RUN if in_runs else Way.ALONE
+
+
 def ways_of(
     placed: Flags,
     *,
@@ -44,7 +49,7 @@ def ways_of(
     >>> ways_of(np.array([True, False, False]), is_spread=lambda: np.array([True, True, False]))
     array([0, 3, 2])
     """
-    ways = np.full(len(placed), Way.RUN if in_runs else Way.ALONE, np.int64)
+    ways = np.full(len(placed), way_of_store(in_runs=in_runs), np.int64)
     if in_runs and is_run_bare is not None and placed.any():
         ways[~is_run_bare()] = Way.ALONE
     ways[placed] = Way.TIER

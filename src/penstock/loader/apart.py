@@ -32,7 +32,7 @@ from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.convert import pinned_memory
 from penstock.engine.engine import RunStart
 from penstock.engine.errors_apart import packed_error, unpacked_error
-from penstock.engine.job import Slot
+from penstock.engine.job import Slot, batches_of
 from penstock.engine.messages import (
     BeginRun,
     EngineAnswer,
@@ -46,7 +46,7 @@ from penstock.engine.messages import (
 )
 from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.engine.options import LoaderOptions
-from penstock.engine.shared import Inbox, SharedSegment, SharedSegments
+from penstock.engine.shared import Inbox, SharedParcel, SharedSegment, SharedSegments
 from penstock.engine.stats import Counted, Seen
 from penstock.engine.worker import WorkerJob
 from penstock.errors import EngineError, OptionError
@@ -127,9 +127,10 @@ class EngineClient:
         self.engine_pid = 0
         self._pinned: Any = None
         """What page-locks segments, once this process uses a GPU."""
-        self.counted = Counted()
-        """What all engines of this loader have counted."""
-        self._counted_before = Counted()
+        self.waited_s = 0.0
+        """Time that was spent waiting for messages."""
+        self._counted_before = self._counted_now = Counted()
+        """What engines that are gone have counted, and what this one has."""
         self._told = EngineTold(seen=Seen(), counted=Counted(), events=())
         self.events: list[str] = []
         """What happened to engines, in sentences."""
@@ -272,7 +273,11 @@ class EngineClient:
             if not is_told or not is_ready:
                 self._tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
                 is_told = True
-            frame, files = self._batches.receive()
+            begin_s = time.perf_counter()
+            try:
+                frame, files = self._batches.receive()
+            finally:
+                self.waited_s += 0.0 if is_ready else time.perf_counter() - begin_s
             found = pickle.loads(frame)
             if isinstance(found, LogLine):
                 logging.getLogger(found.name).log(found.level, "%s", found.text)
@@ -280,9 +285,8 @@ class EngineClient:
             fresh = self._inbox.add(found.fresh, files)
             self._inbox.forget(found.gone)
             self._pin(fresh)
-            if found.counted is not None:
-                self.counted = self._counted_before + found.counted
             assert isinstance(found, MadeBatches)
+            self._counted_now = found.counted or self._counted_now
             if found.run == run:
                 return found
             self._drop(found)
@@ -317,21 +321,26 @@ class EngineClient:
 
     def _drop(self, made: MadeBatches) -> None:
         """Give back what came for an iteration that is over."""
-        if made.parcel is not None:
-            self._released.extend((made.number, i) for i in range(len(made.parcel.references)))
+        self._released.extend((made.number, i) for i in range(len(made.references or ())))
 
     def opened(self, made: MadeBatches) -> list[Any]:
-        """Return the fields of each batch of a message."""
-        assert made.parcel is not None
+        """Return the results of a message."""
+        assert made.data is not None
+        parcel = SharedParcel(made.data, made.references or [])
         released, looked_at, number = self._released, self._looked_at, made.number
-        looked_at.update((number, i) for i in range(len(made.parcel.references)))
+        looked_at.update((number, i) for i in range(len(parcel.references)))
 
         def release(index: int) -> None:
             released.append((number, index))
             looked_at.discard((number, index))
 
-        value = self._inbox.open(made.parcel, release)
+        value = self._inbox.open(parcel, release)
         return [value] if made.is_joined else list(value)
+
+    @property
+    def counted(self) -> Counted:
+        """What all engines of this loader have counted."""
+        return self._counted_before + self._counted_now
 
     # -- ends --------------------------------------------------------------------------------
 
@@ -342,7 +351,7 @@ class EngineClient:
         self._control.close()
         self._batches.close()
         self._control = self._batches = None
-        self._counted_before = self.counted
+        self._counted_before, self._counted_now = self.counted, Counted()
         self.events += self._told.events
         self._told = replace(self._told, events=())
         try:
@@ -363,7 +372,7 @@ class EngineClient:
 
     def _take(self, told: EngineTold) -> None:
         self._told = told
-        self.counted = self._counted_before + told.counted
+        self._counted_now = told.counted
 
     def machine(self) -> Machine | None:
         """Return the machine as the engine sees it."""
@@ -457,27 +466,24 @@ class ApartRun:
         """When engines of this iteration died."""
         self._num_taken = 0
         """Batches of the latest message; the engine is told of them with the next."""
-        self.wait_s = 0.0
-        """Time that was spent waiting."""
+        self._waited_before_s = client.waited_s
         self.sent_bytes = 0
         self._number = self._begin()
 
     def next(self) -> list[tuple[Slot, Any]] | None:
         """Return the next batches, or None when there are no more."""
-        begin = time.perf_counter()
-        try:
-            made = self._made()
-        finally:
-            self.wait_s += time.perf_counter() - begin
-        self._num_taken = len(made.slots)
+        made = self._made()
+        self._num_taken = 0
         if made.error is not None:
             raise unpacked_error(made.error)
-        if made.parcel is None:
+        if made.slots is None or made.data is None:
             return None
-        self._num_delivered += len(made.slots)
-        self._cursor = made.slots[-1].cursor_after
-        self.sent_bytes += made.sent_bytes
-        return list(zip(made.slots, self._client.opened(made), strict=True))
+        slots = made.slots.slots()
+        self._num_taken = len(slots)
+        self._num_delivered += len(slots)
+        self._cursor = slots[-1].cursor_after
+        self.sent_bytes += len(made.data)
+        return batches_of(slots, self._client.opened(made))
 
     def _made(self) -> MadeBatches:
         """Return the next message; should the engine die, that of another one."""
@@ -485,9 +491,11 @@ class ApartRun:
             try:
                 return self._client.receive(self._number, taken=self._num_taken, wait_s=self.wait_s)
             except ChannelClosed:
+                begin_s = time.perf_counter()
                 self._take_note_of_death()
                 self._num_taken = 0
                 self._number = self._begin()
+                self._client.waited_s += time.perf_counter() - begin_s
 
     def _begin(self) -> int:
         """Begin with the engine that is there, or with a new one, where the last batch ended."""
@@ -515,6 +523,11 @@ class ApartRun:
         sentence = f"{story}; another goes on at epoch {epoch}, position {position:,}"
         self._client.events.append(sentence)
         _log.warning("%s", sentence)
+
+    @property
+    def wait_s(self) -> float:
+        """Time that was spent waiting for the engine."""
+        return self._client.waited_s - self._waited_before_s
 
     @property
     def cpu_s(self) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine.convert import Convert
-from penstock.engine.job import Job, Slot
+from penstock.engine.job import Job, Slot, batches_of
 from penstock.engine.runner import Runner
 from penstock.engine.stats import Delivered
 from penstock.errors import StateError
@@ -22,8 +22,6 @@ from penstock.trace import Kind, Recorder
 class BatchRun(Protocol):
     """Whoever makes the batches of one iteration."""
 
-    wait_s: float
-    """Time that was spent waiting for batches."""
     sent_bytes: int
     """Bytes of batches that were copied to this process."""
 
@@ -33,6 +31,11 @@ class BatchRun(Protocol):
 
     def stop(self) -> None:
         """End it."""
+        ...
+
+    @property
+    def wait_s(self) -> float:
+        """Time that was spent waiting for batches."""
         ...
 
     @property
@@ -48,7 +51,12 @@ class HereRun:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.wait_s = 0.0
+        self._wait_s = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """Time that was spent waiting for batches."""
+        return self._wait_s
 
     @property
     def cpu_s(self) -> float:
@@ -61,8 +69,8 @@ class HereRun:
         try:
             job = self.runner.next()
         finally:
-            self.wait_s += time.perf_counter() - begin
-        return None if job is None else list(zip(job.slots, job.results, strict=True))
+            self._wait_s += time.perf_counter() - begin
+        return None if job is None else batches_of(job.slots, job.results)
 
     def stop(self) -> None:
         """End its threads."""
@@ -134,7 +142,7 @@ class Iteration(Iterator[Any]):
                 "this iteration belongs to the process that started it; what makes its batches "
                 "does not exist in a forked one. Call iter(loader) in the process that needs them"
             )
-        begin_s, begin_cpu_s, waited_s = time.perf_counter(), time.thread_time(), self.run.wait_s
+        begin_s, waited_s = time.perf_counter(), self.run.wait_s
         try:
             if not self._ready:
                 self._take_job()
@@ -142,10 +150,9 @@ class Iteration(Iterator[Any]):
             return slot, self._batch(slot, fields)
         finally:
             waited_s = self.run.wait_s - waited_s
-            counters = self._counters
-            counters.stall_s += waited_s
-            counters.hand_over_s += time.perf_counter() - begin_s - waited_s
-            counters.cpu_here_s += time.thread_time() - begin_cpu_s
+            self._counters.stall_s += waited_s
+            # Nothing else waits, so this is processor time; to ask for that would cost as much.
+            self._counters.hand_over_s += time.perf_counter() - begin_s - waited_s
 
     def deliver(self, slot: Slot) -> None:
         """Move the cursor behind a batch."""
@@ -272,6 +279,6 @@ def _end(run: BatchRun, counters: Delivered, began: float, pid: int) -> None:
     if os.getpid() != pid:
         return  # A forked child has none of these threads and processes.
     counters.elapsed_s += time.perf_counter() - began
-    counters.cpu_here_s += run.cpu_s
+    counters.thread_cpu_s += run.cpu_s
     counters.sent_bytes += run.sent_bytes
     run.stop()
