@@ -45,17 +45,17 @@ class BufferPool:
 
     def lease(self, size_bytes: int) -> Bytes:
         """Return at least `size_bytes` of writable memory, page-aligned, as an array of bytes."""
-        room = _room_for(size_bytes)
+        room = room_for(size_bytes)
         try:
             memory = self._free[room].pop()
         except (KeyError, IndexError):
             memory = self._make(room)
         # The small object between buffer and array is what can be watched: all views keep it alive.
-        holder = holder_type(size_bytes).from_buffer(memory)
+        holder = holder_type(room).from_buffer(memory)
         number = next(self._numbers)
         self._leased[number] = room
         weakref.finalize(holder, self._give_back, memory, room, number).atexit = False
-        return np.frombuffer(holder, np.uint8)
+        return np.frombuffer(holder, np.uint8, size_bytes)
 
     def _make(self, room: int) -> Memory:
         # Private: a forked child keeps what it sees, whatever the parent writes next.
@@ -98,7 +98,7 @@ class BufferPool:
         return self.lease(size_bytes).view(kind).reshape(shape)
 
 
-def _room_for(size_bytes: int) -> int:
+def room_for(size_bytes: int) -> int:
     """Return a size with at most an eighth to spare: batches of similar size share buffers."""
     size = max(size_bytes, _SMALLEST_BYTES)
     step = 1 << max(size.bit_length() - 4, 12)
@@ -110,7 +110,10 @@ _TYPES_MAX = 4096
 
 
 def holder_type(size_bytes: int) -> Any:
-    """Return the type of an object that stands for so many bytes of a buffer."""
+    """Return the type of an object that stands for so many bytes of a buffer.
+
+    To make a type takes longer than all else that a buffer needs: ask for sizes that come again.
+    """
     kind = _types.get(size_bytes)
     if kind is None:
         if len(_types) >= _TYPES_MAX:

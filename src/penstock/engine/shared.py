@@ -26,7 +26,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine.buffers import BufferPool, Bytes, Memory, holder_type
+from penstock.engine.buffers import BufferPool, Bytes, Memory, holder_type, room_for
 from penstock.engine.convert import tensor_reducers
 
 _IN_BAND_BYTES = 16 << 10
@@ -268,9 +268,16 @@ class Inbox:
 
     def array(self, reference: Reference) -> Bytes:
         """Return memory that another process has lent, for as long as that process says."""
+        return self._held(reference)[1]
+
+    def _held(self, reference: Reference) -> tuple[Memory, Bytes]:
+        """Return memory that another process has lent, and what lives as long as views of it."""
         number, offset, length = reference
-        holder = holder_type(length).from_buffer(self._mine[number].memory, offset)
-        return np.frombuffer(holder, np.uint8)
+        segment = self._mine[number]
+        room = room_for(length)
+        size_bytes = room if offset + room <= segment.size_bytes else length
+        holder = holder_type(size_bytes).from_buffer(segment.memory, offset)
+        return holder, np.frombuffer(holder, np.uint8, length)
 
     def open(self, parcel: SharedParcel, released: Callable[[int], None] | None = None) -> Any:
         """Return the value of a parcel.
@@ -278,23 +285,21 @@ class Inbox:
         `released` is told the number of each reference when nobody looks at it any more; the
         garbage collector may call it, in any thread.
         """
-        return pickle.loads(parcel.data, buffers=self._holders(parcel, released))
+        return pickle.loads(parcel.data, buffers=self._lent(parcel, released))
 
     def passed_on(self, parcel: SharedParcel, released: Callable[[int], None]) -> SharedParcel:
         """Return a parcel for a third process, which this one need not open."""
         references = [(self._mine[n].number, o, length) for n, o, length in parcel.references]
-        return SharedParcel(parcel.data, references, self._holders(parcel, released))
+        return SharedParcel(parcel.data, references, self._lent(parcel, released))
 
-    def _holders(
-        self, parcel: SharedParcel, released: Callable[[int], None] | None
-    ) -> list[Memory]:
-        holders = []
-        for index, (number, offset, length) in enumerate(parcel.references):
-            holder = holder_type(length).from_buffer(self._mine[number].memory, offset)
+    def _lent(self, parcel: SharedParcel, released: Callable[[int], None] | None) -> list[Bytes]:
+        out = []
+        for index, reference in enumerate(parcel.references):
+            holder, view = self._held(reference)
             if released is not None:
                 weakref.finalize(holder, released, index).atexit = False
-            holders.append(holder)
-        return holders
+            out.append(view)
+        return out
 
 
 class Outbox:
