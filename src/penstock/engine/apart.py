@@ -123,7 +123,6 @@ class ApartMaker:
             whole=self._is_whole,
             fresh=fresh,
             gone=handle.outbox.stale(),
-            released=[],
         )
         return request, files
 

@@ -8,7 +8,7 @@ back in a parcel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.dataset.part import Ints
@@ -72,8 +72,7 @@ class CopyRequest(NamedTuple):
     released: Sequence[tuple[int, int]] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkRequest:
+class WorkRequest(NamedTuple):
     """Samples to make."""
 
     samples: list[SomeSamples]
@@ -82,16 +81,15 @@ class WorkRequest:
     targets: Mapping[str, RowTarget]
     whole: bool
     """Whether this is a whole batch, to be joined by the worker."""
-    fresh: list[tuple[int, int]]
+    fresh: Sequence[tuple[int, int]] = ()
     """Segments that come with this message: numbers and sizes."""
-    gone: list[int]
+    gone: Sequence[int] = ()
     """Segments to forget."""
-    released: list[tuple[int, int]]
+    released: Sequence[tuple[int, int]] = ()
     """Parcels and references of the worker's that nobody looks at any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkReply:
+class WorkReply(NamedTuple):
     """What became of a request."""
 
     parcel: SharedParcel | None = None
@@ -100,9 +98,9 @@ class WorkReply:
     """Of the parcel, for its release."""
     error: bytes | None = None
     """The exception that ended it, pickled, with the traceback as its cause."""
-    fresh: list[tuple[int, int]] = field(default_factory=list)
-    gone: list[int] = field(default_factory=list)
-    reads: list[Read] = field(default_factory=list)
+    fresh: Sequence[tuple[int, int]] = ()
+    gone: Sequence[int] = ()
+    reads: Sequence[Read] = ()
     decode_s: float = 0.0
     size_bytes: int = 0
     """Of a whole batch."""

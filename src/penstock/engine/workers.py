@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
@@ -76,11 +75,7 @@ class WorkerHandle:
         with self._sending:
             request, files = make(self)
             released = [self._released.popleft() for _ in range(len(self._released))]
-            if isinstance(request, CopyRequest):
-                message: AnyRequest = request._replace(released=released)
-            else:
-                message = replace(request, released=released)
-            self._channel.send(pickle.dumps(message, 5), files)
+            self._channel.send(pickle.dumps(request._replace(released=released), 5), files)
             ticket, self._num_sent = self._num_sent, self._num_sent + 1
         with self._turn:
             self._turn.wait_for(lambda: self._num_answered == ticket)
