@@ -50,6 +50,8 @@ _COPIES_WAITING = 2
 """Copies that are prepared while all workers are busy."""
 _TINY_JOB_BYTES = 8 << 20
 _BATCHES_A_JOB_MAX = 32
+_JOBS_AHEAD_MIN = 8
+"""The look-ahead has room for so many jobs, or a job is one batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ def make_run(
             num_threads = min(_COPY_WORKERS_MAX, workers_max(stream.world)) + _COPIES_WAITING
         reader = _reader(wanted, pool, around, apart)
         maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
-    batches_a_job = _batches_a_job(maker, stream)
+    batches_a_job = _batches_a_job(maker, stream, wanted.look_ahead_bytes)
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
@@ -168,11 +170,12 @@ def _maker(
     )
 
 
-def _batches_a_job(maker: Maker, stream: Stream) -> int:
+def _batches_a_job(maker: Maker, stream: Stream, look_ahead_bytes: int) -> int:
     if not isinstance(maker, GatherMaker):
         return 1
     batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
-    return max(1, min(_BATCHES_A_JOB_MAX, _TINY_JOB_BYTES // max(1, batch_bytes)))
+    job_bytes = min(_TINY_JOB_BYTES, look_ahead_bytes // _JOBS_AHEAD_MIN)
+    return max(1, min(_BATCHES_A_JOB_MAX, job_bytes // max(1, batch_bytes)))
 
 
 def _stager(
