@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock.errors import StateError
 from penstock.storage.locate import open_store
+from penstock.testing.forks import in_child
 
 from .conftest import MakeRows, write_tar
 
@@ -93,6 +94,21 @@ def test_nothing_is_read_that_was_not_asked_for(remote: penstock.Dataset, worker
             for start_ns, stop_ns in (ticket.fetch_ns, ticket.decode_ns):
                 assert 0 < start_ns < stop_ns
             assert ticket.fetch_ns[1] <= ticket.decode_ns[0]
+
+
+@both
+def test_an_iteration_in_stages_cannot_cross_a_fork(blobs: penstock.Dataset, workers: Any) -> None:
+    def fetched_in_child() -> str:
+        with pytest.raises(StateError) as caught:
+            stages.fetch()
+        return str(caught.value)
+
+    with penstock.Loader(blobs, batch_size=20, workers=workers) as loader:
+        stages = loader.stages()
+        expected = stages.fetch()
+        assert "belongs to the process that started it" in in_child(fetched_in_child)
+        assert len(stages.decode(expected).ids) == 20
+        assert len(stages.decode(stages.fetch()).ids) == 20
 
 
 # -- with an engine in a process of its own --------------------------------------------------

@@ -137,11 +137,7 @@ class Iteration(Iterator[Any]):
 
     def made(self) -> tuple[Slot, Any]:
         """Return the next batch, and what `deliver` wants when somebody has it."""
-        if os.getpid() != self._pid:
-            raise StateError(
-                "this iteration belongs to the process that started it; what makes its batches "
-                "does not exist in a forked one. Call iter(loader) in the process that needs them"
-            )
+        self.check_process()
         begin_s, waited_s = time.perf_counter(), self.run.wait_s
         try:
             if not self._ready:
@@ -153,6 +149,14 @@ class Iteration(Iterator[Any]):
             self._counters.stall_s += waited_s
             # Nothing else waits, so this is processor time; to ask for that would cost as much.
             self._counters.hand_over_s += time.perf_counter() - begin_s - waited_s
+
+    def check_process(self) -> None:
+        """Refuse to go on in a forked child."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                "this iteration belongs to the process that started it; what makes its batches "
+                "does not exist in a forked one. Call iter(loader) in the process that needs them"
+            )
 
     def deliver(self, slot: Slot) -> None:
         """Move the cursor behind a batch."""

@@ -159,6 +159,8 @@ class StagedApart(ApartRun):
         """End the iteration."""
         super().stop()
         if self._fetches is not None:
+            # Also where the engine could not be told: a thread of this process may wait.
+            self._fetches.channel.shut_down()
             self._fetches.channel.close()
 
 
@@ -197,6 +199,7 @@ class InStages:
 
     def fetch(self) -> Ticket:
         """Return when the bytes of the next batch are here; StopIteration after the last."""
+        self._iteration.check_process()
         self._num_asked += 1
         if not self._left:
             job = self._run.fetched(self._num_asked)
