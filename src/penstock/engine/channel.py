@@ -12,6 +12,8 @@ import struct
 import threading
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
 
 _HEADER = struct.Struct("<QHH")
 """Bytes that follow, files that come with this frame, and whether it only brings files."""
@@ -103,9 +105,20 @@ class FrameChannel:
                 raise ChannelClosed("the other process ended inside of a message")
             view = view[count:]
 
+    def shut_down(self) -> None:
+        """End the connection; whoever waits at either end is told, in this process too."""
+        with suppress(OSError):  # The other end is gone, or this one is closed.
+            self._end.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end; whoever waits at the other one is told."""
         self._end.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def channel_pair() -> tuple[FrameChannel, socket.socket]:

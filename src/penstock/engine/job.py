@@ -116,6 +116,16 @@ class Job:
     staged_bytes: int = 0
     """Bytes that are read ahead for it alone, until its batches are made."""
 
+    @property
+    def fetch_ns(self) -> tuple[int, int]:
+        """From when to when its bytes came; no time where they were near."""
+        return self.planned_ns, self.fetched_ns
+
+    @property
+    def decode_ns(self) -> tuple[int, int]:
+        """From when to when it was made."""
+        return self.begun_ns or self.fetched_ns, self.done_ns
+
 
 class Maker(Protocol):
     """One way to turn bytes into batches."""

@@ -39,6 +39,8 @@ class BeginRun:
     number: int
     begin: RunStart
     only_asked: bool = False
+    """Plan no batch before the front has asked for its bytes: only in stages, which come with a
+    channel for these questions."""
 
 
 class MadeBatches(NamedTuple):
@@ -58,6 +60,8 @@ class MadeBatches(NamedTuple):
     fresh: Sequence[tuple[int, int]] = ()
     gone: Sequence[int] = ()
     counted: Counted | None = None
+    decode_ns: tuple[int, int] = (0, 0)
+    """From when to when they were made."""
 
 
 class FrontNotice(NamedTuple):

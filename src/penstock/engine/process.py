@@ -27,6 +27,7 @@ from penstock.engine.build import workers_max
 from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.engine import Apart, Engine
 from penstock.engine.errors_apart import packed_error, unpacked_error
+from penstock.engine.fetch_answers import FetchAnswers
 from penstock.engine.job import Job
 from penstock.engine.messages import (
     BeginRun,
@@ -140,9 +141,12 @@ class _ToFront(logging.Handler):
 class SentRun:
     """One iteration: sends what its runner makes."""
 
-    def __init__(self, number: int, runner: Runner, process: EngineProcess) -> None:
+    def __init__(
+        self, number: int, runner: Runner, process: EngineProcess, fetches: FetchAnswers | None
+    ) -> None:
         self.number = number
         self.runner = runner
+        self._fetches = fetches
         self.wait_s = 0.0
         """Time that the front has waited in this iteration."""
         self._waits_since_s: float | None = None
@@ -157,6 +161,8 @@ class SentRun:
 
     def start(self) -> None:
         """Begin to make batches, and to send them."""
+        if self._fetches is not None:
+            self._fetches.start()
         self.runner.start()
         self._thread.start()
 
@@ -191,15 +197,18 @@ class SentRun:
         self._is_over = True
         self._room.release()
         self.runner.stop()
+        if self._fetches is not None:
+            self._fetches.stop()
 
     def _send_all(self) -> None:
         with suppress(ChannelClosed):
             while True:
                 self._room.acquire()
-                if self._is_over:
-                    return
+                if self._fetches is not None and not self._is_over:
+                    self._fetches.wait()
                 try:
-                    job = self.runner.next(held=True)
+                    # The end is sent in any case: a thread of the front may wait for a batch.
+                    job = None if self._is_over else self.runner.next(held=True)
                 except BaseException as error:
                     self._process.send(MadeBatches(run=self.number, error=packed_error(error)))
                     return
@@ -262,7 +271,7 @@ class EngineProcess:
                 datasets[number].passed = PassedBytes.taken_over(file, ranges)
             return None
         if ask.word == "begin":
-            return self._begin(ask.value)
+            return self._begin(ask.value, files)
         if ask.word == "end":
             return self._end()
         if ask.word == "stats":
@@ -300,10 +309,12 @@ class EngineProcess:
         self._workers.close()
         self._engine.close()
 
-    def _begin(self, begin: BeginRun) -> str | None:
+    def _begin(self, begin: BeginRun, files: list[int]) -> str | None:
         self._end()
+        ends = [FrameChannel(socket.socket(fileno=file)) for file in files]
         runner = self._engine.begin(begin.begin)
-        self._run = run = SentRun(begin.number, runner, self)
+        fetches = [FetchAnswers(runner, end, only_asked=begin.only_asked) for end in ends]
+        self._run = run = SentRun(begin.number, runner, self, fetches[0] if fetches else None)
         if self._num_workers is None:
             most = workers_max(begin.begin.world)
             self._number = WorkerNumber(self._workers, most=most, told=run.loop_times)
@@ -357,6 +368,7 @@ class EngineProcess:
             slots=PackedSlots.of(job.slots),
             is_joined=is_joined,
             counted=self.counted(),
+            decode_ns=job.decode_ns,
         )
         self.send(made, parcel)
 

@@ -204,11 +204,13 @@ class EngineClient:
             return self._asked(word, value, files)
 
     def _asked(self, word: str, value: Any = None, files: Sequence[int] = ()) -> Any:
-        assert self._control is not None
+        control = self._control
+        if control is None:
+            raise ChannelClosed("the engine has ended")  # Another thread has just seen it.
         question = EngineQuestion(word=word, value=value)
-        self._control.send(pickle.dumps(question), files)
+        control.send(pickle.dumps(question), files)
         while True:
-            found = pickle.loads(self._control.receive()[0])
+            found = pickle.loads(control.receive()[0])
             if isinstance(found, EngineAnswer):
                 if found.error is not None:
                     raise unpacked_error(found.error)
@@ -230,14 +232,13 @@ class EngineClient:
 
     # -- runs --------------------------------------------------------------------------------
 
-    def begin(self, start: RunStart) -> ApartRun:
-        """Begin an iteration."""
-        return ApartRun(self, start)
-
-    def begin_at(self, start: RunStart) -> int:
+    def begin_at(
+        self, start: RunStart, *, fetches: Sequence[int] = (), only_asked: bool = False
+    ) -> int:
         """Begin an iteration of the engine, which is started if there is none; return its number.
 
         An engine that was started again does not meet the other nodes again: they do not expect it.
+        An iteration in stages has a channel for its fetches, whose other end is given.
         """
         self._world = start.world
         if self._control is None:
@@ -245,7 +246,8 @@ class EngineClient:
         if self._met_by is not None:
             start = replace(start, may_meet=self._met_by == self.engine_pid)
         self._num_runs += 1
-        self.run_id = self._ask("begin", BeginRun(number=self._num_runs, begin=start))
+        begin = BeginRun(number=self._num_runs, begin=start, only_asked=only_asked)
+        self.run_id = self._ask("begin", begin, fetches)
         self._met_by = self._met_by or self.engine_pid
         return self._num_runs
 
@@ -266,16 +268,18 @@ class EngineClient:
 
     def receive(self, run: int, *, taken: int, wait_s: float) -> MadeBatches:
         """Return the next message of an iteration; `taken` batches were taken since the last."""
-        assert self._batches is not None
         is_told = False
         while True:
-            is_ready = self._batches.is_ready()
+            batches = self._batches
+            if batches is None:
+                raise ChannelClosed("the loader is closed")  # By another thread.
+            is_ready = batches.is_ready()
             if not is_told or not is_ready:
-                self._tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
+                self.tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
                 is_told = True
             begin_s = time.perf_counter()
             try:
-                frame, files = self._batches.receive()
+                frame, files = batches.receive()
             finally:
                 self.waited_s += 0.0 if is_ready else time.perf_counter() - begin_s
             found = pickle.loads(frame)
@@ -300,8 +304,8 @@ class EngineClient:
             for segment in fresh:
                 self._pinned.lock(segment.memory, segment.address, segment.size_bytes)
 
-    def _tell(self, run: int, taken: int, *, is_waiting: bool, wait_s: float) -> None:
-        assert self._batches is not None
+    def tell(self, run: int, taken: int, *, wait_s: float, is_waiting: bool = False) -> None:
+        """Tell the engine what was taken, and what is not looked at any more."""
         released = [self._released.popleft() for _ in range(len(self._released))]
         spoilt = [r for r in released if r in self._seen_by_forks] if self._seen_by_forks else []
         if spoilt:
@@ -317,7 +321,8 @@ class EngineClient:
             released=released,
             spoilt=spoilt,
         )
-        self._batches.send(pickle.dumps(notice, 5))
+        if self._batches is not None:
+            self._batches.send(pickle.dumps(notice, 5))
 
     def _drop(self, made: MadeBatches) -> None:
         """Give back what came for an iteration that is over."""
@@ -468,6 +473,8 @@ class ApartRun:
         """Batches of the latest message; the engine is told of them with the next."""
         self._waited_before_s = client.waited_s
         self.sent_bytes = 0
+        self.decode_ns = (0, 0)
+        self._is_stopped = False
         self._number = self._begin()
 
     def next(self) -> list[tuple[Slot, Any]] | None:
@@ -483,6 +490,7 @@ class ApartRun:
         self._num_delivered += len(slots)
         self._cursor = slots[-1].cursor_after
         self.sent_bytes += len(made.data)
+        self.decode_ns = made.decode_ns
         return batches_of(slots, self._client.opened(made))
 
     def _made(self) -> MadeBatches:
@@ -491,11 +499,17 @@ class ApartRun:
             try:
                 return self._client.receive(self._number, taken=self._num_taken, wait_s=self.wait_s)
             except ChannelClosed:
+                if self._is_stopped:  # By another thread, and then the loader was closed.
+                    return MadeBatches(run=self._number)
                 begin_s = time.perf_counter()
-                self._take_note_of_death()
-                self._num_taken = 0
-                self._number = self._begin()
+                self._begin_again()
                 self._client.waited_s += time.perf_counter() - begin_s
+
+    def _begin_again(self) -> None:
+        """Go on with another engine, since this one has died."""
+        self._take_note_of_death()
+        self._num_taken = 0
+        self._number = self._begin()
 
     def _begin(self) -> int:
         """Begin with the engine that is there, or with a new one, where the last batch ended."""
@@ -506,9 +520,12 @@ class ApartRun:
             span = replace(span, skip=self._num_delivered)
         while True:
             try:
-                return self._client.begin_at(replace(self._start, span=span))
+                return self._begin_at(replace(self._start, span=span))
             except ChannelClosed:
                 self._take_note_of_death()
+
+    def _begin_at(self, start: RunStart) -> int:
+        return self._client.begin_at(start)
 
     def _take_note_of_death(self) -> None:
         story, now_s = self._client.died(), time.monotonic()
@@ -536,4 +553,5 @@ class ApartRun:
 
     def stop(self) -> None:
         """End the iteration."""
+        self._is_stopped = True  # Before the end, which wakes whoever waits.
         self._client.end()

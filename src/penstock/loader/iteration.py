@@ -7,11 +7,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine.convert import Convert
-from penstock.engine.job import Job, Slot, batches_of
+from penstock.engine.job import Slot, batches_of
 from penstock.engine.runner import Runner
 from penstock.engine.stats import Delivered
 from penstock.errors import StateError
@@ -24,6 +23,8 @@ class BatchRun(Protocol):
 
     sent_bytes: int
     """Bytes of batches that were copied to this process."""
+    decode_ns: tuple[int, int]
+    """From when to when the latest batches were made (perf_counter_ns)."""
 
     def next(self) -> list[tuple[Slot, Any]] | None:
         """Return the next batches, or None when there are no more."""
@@ -52,6 +53,7 @@ class HereRun:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._wait_s = 0.0
+        self.decode_ns = (0, 0)
 
     @property
     def wait_s(self) -> float:
@@ -70,7 +72,10 @@ class HereRun:
             job = self.runner.next()
         finally:
             self._wait_s += time.perf_counter() - begin
-        return None if job is None else batches_of(job.slots, job.results)
+        if job is None:
+            return None
+        self.decode_ns = job.decode_ns
+        return batches_of(job.slots, job.results)
 
     def stop(self) -> None:
         """End its threads."""
@@ -89,7 +94,6 @@ class Iteration(Iterator[Any]):
         delivered: Callable[[Slot], None],
         recorder: Recorder | None,
         holds: object = None,
-        only_asked: bool = False,
     ) -> None:
         self.run = run
         self._holds = holds
@@ -103,11 +107,7 @@ class Iteration(Iterator[Any]):
         self._began = time.perf_counter()
         # Runs when nobody holds this any more, at `close`, or when the interpreter ends.
         self._finalizer = weakref.finalize(self, _end, run, counters, self._began, self._pid)
-        self.only_asked = only_asked
-        """Whether batches are planned when `InStages` asks for them, and not before."""
         if isinstance(run, HereRun):
-            if only_asked:
-                run.runner.allow(0)
             run.runner.start()
 
     @property
@@ -137,11 +137,7 @@ class Iteration(Iterator[Any]):
 
     def made(self) -> tuple[Slot, Any]:
         """Return the next batch, and what `deliver` wants when somebody has it."""
-        if os.getpid() != self._pid:
-            raise StateError(
-                "this iteration belongs to the process that started it; what makes its batches "
-                "does not exist in a forked one. Call iter(loader) in the process that needs them"
-            )
+        self.check_process()
         begin_s, waited_s = time.perf_counter(), self.run.wait_s
         try:
             if not self._ready:
@@ -153,6 +149,14 @@ class Iteration(Iterator[Any]):
             self._counters.stall_s += waited_s
             # Nothing else waits, so this is processor time; to ask for that would cost as much.
             self._counters.hand_over_s += time.perf_counter() - begin_s - waited_s
+
+    def check_process(self) -> None:
+        """Refuse to go on in a forked child."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                "this iteration belongs to the process that started it; what makes its batches "
+                "does not exist in a forked one. Call iter(loader) in the process that needs them"
+            )
 
     def deliver(self, slot: Slot) -> None:
         """Move the cursor behind a batch."""
@@ -195,84 +199,6 @@ class Iteration(Iterator[Any]):
         """End whatever makes its batches."""
         self._ready.clear()
         self._finalizer()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """One batch whose bytes are here."""
-
-    job: Job
-
-    @property
-    def fetch_ns(self) -> tuple[int, int]:
-        """From when to when its bytes came (perf_counter_ns); nothing where they were near."""
-        return self.job.planned_ns, self.job.fetched_ns
-
-    @property
-    def decode_ns(self) -> tuple[int, int]:
-        """From when to when it was made, once it is."""
-        return self.job.begun_ns or self.job.fetched_ns, self.job.done_ns
-
-
-class InStages:
-    """An iteration whose batches are asked for twice: for their bytes, and when they are made.
-
-    The loader's own threads do the work, several batches at once where they are ahead; whoever asks
-    waits, and is told when the work was done. Where the iteration is `only_asked`, nothing is read
-    for a batch that was not asked for: who asks decides when the wire is used. `fetch` and `decode`
-    may be called by two threads, each in order. Batches that are made wait for their turn, so the
-    cursor moves when somebody says that one is `used`, and not before.
-    """
-
-    def __init__(self, iteration: Iteration) -> None:
-        self._iteration = iteration
-        assert isinstance(iteration.run, HereRun)
-        self._runner = iteration.run.runner
-        self._num_asked = 0
-        self._next_job = 0
-        self._left: deque[Job] = deque()
-        """One entry for each batch of the latest job that was not asked for yet."""
-        self._made: deque[Slot] = deque()
-        """Of the batches that are made and not used yet."""
-
-    def fetch(self) -> Ticket:
-        """Return when the bytes of the next batch are here; StopIteration after the last."""
-        self._num_asked += 1
-        if self._iteration.only_asked:
-            self._runner.allow(self._num_asked)
-        if not self._left:
-            job = self._runner.fetched(self._next_job)
-            if job is None:
-                raise StopIteration if self._iteration.is_open else _ended_early()
-            self._next_job += 1
-            self._left.extend([job] * max(1, len(job.slots)))
-        return Ticket(job=self._left.popleft())
-
-    def decode(self, ticket: Ticket) -> Any:
-        """Return the batch of the oldest ticket."""
-        try:
-            slot, batch = self._iteration.made()
-        except StopIteration:
-            raise _ended_early() from None  # Its ticket says that there is one.
-        self._made.append(slot)
-        return batch
-
-    def used(self) -> None:
-        """Take note that the oldest batch that was made has been used: the cursor moves on."""
-        if self._made:
-            self._iteration.deliver(self._made.popleft())
-
-    def close(self) -> None:
-        """End all threads and processes; what was made and not used is not delivered."""
-        self._made.clear()
-        self._iteration.close()
-
-
-def _ended_early() -> StateError:
-    return StateError(
-        "the loader was closed, or another iteration of it was begun, before this one was over; "
-        "give each reader a Loader of its own"
-    )
 
 
 def _end(run: BatchRun, counters: Delivered, began: float, pid: int) -> None:

@@ -37,10 +37,11 @@ from penstock.engine.reads import is_local
 from penstock.engine.stats import Counted, Delivered, Seen, Stats
 from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
-from penstock.loader.apart import EngineClient
+from penstock.loader.apart import ApartRun, EngineClient
 from penstock.loader.facts import facts_of
-from penstock.loader.iteration import BatchRun, HereRun, InStages, Iteration
+from penstock.loader.iteration import BatchRun, HereRun, Iteration
 from penstock.loader.least import least_bytes
+from penstock.loader.stages import InStages, StagedApart, StagedHere, StageOptions
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor
@@ -265,11 +266,9 @@ class Loader:
 
         With `only_asked`, nothing is read for batches that nobody has asked for.
         """
-        return InStages(self._begin((0, 1), only_asked=only_asked, in_stages=True))
+        return InStages(self._begin((0, 1), StageOptions(only_asked=only_asked)))
 
-    def _begin(
-        self, part: tuple[int, int], *, only_asked: bool = False, in_stages: bool = False
-    ) -> Iteration:
+    def _begin(self, part: tuple[int, int], stages: StageOptions | None = None) -> Iteration:
         self._end_iteration()
         world = self.world
         epoch, position = self._begin_at
@@ -280,7 +279,7 @@ class Loader:
         epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         span = Span(start=self._begin_at, end_epoch=end_epoch, part=part)
-        run, holds = self._run(span, world, in_stages=in_stages)
+        run, holds = self._run(span, world, stages)
         self._moves = _mover(weakref.ref(self), end_epoch)
         iteration = Iteration(
             run,
@@ -289,24 +288,28 @@ class Loader:
             delivered=self._moves,
             recorder=self._recorder,
             holds=holds,
-            only_asked=only_asked,
         )
         self._current = weakref.ref(iteration)
         return iteration
 
-    def _run(self, span: Span, world: World, *, in_stages: bool) -> tuple[BatchRun, object]:
+    def _run(
+        self, span: Span, world: World, stages: StageOptions | None
+    ) -> tuple[BatchRun, object]:
         """Return what makes the batches of an iteration, and what it uses while it lives."""
         options = self._options
         if options.peers:
             refuse_workers()
         start = RunStart(world=world, span=span)
-        if not in_stages and self._choose().apart:
-            assert self._client is not None
-            return self._client.begin(start), self._client
+        if self._choose().apart:
+            client = self._client
+            assert client is not None
+            run = ApartRun(client, start) if stages is None else StagedApart(client, start, stages)
+            return run, client
         if self._engine is None:
             self._engine = Engine(options, recorder=self._recorder)
         runner = self._engine.begin(start)
-        return HereRun(runner), self._engine.holds
+        here = HereRun(runner) if stages is None else StagedHere(runner, stages)
+        return here, self._engine.holds
 
     def _choose(self) -> WorkerChoice:
         """Decide where batches are made, once for a data set."""

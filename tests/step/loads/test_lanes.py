@@ -92,8 +92,11 @@ def test_a_batch_is_decoded_while_the_next_is_fetched() -> None:
     assert "x.fetch" in picture_svg(pictures[:1], "the first step")
 
 
+@pytest.mark.parametrize("workers", ["here", 1])
 @pytest.mark.parametrize("over", [None, Wire()])
-def test_a_loader_gives_a_step_the_batches_of_the_loop(tmp_path: Path, over: Wire | None) -> None:
+def test_a_loader_gives_a_step_the_batches_of_the_loop(
+    tmp_path: Path, over: Wire | None, workers: Any
+) -> None:
     np.save(tmp_path / "rows.npy", np.arange(24 * 16, dtype=np.float32).reshape(24, 16))
     dataset = penstock.open(tmp_path)
     options: dict[str, Any] = {"batch_size": 4, "seed": 5, "shuffle": "global"}
@@ -106,8 +109,9 @@ def test_a_loader_gives_a_step_the_batches_of_the_loop(tmp_path: Path, over: Wir
 
     program = taken.on(ps.mesh(dp=1)).rotate("x", 2)
     with (
+        penstock.Loader(dataset, workers=workers, **options) as loader,
         ps.Groups(program.mesh, over=over) as groups,
-        ps.compile(program, groups, sources={"train": penstock.Loader(dataset, **options)}) as step,
+        ps.compile(program, groups, sources={"train": loader}) as step,
     ):
         step.keeps_times = True
         found, lanes = [], set()

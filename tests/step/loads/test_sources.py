@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from penstock.step.loads import sources as loading
 from penstock.step.loads.credits import Wire
 
 BATCH, NUM_BATCHES = 4, 8
+LoaderOf = Callable[[penstock.Dataset], penstock.Loader]
 
 
 @pytest.fixture
@@ -29,8 +30,11 @@ def dataset(tmp_path: Path) -> penstock.Dataset:
     return penstock.open(tmp_path)
 
 
-def loader_of(dataset: penstock.Dataset) -> penstock.Loader:
-    return penstock.Loader(dataset, batch_size=BATCH, seed=7, shuffle="global", epochs=1)
+@pytest.fixture(params=["here", 1])
+def loader_of(request: pytest.FixtureRequest) -> LoaderOf:
+    """A loader whose batches are made in this process, and one that has an engine."""
+    options: dict[str, Any] = {"batch_size": BATCH, "seed": 7, "shuffle": "global", "epochs": 1}
+    return lambda dataset: penstock.Loader(dataset, workers=request.param, **options)
 
 
 def loading_program(*names: str, ahead: int = 0) -> ps.Program:
@@ -59,7 +63,7 @@ def taken(program: ps.Program, sources: dict[str, Any], num_steps: int) -> list[
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_what_is_ahead_of_a_step_is_not_lost_when_a_loader_is_resumed(
-    dataset: penstock.Dataset, ahead: int
+    dataset: penstock.Dataset, loader_of: LoaderOf, ahead: int
 ) -> None:
     expected = [batch["data"].flatten().tolist() for batch in loader_of(dataset)]
     program = loading_program("data.data", ahead=ahead)
@@ -76,7 +80,9 @@ def test_what_is_ahead_of_a_step_is_not_lost_when_a_loader_is_resumed(
         assert taken(program, {"data": again}, 1) != expected[:1]
 
 
-def test_an_epoch_whose_last_batches_were_only_ahead_is_not_done(dataset: penstock.Dataset) -> None:
+def test_an_epoch_whose_last_batches_were_only_ahead_is_not_done(
+    dataset: penstock.Dataset, loader_of: LoaderOf
+) -> None:
     program = loading_program("data.data", ahead=2)
     with loader_of(dataset) as loader:
         found = taken(program, {"data": loader}, NUM_BATCHES - 1)
@@ -84,7 +90,9 @@ def test_an_epoch_whose_last_batches_were_only_ahead_is_not_done(dataset: pensto
         assert taken(program, {"data": loader}, 1) == found[:1]
 
 
-def test_batches_that_a_wire_has_taken_ahead_are_not_lost(dataset: penstock.Dataset) -> None:
+def test_batches_that_a_wire_has_taken_ahead_are_not_lost(
+    dataset: penstock.Dataset, loader_of: LoaderOf
+) -> None:
     expected = [batch["data"].flatten().tolist() for batch in loader_of(dataset)]
     with loader_of(dataset) as loader, Wire().ahead(loader, batches_ahead=3) as batches:
         found = [next(batches)["data"].flatten().tolist() for _ in range(2)]
@@ -97,7 +105,9 @@ def test_batches_that_a_wire_has_taken_ahead_are_not_lost(dataset: penstock.Data
     assert found == expected
 
 
-def test_a_loader_that_goes_elsewhere_stays_there(dataset: penstock.Dataset) -> None:
+def test_a_loader_that_goes_elsewhere_stays_there(
+    dataset: penstock.Dataset, loader_of: LoaderOf
+) -> None:
     with loader_of(dataset) as loader:
         stages = loader.stages()
         first = loader.state_dict()
@@ -130,7 +140,7 @@ def test_what_cannot_be_loaded_is_told_by_name(batch: Any, name: str, said: str)
         taken(loading_program(name), {"data": [batch]}, 1)
 
 
-def test_what_is_no_source_is_refused(dataset: penstock.Dataset) -> None:
+def test_what_is_no_source_is_refused(dataset: penstock.Dataset, loader_of: LoaderOf) -> None:
     program, once = loading_program("a.data", "b.data"), iter([{"data": zeros()}] * 3)
     with loader_of(dataset) as loader:
         for one in (loader, once):

@@ -1,0 +1,82 @@
+"""Fetches that a front waits for, answered by an engine in its own process.
+
+A front that iterates in stages asks twice for a batch: for its bytes, and for itself. The first
+question has a channel of its own, because two threads ask: neither then receives what is meant for
+the other. The front sends how many batches it wants the bytes of, counted from the beginning of the
+run; the engine answers once for each job that brings some of them. Batches of a job are sent on the
+other channel, not before that answer.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+from penstock.engine.channel import ChannelClosed, FrameChannel
+from penstock.engine.errors_apart import packed_error
+from penstock.engine.runner import Runner
+
+
+class FetchedJob(NamedTuple):
+    """A job whose bytes are here."""
+
+    num_batches: int = 0
+    """0: there are no more."""
+    fetch_ns: tuple[int, int] = (0, 0)
+    """From when to when its bytes came."""
+    error: bytes | None = None
+
+
+class FetchAnswers:
+    """Answers the fetches of one run, in a thread of its own."""
+
+    def __init__(self, runner: Runner, channel: FrameChannel, *, only_asked: bool) -> None:
+        self._runner = runner
+        self._channel = channel
+        self._only_asked = only_asked
+        # Counts jobs whose fetch was answered and that were not sent yet. The runner knows no job
+        # that was taken from it, so a job is taken after its fetch has been answered.
+        self._answered = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name="penstock-fetched", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer; the run begins afterwards."""
+        if self._only_asked:
+            self._runner.allow(0)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the fetch of the next job was answered, or the run is over."""
+        self._answered.acquire()
+
+    def stop(self) -> None:
+        """End it, also where the front waits: its end of the channel is told."""
+        self._answered.release()
+        self._channel.shut_down()
+
+    def _run(self) -> None:
+        num_jobs = num_batches = 0
+        with self._channel, suppress(ChannelClosed):
+            while True:
+                num_asked = int(self._channel.receive()[0])
+                if self._only_asked:
+                    self._runner.allow(num_asked)
+                while num_batches < num_asked:
+                    job = self._fetched(num_jobs)
+                    self._channel.send(pickle.dumps(job, 5))
+                    if not job.num_batches:
+                        break
+                    num_jobs, num_batches = num_jobs + 1, num_batches + job.num_batches
+
+    def _fetched(self, number: int) -> FetchedJob:
+        try:
+            job = self._runner.fetched(number)
+        except BaseException as error:
+            return FetchedJob(error=packed_error(error))
+        if job is None:
+            return FetchedJob()
+        self._answered.release()
+        # A job that could not be planned has no batches; whoever takes it is told why.
+        return FetchedJob(num_batches=max(1, len(job.slots)), fetch_ns=job.fetch_ns)

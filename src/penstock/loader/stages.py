@@ -1,0 +1,236 @@
+"""An iteration in stages: the bytes of a batch, then the batch.
+
+A step program has a lane for fetches and one for decoding. It asks twice for each batch, with two
+threads. The work is done where the loader makes its batches: by threads of this process, or by an
+engine and workers of their own. Whoever asks waits, and is told when the work was done.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
+from penstock.engine.engine import RunStart
+from penstock.engine.errors_apart import unpacked_error
+from penstock.engine.fetch_answers import FetchedJob
+from penstock.engine.job import Slot
+from penstock.engine.runner import Runner
+from penstock.errors import StateError
+from penstock.loader.apart import ApartRun, EngineClient
+from penstock.loader.iteration import BatchRun, HereRun, Iteration
+from penstock.peers.forks import close_in_children
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """How an iteration goes in stages."""
+
+    only_asked: bool = False
+    """Nothing is read for a batch that nobody has asked for."""
+
+
+class StagedRun(BatchRun, Protocol):
+    """Whoever makes the batches of an iteration in stages."""
+
+    def fetched(self, num_asked: int) -> FetchedJob | None:
+        """Return when the bytes of so many batches are here; None if there are not so many.
+
+        The job that is returned brings the last of them, and counts it and those after it.
+        """
+        ...
+
+
+class StagedHere(HereRun):
+    """Batches in stages that are made in this process, by threads."""
+
+    def __init__(self, runner: Runner, options: StageOptions) -> None:
+        super().__init__(runner)
+        self._only_asked = options.only_asked
+        self._num_jobs = 0
+        if options.only_asked:
+            runner.allow(0)
+
+    def fetched(self, num_asked: int) -> FetchedJob | None:
+        """Return the next job when its bytes are here."""
+        if self._only_asked:
+            self.runner.allow(num_asked)
+        job = self.runner.fetched(self._num_jobs)
+        if job is None:
+            return None
+        self._num_jobs += 1
+        return FetchedJob(num_batches=max(1, len(job.slots)), fetch_ns=job.fetch_ns)
+
+
+class _Fetches:
+    """Fetches of one run of an engine; numbers are those of the iteration."""
+
+    def __init__(self, channel: FrameChannel, num_before: int) -> None:
+        self.channel = channel
+        self._num_before = num_before
+        """Batches that were taken before this run began."""
+        self._num_asked = self._num_fetched = num_before
+
+    def ask(self, num_asked: int) -> None:
+        """Have the bytes of so many batches fetched."""
+        if num_asked > self._num_asked:
+            self.channel.send(str(num_asked - self._num_before).encode())
+            self._num_asked = num_asked
+
+    def fetched(self, num_asked: int) -> FetchedJob | None:
+        """Return the job that brings the last of so many batches."""
+        self.ask(num_asked)
+        job = FetchedJob()
+        while self._num_fetched < num_asked:
+            job = FetchedJob(*pickle.loads(self.channel.receive()[0]))
+            if job.error is not None:
+                raise unpacked_error(job.error)
+            if not job.num_batches:
+                return None
+            self._num_fetched += job.num_batches
+        return job._replace(num_batches=self._num_fetched - num_asked + 1)
+
+
+class StagedApart(ApartRun):
+    """Batches in stages that an engine in its own process makes."""
+
+    def __init__(self, client: EngineClient, start: RunStart, options: StageOptions) -> None:
+        self._only_asked = options.only_asked
+        self._num_asked = 0
+        # Held while a batch is taken, and while a dead engine is replaced: the next one begins
+        # behind the last batch that was taken, which must not change meanwhile.
+        self._taking = threading.Lock()
+        self._fetches: _Fetches | None = None
+        super().__init__(client, start)
+        close_in_children(self)
+
+    def _begin_at(self, start: RunStart) -> int:
+        mine, theirs = channel_pair()
+        fetches = _Fetches(mine, self._num_delivered)
+        with theirs, ExitStack() as undo:
+            undo.callback(mine.close)
+            ends = [theirs.fileno()]
+            number = self._client.begin_at(start, fetches=ends, only_asked=self._only_asked)
+            # Whoever was told that bytes are here may wait for the batch, and asks no more for it.
+            fetches.ask(self._num_asked)
+            undo.pop_all()
+        if self._fetches is not None:
+            self._fetches.channel.close()
+        self._fetches = fetches
+        return number
+
+    def next(self) -> list[tuple[Slot, Any]] | None:
+        """Return the next batches, or None when there are no more."""
+        with self._taking:
+            made = super().next()
+            # At once, and not with the next batch: a fetch comes first, and it may wait for the
+            # room that these batches had.
+            with suppress(ChannelClosed):  # The next fetch, or the next batch, takes note of it.
+                self._client.tell(self._number, self._num_taken, wait_s=self.wait_s)
+            self._num_taken = 0
+            return made
+
+    def fetched(self, num_asked: int) -> FetchedJob | None:
+        """Return the job that brings the last of so many batches when its bytes are here."""
+        self._num_asked = num_asked
+        while True:
+            fetches = self._fetches
+            assert fetches is not None
+            try:
+                return fetches.fetched(num_asked)
+            except ChannelClosed:
+                # Who takes a batch now sees the end as well, and does the same: the first one does.
+                with self._taking:
+                    if self._is_stopped:
+                        return None
+                    if self._fetches is fetches:
+                        self._begin_again()
+
+    def close_after_fork(self) -> None:
+        """Close the channel in a forked child."""
+        if self._fetches is not None:
+            self._fetches.channel.close()
+
+    def stop(self) -> None:
+        """End the iteration."""
+        super().stop()
+        if self._fetches is not None:
+            # Also where the engine could not be told: a thread of this process may wait.
+            self._fetches.channel.shut_down()
+            self._fetches.channel.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """One batch whose bytes are here.
+
+    Times are of `perf_counter_ns`. On Linux that is CLOCK_MONOTONIC, one clock for all processes of
+    a machine, so those of an engine in its own process need no translation.
+    """
+
+    fetch_ns: tuple[int, int]
+    """From when to when its bytes came; no time where they were near."""
+    decode_ns: tuple[int, int] | None = None
+    """From when to when it was made, once it is."""
+
+
+class InStages:
+    """An iteration whose batches are asked for twice: for their bytes, and when they are made.
+
+    Several batches are made at once where there is time ahead of who asks. With `only_asked`,
+    nothing is read for a batch that was not asked for: who asks decides when the wire is used.
+    `fetch` and `decode` may be called by two threads, each in order. The cursor moves when a batch
+    is said to be `used`, and not when it is made.
+    """
+
+    def __init__(self, iteration: Iteration) -> None:
+        assert isinstance(iteration.run, StagedHere | StagedApart)
+        self._iteration = iteration
+        self._run: StagedRun = iteration.run
+        self._num_asked = 0
+        self._left: deque[FetchedJob] = deque()
+        """One entry for each batch of the latest job that was not asked for yet."""
+        self._made: deque[Slot] = deque()
+        """Of the batches that are made and not used yet."""
+
+    def fetch(self) -> Ticket:
+        """Return when the bytes of the next batch are here; StopIteration after the last."""
+        self._iteration.check_process()
+        self._num_asked += 1
+        if not self._left:
+            job = self._run.fetched(self._num_asked)
+            if job is None:
+                raise StopIteration if self._iteration.is_open else _ended_early()
+            self._left.extend([job] * job.num_batches)
+        return Ticket(fetch_ns=self._left.popleft().fetch_ns)
+
+    def decode(self, ticket: Ticket) -> Any:
+        """Return the batch of the oldest ticket."""
+        try:
+            slot, batch = self._iteration.made()
+        except StopIteration:
+            raise _ended_early() from None  # Its ticket says that there is one.
+        ticket.decode_ns = self._run.decode_ns
+        self._made.append(slot)
+        return batch
+
+    def used(self) -> None:
+        """Take note that the oldest batch that was made has been used: the cursor moves on."""
+        if self._made:
+            self._iteration.deliver(self._made.popleft())
+
+    def close(self) -> None:
+        """End what makes the batches; what was made and not used is not delivered."""
+        self._made.clear()
+        self._iteration.close()
+
+
+def _ended_early() -> StateError:
+    return StateError(
+        "the loader was closed, or another iteration of it was begun, before this one was over; "
+        "give each reader a Loader of its own"
+    )
