@@ -27,7 +27,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-PRELOADED = ["torch", "torch.distributed", "pytest", "penstock.step.groups", "penstock.testing"]
+PRELOADED = [
+    *("torch", "torch.distributed", "pytest", "penstock.testing"),
+    *("penstock.step.attached", "penstock.step.groups", "penstock.step.tuner"),
+    # Every optimizer of torch imports it at its first step: as much time as torch itself.
+    "torch._dynamo",
+]
 """What modules of tests import: a rank would take seconds to load it anew."""
 GROUP_TIMEOUT_S = 20.0
 """How long an operation waits for a rank that does not come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -80,8 +81,9 @@ def trained(rank: int, size: int, kind: str, steps: int, **options: Any) -> torc
     return weights(model)
 
 
+@cache
 def plain(kind: str, steps: int, clip: float | None = None) -> torch.Tensor:
-    """Return what one process makes of the same batches."""
+    """Return what one process makes of the same batches; callers share it and only compare."""
     model = mlp()
     optimizer = OPTIMIZERS[kind](model.parameters())
 
