@@ -106,12 +106,12 @@ def test_an_attempt_that_hangs_is_left_behind_and_writes_nowhere() -> None:
     memory = MemoryStore("hanging")
     info = memory.write("x", b"right")
     hanging = _Hanging(memory)
-    store = Retrying(hanging, RetryPolicy(deadline_s=0.3, first_wait_s=0.01))
+    store = Retrying(hanging, RetryPolicy(deadline_s=1.0, first_wait_s=0.01))
     target = bytearray(5)
     with pytest.raises(UnreachableError, match=r"x: no answer before the deadline.*2 attempts"):
         store.read_into(info, 0, memoryview(target))
     hanging.let_go.set()
-    hanging.is_over.wait()
+    assert hanging.is_over.wait(60), "the attempt that was left behind has not begun"
     assert target == bytes(5)
     memory.clear()
 
