@@ -7,16 +7,21 @@
 ...         train(batch)
 """
 
-from penstock.dataset.dataset import Dataset
-from penstock.dataset.mixture import Mixture
-from penstock.dataset.open import open
-from penstock.dataset.pack import PackOptions, pack
-from penstock.dataset.verify import verify
-from penstock.dataset.writer import Writer
-from penstock.loader import Batch, Loader, Stats
-from penstock.storage.options import StoreOptions
-from penstock.storage.tier_sizes import Disk, Memory
-from penstock.world import World
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.dataset.dataset import Dataset
+    from penstock.dataset.mixture import Mixture
+    from penstock.dataset.open import open
+    from penstock.dataset.pack import PackOptions, pack
+    from penstock.dataset.verify import verify
+    from penstock.dataset.writer import Writer
+    from penstock.loader import Batch, Loader, Stats
+    from penstock.storage.options import StoreOptions
+    from penstock.storage.tier_sizes import Disk, Memory
+    from penstock.world import World
 
 __version__ = "0.1.0"
 
@@ -36,3 +41,23 @@ __all__ = [
     "pack",
     "verify",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Batch": "loader.batch",
+        "Dataset": "dataset.dataset",
+        "Disk": "storage.tier_sizes",
+        "Loader": "loader.loader",
+        "Memory": "storage.tier_sizes",
+        "Mixture": "dataset.mixture",
+        "PackOptions": "dataset.pack_options",
+        "Stats": "engine.stats",
+        "StoreOptions": "storage.options",
+        "World": "world",
+        "Writer": "dataset.writer",
+        "open": "dataset.open",
+        "pack": "dataset.pack",
+        "verify": "dataset.verify",
+    },
+)

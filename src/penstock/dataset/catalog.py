@@ -33,7 +33,7 @@ from penstock.storage.base import Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.folder_errors import store_error
 from penstock.storage.keys import checked_hash
-from penstock.storage.locate import EVERYTHING
+from penstock.storage.patterns import EVERYTHING
 
 FOLDER = ".penstock"
 """Where an index lies beside its data."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.engine.cluster import Cluster
 from penstock.engine.holding import Holding
 from penstock.engine.stats import Counters
 from penstock.flow.live import LiveRates
 from penstock.trace import Recorder
+
+if TYPE_CHECKING:
+    from penstock.engine.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ import numpy as np
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
-from penstock.engine.cluster import Cluster
 from penstock.engine.holding import Holding
 from penstock.engine.stats import Counters
 from penstock.engine.stream import Assign
@@ -30,6 +29,7 @@ from penstock.storage.tier_sizes import Disk, Memory
 from penstock.world import World
 
 if TYPE_CHECKING:
+    from penstock.engine.cluster import Cluster
     from penstock.peers.rendezvous import Rendezvous
 
 VARIABLE = "PENSTOCK_RENDEZVOUS"

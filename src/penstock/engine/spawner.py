@@ -36,8 +36,6 @@ ENGINE_NICE, WORKER_NICE = 5, 15
 it has little to do, but they wait for it."""
 _LEAVE_S = 10.0
 """How long an engine has to leave its tiers and the other nodes in order."""
-_LEAVE_S = 10.0
-"""How long an engine has to leave its tiers and the other nodes in order."""
 _CHILDREN_S = 20
 """How long a process waits for children that were killed."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -123,8 +121,6 @@ class SpawnerProcess:
         try:
             _, self._payload = pickle.loads(data)
             one_thread_each()
-            gc.collect()
-            gc.freeze()  # Or the collector of each child would write to all that they share.
             self._front.send(b"L" + str(os.getpid()).encode())
         except BaseException as error:
             self._front.send(b"X" + packed_error(error))
@@ -169,11 +165,13 @@ class SpawnerProcess:
 
     def _fork(self, run: Callable[[], None], keep: list[int]) -> int:
         parent = os.getpid()
+        gc.freeze()  # Or the collector of each child would write to all that they share.
         pid = os.fork()
         if pid:
             return pid
         code = 1
         try:
+            gc.enable()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
@@ -297,6 +295,7 @@ class StarterProcess:
             for name in place.modules:
                 with suppress(ImportError):
                     importlib.import_module(name)
+            gc.freeze()  # As in `SpawnerProcess._fork`.
             if os.fork() == 0:
                 self._front.close()
                 for file in files:
@@ -328,7 +327,7 @@ class Surroundings:
     folder: str
     affinity: set[int]
     modules: tuple[str, ...]
-    """Large modules that the user's functions need: imported once for all loaders."""
+    """Modules that engine or workers need: imported once for all loaders."""
 
     @classmethod
     def here(cls, modules: tuple[str, ...] = ()) -> Surroundings:
@@ -353,8 +352,6 @@ def main(file: int, front_pid: int) -> None:
     stand_back(ENGINE_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a spawner ended.
-    gc.collect()
-    gc.freeze()  # Or the collector of each child would write to all that they share.
     StarterProcess(FrameChannel(socket.socket(fileno=file)), front_pid).run()
     wait_for_children()
     os._exit(0)

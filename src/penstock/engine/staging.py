@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,11 +25,9 @@ from penstock.engine.around import Around
 from penstock.engine.block_stage import BlockStage
 from penstock.engine.buffers import BufferPool
 from penstock.engine.fetcher import Read
-from penstock.engine.fills import Fill, FillRun, Fills
+from penstock.engine.fills import Fill, FillRun, Fills, OfPeers
 from penstock.engine.holding import Flags, Holding, Places
 from penstock.engine.job import Group, Job, Slot
-from penstock.engine.peer_fills import PeerFills
-from penstock.engine.peer_reads import PeerRanges, RangesRead
 from penstock.engine.reads import is_local
 from penstock.engine.runs import Runs
 from penstock.engine.stage_reads import At, BlockRead, RangeRead
@@ -40,6 +38,10 @@ from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import Retrying
 from penstock.trace import Kind
+
+if TYPE_CHECKING:
+    from penstock.engine.cluster import Cluster
+    from penstock.engine.peer_reads import PeerRanges, RangesRead
 
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
@@ -107,7 +109,7 @@ class Stager:
                 holding,
                 self.fetch_units,
                 measured.stores,
-                of_peers=None if cluster is None else PeerFills(holding, cluster),
+                of_peers=None if cluster is None else _fills_of_peers(holding, cluster),
                 is_damaged=self._is_damaged,
             )
 
@@ -131,7 +133,7 @@ class Stager:
         groups: list[Group] = []
         for group in job.groups:
             ways = self._ways(self._holding, group, in_runs)
-            found = np.unique(ways).tolist()
+            found = np.flatnonzero(np.bincount(ways)).tolist()
             for way in found:
                 job.ways.append(Way(way))
                 whole = len(found) == 1
@@ -243,6 +245,8 @@ class Stager:
         self, group: Group, number: int, table: Places, far: Ints
     ) -> Iterator[tuple[RangesRead, list[Ints]]]:
         """Yield what each peer is asked for, and the samples of the group that each range is."""
+        from penstock.engine.peer_reads import PeerRanges, RangesRead
+
         cluster, holding = self.cluster, self._holding
         assert cluster is not None
         assert holding is not None
@@ -531,3 +535,10 @@ def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
     """Return the samples of each range."""
     by_range = np.argsort(range_of, kind="stable")
     return np.split(ids[by_range], np.flatnonzero(np.diff(range_of[by_range])) + 1)
+
+
+def _fills_of_peers(holding: Holding, cluster: Cluster) -> OfPeers:
+    # Imported by runs that have other nodes; the first batch of all others would wait for it.
+    from penstock.engine.peer_fills import PeerFills
+
+    return PeerFills(holding, cluster)

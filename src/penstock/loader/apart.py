@@ -430,9 +430,17 @@ class EngineClient:
 
 
 def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
-    """Return the large modules that the user's functions will import."""
+    """Return modules that each worker will use, and that a process may import before it forks."""
+    seeded = () if options.transform is None else ("numpy.random",)
+    if _use_torch(options, payload):
+        return (*seeded, "torch", "penstock.torch.tensors")
+    return seeded
+
+
+def _use_torch(options: LoaderOptions, payload: bytes) -> bool:
+    """Return whether the user's functions will import torch."""
     if "torch" not in sys.modules:
-        return ()
+        return False
     functions = [options.transform, options.collate]
     for bound in options.dataset.bound[:1]:
         functions += bound.decoders.values()
@@ -440,8 +448,8 @@ def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
     for name in names - {"__main__"}:
         for value in list(vars(sys.modules.get(name, sys)).values()):
             if str(getattr(value, "__name__", "")).partition(".")[0] in _TORCH:
-                return ("torch",)
-    return ("torch",) if b"torch" in payload else ()
+                return True
+    return b"torch" in payload
 
 
 def _end(open_: list[FrameChannel], spawner: FrameChannel, spawner_pid: int, pid: int) -> None:

@@ -6,16 +6,21 @@ A `Store` maps keys to immutable bytes (`base`): memory, a folder, or a remote o
 `loader`'s.
 """
 
-from penstock.storage.base import Buffer, ObjectInfo, Store
-from penstock.storage.coalesce import Merged, merge_ranges
-from penstock.storage.folder import FolderStore
-from penstock.storage.locate import Located, open_store, resolve
-from penstock.storage.memory import MemoryStore
-from penstock.storage.options import StoreOptions
-from penstock.storage.places import Place, split_uri
-from penstock.storage.pool import Pool, ReadRequest
-from penstock.storage.remote import RemoteStore
-from penstock.storage.retry import Retrying, RetryPolicy
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.storage.base import Buffer, ObjectInfo, Store
+    from penstock.storage.coalesce import Merged, merge_ranges
+    from penstock.storage.folder import FolderStore
+    from penstock.storage.locate import Located, open_store, resolve
+    from penstock.storage.memory import MemoryStore
+    from penstock.storage.options import StoreOptions
+    from penstock.storage.places import Place, split_uri
+    from penstock.storage.pool import Pool, ReadRequest
+    from penstock.storage.remote import RemoteStore
+    from penstock.storage.retry import Retrying, RetryPolicy
 
 __all__ = [
     "Buffer",
@@ -37,3 +42,28 @@ __all__ = [
     "resolve",
     "split_uri",
 ]
+
+# A local file must not cost the import of remote stores.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Buffer": "base",
+        "FolderStore": "folder",
+        "Located": "locate",
+        "MemoryStore": "memory",
+        "Merged": "coalesce",
+        "ObjectInfo": "base",
+        "Place": "places",
+        "Pool": "pool",
+        "ReadRequest": "pool",
+        "RemoteStore": "remote",
+        "RetryPolicy": "retry",
+        "Retrying": "retry",
+        "Store": "base",
+        "StoreOptions": "options",
+        "merge_ranges": "coalesce",
+        "open_store": "locate",
+        "resolve": "locate",
+        "split_uri": "places",
+    },
+)

@@ -19,7 +19,13 @@ from penstock.storage.keys import is_hidden
 from penstock.storage.memory import MemoryStore
 from penstock.storage.nearby import near_names
 from penstock.storage.options import StoreOptions
-from penstock.storage.patterns import expand_braces, fixed_folder, glob_regex, has_glob
+from penstock.storage.patterns import (
+    EVERYTHING,
+    expand_braces,
+    fixed_folder,
+    glob_regex,
+    has_glob,
+)
 from penstock.storage.places import Place, split_uri
 from penstock.storage.pool import Pool
 from penstock.storage.remote import RemoteStore
@@ -27,8 +33,6 @@ from penstock.storage.retry import Retrying, RetryPolicy
 
 _CHECKS_AT_ONCE = 16
 """Requests at once when objects are named one by one."""
-EVERYTHING = ("folder:",)
-"""The names of a data set that is a whole folder, bucket or prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from penstock.errors import OptionError
 
 NAMES_MAX = 10_000_000
 """Names that braces may stand for; more is surely a slip of the finger."""
+EVERYTHING = ("folder:",)
+"""The names of a data set that is a whole folder, bucket or prefix."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _COUNT = re.compile(r"(\d+)\.\.(\d+)")

@@ -7,8 +7,24 @@ trainers that save nothing but its number (`seek`, `resume_callback`). Nothing h
 group, and nothing reads or decodes: that is `loader`.
 """
 
-from penstock.torch.iterable import IterableDataset
-from penstock.torch.trainers import resume_callback, seek
-from penstock.torch.world import world_of
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.torch.iterable import IterableDataset
+    from penstock.torch.trainers import resume_callback, seek
+    from penstock.torch.world import world_of
 
 __all__ = ["IterableDataset", "resume_callback", "seek", "world_of"]
+
+# A worker uses `tensors` only, not the front that the other modules import.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "IterableDataset": "iterable",
+        "resume_callback": "trainers",
+        "seek": "trainers",
+        "world_of": "world",
+    },
+)
