@@ -1,10 +1,14 @@
 """Processes that start processes: nothing of the training process is inherited.
 
 The *starter* is a fresh interpreter beside the training process, one for all its loaders. It has
-imported Penstock and has no thread, so it can fork at any time. For each loader it forks a
-*spawner*, which imports what the user's functions need, and then forks the engine and, when the
-engine asks for them, workers. A worker costs milliseconds and shares what was imported. The user's
-main module is never run again.
+imported this module and what that imports, and has no thread, so it can fork at any time. For each
+loader it forks a *spawner*, which imports what the user's functions need, and then forks the engine
+and, when the engine asks for them, workers. A worker costs milliseconds and shares what was
+imported. The user's main module is never run again.
+
+The first batch waits for all of that. So this module imports only what every batch needs, and the
+garbage collector is off in starter and spawner: they import, fork and wait. Engine and workers
+have it on.
 
 All of them end with the training process, however that ends.
 """

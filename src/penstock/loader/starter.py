@@ -15,7 +15,7 @@ from penstock.engine.spawner import Surroundings
 from penstock.errors import EngineError
 
 _CLOSE_S = 5.0
-# Modules stay for ever, so a collector that runs while they are imported finds nothing: without it,
+# What a module makes stays, so a collector that runs meanwhile finds next to nothing: without it,
 # importing torch takes a quarter less time. Engine and workers have one again (`engine.spawner`).
 _BOOT = (
     "import gc; gc.disable(); import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
