@@ -10,6 +10,7 @@ import ast
 import gc
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.engine.spawner import ENGINE_NICE, WORKER_NICE
 
 NOT_IN_A_WORKER = (
     "penstock.cli",
@@ -110,6 +112,25 @@ def test_a_worker_collects_its_own_garbage_and_leaves_shared_memory_alone(
     rows: penstock.Dataset,
 ) -> None:
     assert told_by_worker(rows, collector) == (True, True)
+
+
+def priorities() -> list[int]:
+    """Return how nice a worker is, and the process that forked it."""
+    return [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, os.getppid())]
+
+
+def test_who_imports_does_not_stand_back_and_who_works_does(rows: penstock.Dataset) -> None:
+    """The training process waits while modules are imported, and trains while batches are made."""
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    with penstock.Loader(
+        rows, batch_size=4, workers=1, collate=lambda samples: priorities()
+    ) as loader:
+        worker, spawner = next(iter(loader))
+        assert loader._client is not None
+        engine = os.getpriority(os.PRIO_PROCESS, loader._client.engine_pid)
+    assert spawner == here
+    assert engine == max(here, ENGINE_NICE)
+    assert worker == max(here, WORKER_NICE)
 
 
 # -- names that are imported when they are used ------------------------------------------------

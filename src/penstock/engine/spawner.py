@@ -37,7 +37,8 @@ from penstock.engine.worker import WorkerProcess
 
 ENGINE_NICE, WORKER_NICE = 5, 15
 """How far they stand back behind the training process. Workers stand back behind the engine, too:
-it has little to do, but they wait for it."""
+it has little to do, but they wait for it. Starter and spawner do not: while they import, the
+training process waits for its first batch; after that they do nothing."""
 _LEAVE_S = 10.0
 """How long an engine has to leave its tiers and the other nodes in order."""
 _CHILDREN_S = 20
@@ -135,6 +136,7 @@ class SpawnerProcess:
 
         def run() -> None:
             start_process_name("penstock-engine")
+            stand_back(ENGINE_NICE)
             run_engine(payload, [socket.socket(fileno=f) for f in files], FrameChannel(theirs))
 
         self._engine_pid = self._fork(run, keep=[*files, theirs.fileno()])
@@ -353,7 +355,6 @@ class Surroundings:
 def main(file: int, front_pid: int) -> None:
     """Run the starter on a descriptor that the training process has left open."""
     start_process_name("penstock-start")
-    stand_back(ENGINE_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a spawner ended.
     StarterProcess(FrameChannel(socket.socket(fileno=file)), front_pid).run()
