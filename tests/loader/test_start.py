@@ -104,6 +104,27 @@ def test_a_worker_with_torch_has_no_front(rows: penstock.Dataset) -> None:
     assert within(modules, ("penstock.loader", "penstock.torch.iterable")) == []
 
 
+def test_what_takes_long_to_import_is_imported_once_for_all_loaders(
+    rows: penstock.Dataset, tmp_path: Path
+) -> None:
+    """By the starter, whose children the spawners of all loaders are."""
+    (tmp_path / "torchvision.py").write_text("import os\nimporter = os.getpid()\n")
+    program = f"""
+import os, penstock, torchvision
+rows = penstock.open({str(tmp_path / "rows.npy")!r})
+told = lambda samples: (torchvision.importer, os.getppid())
+for _ in range(2):
+    with penstock.Loader(rows, batch_size=4, workers=1, collate=told) as loader:
+        print(*next(iter(loader)))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    out = subprocess.run(command, check=True, capture_output=True, env=environment).stdout
+    (importer, spawner), (importer_again, another) = (line.split() for line in out.splitlines())
+    assert importer == importer_again
+    assert len({importer, spawner, another}) == 3
+
+
 def collector() -> tuple[bool, bool]:
     return gc.isenabled(), gc.get_freeze_count() > 10_000
 

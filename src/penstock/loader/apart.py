@@ -60,7 +60,8 @@ _DEATHS_S = 3600.0
 """An iteration goes on after the death of its engine, so often within this time."""
 _CLOSE_S = 15.0
 """How long engine and workers have to end."""
-_TORCH = ("torch", "torchvision")
+_LARGE = ("torch", "torchvision")
+"""Packages that take long to import, and start no thread when they are imported."""
 _WORKER_BYTES_MAX, _WORKER_SHARE = 32 << 20, 64
 """Memory that a worker keeps for the next samples: at most so much, and such a part of what may be
 made ahead."""
@@ -431,25 +432,27 @@ class EngineClient:
 
 def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
     """Return modules that each worker will use, and that a process may import before it forks."""
-    seeded = () if options.transform is None else ("numpy.random",)
-    if _use_torch(options, payload):
-        return (*seeded, "torch", "penstock.torch.tensors")
-    return seeded
+    named = _named_by(options)
+    used = [n for n in _LARGE if n in sys.modules and (n in named or n.encode() in payload)]
+    if used and "torch" in sys.modules:
+        used.append("penstock.torch.tensors")
+    return tuple(used) if options.transform is None else ("numpy.random", *used)
 
 
-def _use_torch(options: LoaderOptions, payload: bytes) -> bool:
-    """Return whether the user's functions will import torch."""
-    if "torch" not in sys.modules:
-        return False
+def _named_by(options: LoaderOptions) -> set[str]:
+    """Return the packages of what the modules of the user's functions have imported.
+
+    Such a function travels as its name, so the payload does not tell what it uses.
+    """
     functions = [options.transform, options.collate]
     for bound in options.dataset.bound[:1]:
         functions += bound.decoders.values()
-    names = {getattr(f, "__module__", None) or type(f).__module__ for f in functions if f}
-    for name in names - {"__main__"}:
-        for value in list(vars(sys.modules.get(name, sys)).values()):
-            if str(getattr(value, "__name__", "")).partition(".")[0] in _TORCH:
-                return True
-    return b"torch" in payload
+    modules = {getattr(f, "__module__", None) or type(f).__module__ for f in functions if f}
+    return {
+        str(getattr(value, "__name__", "")).partition(".")[0]
+        for name in modules - {"__main__"}
+        for value in list(vars(sys.modules.get(name, sys)).values())
+    }
 
 
 def _end(open_: list[FrameChannel], spawner: FrameChannel, spawner_pid: int, pid: int) -> None:
