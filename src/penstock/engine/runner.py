@@ -321,7 +321,7 @@ class Runner:
             if not (staged.reads or staged.fills):
                 self._is_here(job, begin)
                 self._pieces.extend((job, piece) for piece in pieces[1:])
-                self._work_here.notify(len(pieces))
+                self._work_here.notify(len(pieces) - 1 + self._may_plan())
                 return job, pieces[0]
             self._work_here.notify()
         self._want(job, staged, pieces)
