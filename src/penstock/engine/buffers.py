@@ -14,6 +14,7 @@ import math
 import mmap
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -45,17 +46,21 @@ class BufferPool:
 
     def lease(self, size_bytes: int) -> Bytes:
         """Return at least `size_bytes` of writable memory, page-aligned, as an array of bytes."""
-        room = room_for(size_bytes)
-        try:
-            memory = self._free[room].pop()
-        except (KeyError, IndexError):
-            memory = self._make(room)
+        memory, room = self._taken(room_for(size_bytes))
         # The small object between buffer and array is what can be watched: all views keep it alive.
         holder = holder_type(room).from_buffer(memory)
         number = next(self._numbers)
         self._leased[number] = room
         weakref.finalize(holder, self._give_back, memory, room, number).atexit = False
         return np.frombuffer(holder, np.uint8, size_bytes)
+
+    def _taken(self, room: int) -> tuple[Memory, int]:
+        """Return memory and its size: free memory that is not much too large, else new."""
+        fitting = [r for r, free in list(self._free.items()) if free and room <= r <= 2 * room]
+        for found in sorted(fitting):
+            with suppress(IndexError):  # Another thread may have been faster.
+                return self._free[found].pop(), found
+        return self._make(room), room
 
     def _make(self, room: int) -> Memory:
         # Private: a forked child keeps what it sees, whatever the parent writes next.

@@ -64,7 +64,7 @@ class WorkerProcess:
         self._outbox = Outbox(own)
         self._inbox = Inbox(SharedSegments())
         self._counters = Counters()
-        self._private = BufferPool(job.kept_bytes)
+        self._private = BufferPool(job.kept_bytes, num_spare=1)
         self._reader = SampleReader(self._private, self._counters, at_random=job.at_random)
 
     def run(self) -> None:
