@@ -2,7 +2,8 @@
 
 The engine says which samples, brings their bytes, and has places for their values. Worker processes
 decode and transform. Where the user joins samples himself, or ragged values are filled up, one
-worker makes the whole batch; else a batch is cut into pieces, so that it is done sooner.
+worker makes the whole batch; else a batch is cut into pieces, so that all workers have something to
+do (`flow.planning.pieces_of_batch`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from penstock.engine.sinks import Layout, Sinks
 from penstock.engine.stages import GroupStage
 from penstock.engine.stats import Counters
 from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkRequest
-from penstock.engine.workers import WorkerHandle, Workers
+from penstock.engine.workers import DEPTH, WorkerHandle, Workers
+from penstock.flow.planning import pieces_of_batch
 
 _SAMPLES_A_PIECE_MIN = 4
 
@@ -38,12 +40,15 @@ class ApartMaker:
         pool: SharedPool,
         workers: Workers,
         counters: Counters,
+        look_ahead_bytes: int,
     ) -> None:
         self._wishes = wishes
         self._numbers = {id(bound): n for n, bound in reversed(list(enumerate(bounds)))}
         self._pool = pool
         self._workers = workers
         self._counters = counters
+        self._look_ahead_bytes = look_ahead_bytes
+        self._num_planned = 0
         self._is_whole = wishes.collate is not None or bool(wishes.padding)
         self._copies_lists = wishes.transform is None
         self._layout: Layout = {}
@@ -56,8 +61,17 @@ class ApartMaker:
             return [Piece(group=0, start=0, stop=job.num_samples)]
         job.state = sinks = Sinks(job.num_samples, self._pool)
         sinks.expect(self._layout)
-        per_worker = -(-job.num_samples // self._workers.num_workers)
-        return cut(job.groups, max(_SAMPLES_A_PIECE_MIN, per_worker))
+        arrays_bytes = sum(array.nbytes for array, _ in sinks.arrays().values())
+        num_workers = self._workers.num_workers
+        num_pieces = pieces_of_batch(
+            number=self._num_planned,
+            num_workers=num_workers,
+            num_requests=DEPTH * num_workers,
+            batch_bytes=max(job.size_bytes, arrays_bytes),
+            look_ahead_bytes=self._look_ahead_bytes,
+        )
+        self._num_planned += 1
+        return cut(job.groups, max(_SAMPLES_A_PIECE_MIN, -(-job.num_samples // num_pieces)))
 
     def work(self, job: Job, piece: Piece) -> None:
         """Have the samples of a piece made."""

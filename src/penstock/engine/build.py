@@ -121,6 +121,7 @@ def _apart_maker(wanted: LoaderOptions, apart: Apart, around: Around) -> Maker:
         pool=apart.pool,
         workers=apart.workers,
         counters=around.counters,
+        look_ahead_bytes=wanted.look_ahead_bytes,
     )
 
 

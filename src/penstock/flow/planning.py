@@ -69,3 +69,23 @@ def requests_max(num_ranks_of_node: int) -> int:
     [64, 16, 8]
     """
     return max(REQUESTS_MIN, REQUESTS_MAX // num_ranks_of_node)
+
+
+def pieces_of_batch(
+    *, number: int, num_workers: int, num_requests: int, batch_bytes: int, look_ahead_bytes: int
+) -> int:
+    """Return into how many pieces a batch is cut for worker processes.
+
+    Each piece is a message there and back, which wakes several threads and takes caches from the
+    workers. So there are no more pieces than give every worker its requests (`num_requests` for all
+    workers together), as many batches as the look-ahead has room for taken together. The first
+    batches, which the training loop waits for, are made by all workers together.
+
+    >>> facts = dict(num_workers=16, num_requests=32, look_ahead_bytes=512)
+    >>> [pieces_of_batch(number=n, batch_bytes=40, **facts) for n in (0, 1, 2, 3, 100)]
+    [16, 8, 4, 3, 3]
+    >>> [pieces_of_batch(number=9, batch_bytes=size, **facts) for size in (1, 512, 10_000)]
+    [1, 32, 32]
+    """
+    num_batches = max(1, look_ahead_bytes // max(1, batch_bytes))
+    return max(-(-num_requests // num_batches), num_workers >> min(number, 62), 1)
