@@ -162,7 +162,7 @@ class Retrying:
             self._attempts[thread] = self._attempts.get(thread, 0) + 1
             left_s = started_s + policy.deadline_s - self._clock.now_s()
             try:
-                if is_read and left_s < _WHOLE * policy.deadline_s:
+                if is_read and (num_attempts > 1 or left_s < _WHOLE * policy.deadline_s):
                     return _within(left_s, call, self.uri + key)
                 return call()
             except StoreError as error:
@@ -258,7 +258,7 @@ def _with_first(first: ObjectInfo, rest: Iterator[ObjectInfo]) -> Iterator[Objec
 _SHARE_MIN = 0.25
 """Share of the deadline that each call has, whatever went before."""
 _WHOLE = 0.99
-"""Share of the deadline that must be left for the client's own time-out to be soon enough."""
+"""Share of the deadline that a first attempt needs for the client's own time-out to be in time."""
 
 
 def _within(left_s: float, call: Callable[[], T], uri: str) -> T:
