@@ -241,3 +241,56 @@ def test_who_waits_in_a_stage_is_told_of_the_end(
         (tmp_path / "go").touch()  # A worker inside of a transform ends when that does.
         ended.join(60)
         assert not ended.is_alive()
+
+
+def test_an_iteration_that_replaces_one_that_is_waited_for_brings_everything(
+    blobs: penstock.Dataset,
+) -> None:
+    """The thread that waits for the old one may receive the first batches of the new one."""
+    options: dict[str, Any] = {"batch_size": 20, "seed": 2, "transform": Unhurried(), "epochs": 1}
+    with penstock.Loader(blobs, workers="here", **options) as here:
+        expected = [batch.ids.tolist() for batch in here]
+
+    def take(stages: Any) -> list[Any]:
+        found = []
+        try:
+            while True:
+                found.append(stages.decode(stages.fetch()).ids.tolist())
+        except (StopIteration, StateError):
+            return found
+
+    with penstock.Loader(blobs, workers=1, **options) as loader, ThreadPoolExecutor(4) as lanes:
+        replaced = []
+        for number in range(20):
+            stages = loader.stages()
+            replaced.append(lanes.submit(take, stages))
+            threading.Event().wait(0.001 * number)
+        for each in replaced:
+            found = each.result(60)
+            assert found == expected[: len(found)]
+        assert replaced[-1].result() == expected
+
+
+@pytest.mark.parametrize("end", ["close", "replace"])
+def test_an_iteration_may_end_while_its_dead_engine_is_replaced(
+    blobs: penstock.Dataset, end: str
+) -> None:
+    options: dict[str, Any] = {"batch_size": 20, "seed": 2, "transform": Unhurried(), "epochs": 1}
+
+    def take(stages: Any) -> None:
+        try:
+            while True:
+                stages.decode(stages.fetch())
+        except (StopIteration, StateError):
+            return
+
+    for number in range(4):
+        with penstock.Loader(blobs, workers=1, **options) as loader, ThreadPoolExecutor(1) as lane:
+            taken = lane.submit(take, loader.stages())
+            os.kill(engine_of(loader), signal.SIGKILL)
+            threading.Event().wait(0.01 * number)
+            if end == "replace":
+                assert sum(len(batch.ids) for batch in loader) == len(blobs)
+            else:
+                loader.close()
+            taken.result(60)

@@ -42,6 +42,8 @@ class FrameChannel:
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
         """Return whether a frame, or the end, can be received now or within some time."""
+        if self._end.fileno() < 0:
+            return True  # Closed here: the descriptor may be another file's by now.
         return bool(self._poll.poll(1000 * wait_s))
 
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:

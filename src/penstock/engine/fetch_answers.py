@@ -4,7 +4,7 @@ A front that iterates in stages asks twice for a batch: for its bytes, and for i
 question has a channel of its own, because two threads ask: neither then receives what is meant for
 the other. The front sends how many batches it wants the bytes of, counted from the beginning of the
 run; the engine answers once for each job that brings some of them. Batches of a job are sent on the
-other channel, not before that answer.
+other channel, when its bytes are here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FetchAnswers:
         self._runner = runner
         self._channel = channel
         self._only_asked = only_asked
-        # Counts jobs whose fetch was answered and that were not sent yet. The runner knows no job
-        # that was taken from it, so a job is taken after its fetch has been answered.
+        # Counts jobs whose bytes are here and that were not sent yet. The runner knows no job that
+        # was taken from it, so a job is taken after it was found here.
         self._answered = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name="penstock-fetched", daemon=True)
 
@@ -48,7 +48,7 @@ class FetchAnswers:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the fetch of the next job was answered, or the run is over."""
+        """Return when the bytes of the next job are here, or the run is over."""
         self._answered.acquire()
 
     def stop(self) -> None:

@@ -248,7 +248,7 @@ class EngineProcess:
         """Memory of workers that is never released."""
 
     def serve(self) -> None:
-        """EngineAnswer the front."""
+        """Answer the front."""
         logger = logging.getLogger("penstock")
         logger.addHandler(_ToFront(self._batches))
         logger.setLevel(logging.INFO)
@@ -273,7 +273,7 @@ class EngineProcess:
         if ask.word == "begin":
             return self._begin(ask.value, files)
         if ask.word == "end":
-            return self._end()
+            return self._end(ask.value)
         if ask.word == "stats":
             return self._told()
         if ask.word == "machine":
@@ -322,13 +322,15 @@ class EngineProcess:
         run.start()
         return self._engine.run_id
 
-    def _end(self) -> None:
+    def _end(self, number: int | None = None) -> None:
+        """End the run; not if it is another one than the one that is meant."""
+        if self._run is None or number not in (None, self._run.number):
+            return
         if self._number is not None:
             self._number.stop()
             self._number = None
-        if self._run is not None:
-            self._run.stop()
-            self._run = None
+        self._run.stop()
+        self._run = None
 
     def counted(self) -> Any:
         """Return the counts so far."""

@@ -3,7 +3,8 @@
 Files of a data set are immutable by contract, and nothing enforces that. So size and time of a file
 are compared with the index after bytes were copied out of it, once for each piece of a batch. A
 sample that has a checksum is compared with it the first time it is read. A file that is cut off
-while it is mapped ends the process (SIGBUS): one that can be spared, see `worker_reads`.
+while it is mapped ends the process (SIGBUS). Large pieces are therefore copied by workers, which
+can be spared (see `worker_reads`); small ones are copied where this runs.
 """
 
 from __future__ import annotations

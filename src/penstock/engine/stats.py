@@ -257,6 +257,7 @@ class Delivered:
     stall_s: float = 0.0
     hand_over_s: float = 0.0
     elapsed_s: float = 0.0
+    hand_over_cpu_s: float = 0.0
     thread_cpu_s: float = 0.0
     """Processor time of threads of iterations that are over."""
     sent_bytes: int = 0
@@ -264,7 +265,7 @@ class Delivered:
     @property
     def cpu_here_s(self) -> float:
         """Processor time of Penstock inside the training process."""
-        return self.hand_over_s + self.thread_cpu_s
+        return self.hand_over_cpu_s + self.thread_cpu_s
 
 
 _NEARLY = 0.99

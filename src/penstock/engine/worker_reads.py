@@ -25,6 +25,7 @@ from penstock.engine.workers import WorkerHandle, Workers
 
 _HERE_BYTES = 1 << 20
 """Up to here a copy takes about as long as asking somebody else for it."""
+_HINT = "a file that is cut off while it is read does that"
 _NUM_NAMED = 8
 """Samples that are named when a worker dies of them."""
 
@@ -50,7 +51,8 @@ class WorkerReader(SampleReader):
         self, group: Group, table: int, piece: Piece, target: Bytes, starts: Sequence[int]
     ) -> None:
         """Read the samples of a piece into `target`, each at its own start."""
-        reference = self._reference(group, table, piece, target)
+        lengths = group.extents[table].length[piece.start : piece.stop]
+        reference = self._reference(group, table, target, int(lengths.sum()))
         if reference is None:
             super().read_into(group, table, piece, target, starts)
         else:
@@ -58,7 +60,8 @@ class WorkerReader(SampleReader):
 
     def rows_into(self, group: Group, table: int, piece: Piece, target: Bytes) -> None:
         """Copy samples of one width, each to its row of `target`."""
-        reference = self._reference(group, table, piece, target)
+        size_bytes = target.shape[1] * (piece.stop - piece.start)
+        reference = self._reference(group, table, target, size_bytes)
         if reference is None:
             super().rows_into(group, table, piece, target)
         else:
@@ -70,9 +73,10 @@ class WorkerReader(SampleReader):
                 reference, where = (number, offset + first * width, count * width), None
             self._ask(group, table, piece, CopyTarget(reference, where, width))
 
-    def _reference(self, group: Group, table: int, piece: Piece, target: Bytes) -> Reference | None:
+    def _reference(
+        self, group: Group, table: int, target: Bytes, size_bytes: int
+    ) -> Reference | None:
         """Return where in shared memory a target lies; None if a worker is not to write there."""
-        size_bytes = target.nbytes * (piece.stop - piece.start) // len(group.where)
         if size_bytes < _HERE_BYTES or not self.can_map(group.bound, table):
             return None
         return self._shared.reference(target)
@@ -83,7 +87,7 @@ class WorkerReader(SampleReader):
         ids = (group.bound.first + local_ids[:_NUM_NAMED]).tolist()
         more = ", …" * (len(local_ids) > _NUM_NAMED)
         what = f"samples {', '.join(map(str, ids))}{more}"
-        _, reply = self._workers.ask(partial(_for_worker, request), what)
+        _, reply = self._workers.ask(partial(_for_worker, request), what, hint=_HINT)
         for read in reply.reads:
             self._counters.add_reads(*read)
         if reply.error is not None:

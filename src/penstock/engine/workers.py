@@ -25,6 +25,7 @@ DEPTH = 2
 """Requests that a worker has at once."""
 _TRIES_MAX = 3
 """Workers that may die of the same samples."""
+_TRANSFORM_HINT = 'workers="here" runs the transform in this process, where a debugger sees it'
 _DEATHS_MAX = 64
 """Workers that may die in all, before it is an error."""
 _STATUS_S = 2.0
@@ -141,7 +142,9 @@ class Workers:
             self._handles.remove(handle)
             handle.close()
 
-    def ask(self, make: MakeRequest, what: str) -> tuple[WorkerHandle, WorkReply]:
+    def ask(
+        self, make: MakeRequest, what: str, hint: str = _TRANSFORM_HINT
+    ) -> tuple[WorkerHandle, WorkReply]:
         """Have samples made by some worker; by another one, should it die of something."""
         for attempt in range(_TRIES_MAX):
             handle = self._acquired()
@@ -156,8 +159,7 @@ class Workers:
                 if attempt + 1 == _TRIES_MAX or self._num_deaths > _DEATHS_MAX:
                     raise WorkerError(
                         f"{story} while it made {what}, and so did the {attempt} that tried before "
-                        'it; workers="here" runs the transform in this process, where a debugger '
-                        "sees it"
+                        f"it; {hint}"
                     ) from None
             finally:
                 self._give_back(handle)

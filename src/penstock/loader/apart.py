@@ -140,6 +140,12 @@ class EngineClient:
         self._finalizer: Callable[[], Any] | None = None
         # One question at a time; `end` may be called by the garbage collector inside of another.
         self._asking = threading.Lock()
+        # Threads of two iterations may meet here: one was replaced while it waited for a batch.
+        self._receiving = threading.RLock()
+        self._early: deque[MadeBatches] = deque()
+        """Messages of the latest iteration that a thread of the one before has received."""
+        self.beginning = threading.RLock()
+        """Held while an iteration begins, and while a dead engine is replaced."""
         close_in_children(self)
         _clients.add(self)
 
@@ -155,6 +161,7 @@ class EngineClient:
         # Segments of an engine that is gone stay mapped while the user looks into them.
         self._inbox = Inbox(SharedSegments())
         self._released = deque()
+        self._early.clear()
         self._looked_at, self._seen_by_forks = set(), set()
         self._pinned = None
         with control, batches:
@@ -189,8 +196,9 @@ class EngineClient:
         )
 
     def _from_spawner(self) -> bytearray:
-        assert self._spawner is not None
         try:
+            if self._spawner is None:
+                raise ChannelClosed("it was seen before")
             return self._spawner.receive()[0]
         except ChannelClosed:
             self._spawner = None
@@ -252,15 +260,15 @@ class EngineClient:
         self._met_by = self._met_by or self.engine_pid
         return self._num_runs
 
-    def end(self) -> None:
-        """End the iteration."""
+    def end(self, run: int) -> None:
+        """End an iteration, if it is not over."""
         if not self._is_mine() or self._control is None:
             return
         if not self._asking.acquire(blocking=False):
             return  # The engine ends it when the next one begins.
         try:
             with suppress(ChannelClosed):
-                self._asked("end")
+                self._asked("end", run)
         finally:
             self._asking.release()
 
@@ -269,8 +277,20 @@ class EngineClient:
 
     def receive(self, run: int, *, taken: int, wait_s: float) -> MadeBatches:
         """Return the next message of an iteration; `taken` batches were taken since the last."""
+        with self._receiving:
+            return self._received(run, taken=taken, wait_s=wait_s)
+
+    def _received(self, run: int, *, taken: int, wait_s: float) -> MadeBatches:
         is_told = False
         while True:
+            if run != self._num_runs:
+                return MadeBatches(run=run)  # Another one has begun.
+            if self._early:
+                early = self._early.popleft()
+                if early.run == run:
+                    return early
+                self._drop(early)
+                continue
             batches = self._batches
             if batches is None:
                 raise ChannelClosed("the loader is closed")  # By another thread.
@@ -292,9 +312,10 @@ class EngineClient:
             self._pin(fresh)
             assert isinstance(found, MadeBatches)
             self._counted_now = found.counted or self._counted_now
-            if found.run == run:
-                return found
-            self._drop(found)
+            if found.run == self._num_runs:
+                self._early.append(found)
+            else:
+                self._drop(found)
 
     def _pin(self, fresh: list[SharedSegment]) -> None:
         """Page-lock segments, if a GPU is in use."""
@@ -307,6 +328,13 @@ class EngineClient:
 
     def tell(self, run: int, taken: int, *, wait_s: float, is_waiting: bool = False) -> None:
         """Tell the engine what was taken, and what is not looked at any more."""
+        with self._receiving:
+            self._tell(run, taken, wait_s=wait_s, is_waiting=is_waiting)
+
+    def _tell(self, run: int, taken: int, *, wait_s: float, is_waiting: bool) -> None:
+        batches = self._batches
+        if batches is None:
+            return
         released = [self._released.popleft() for _ in range(len(self._released))]
         spoilt = [r for r in released if r in self._seen_by_forks] if self._seen_by_forks else []
         if spoilt:
@@ -322,8 +350,7 @@ class EngineClient:
             released=released,
             spoilt=spoilt,
         )
-        if self._batches is not None:
-            self._batches.send(pickle.dumps(notice, 5))
+        batches.send(pickle.dumps(notice, 5))
 
     def _drop(self, made: MadeBatches) -> None:
         """Give back what came for an iteration that is over."""
@@ -352,11 +379,7 @@ class EngineClient:
 
     def died(self) -> str:
         """Take note that the engine is gone; return how it ended."""
-        assert self._control is not None
-        assert self._batches is not None
-        self._control.close()
-        self._batches.close()
-        self._control = self._batches = None
+        self._close_channels()
         self._counted_before, self._counted_now = self.counted, Counted()
         self.events += self._told.events
         self._told = replace(self._told, events=())
@@ -402,13 +425,14 @@ class EngineClient:
         """End engine, workers and spawner."""
         if not self._is_mine():
             return
-        if self._control is not None:
-            with suppress(ChannelClosed, OSError):
-                self._take(self._ask("close"))
-        self._close_channels()
-        if self._finalizer is not None:
-            self._finalizer()
-        self._spawner = self._finalizer = None
+        with self.beginning:
+            if self._control is not None:
+                with suppress(ChannelClosed, OSError):
+                    self._take(self._ask("close"))
+            self._close_channels()
+            if self._finalizer is not None:
+                self._finalizer()
+            self._spawner = self._finalizer = None
 
     def _close_channels(self) -> None:
         for channel in (self._control, self._batches):
@@ -486,7 +510,8 @@ class ApartRun:
         self.sent_bytes = 0
         self.decode_ns = (0, 0)
         self._is_stopped = False
-        self._number = self._begin()
+        with client.beginning:
+            self._number = self._begin()
 
     def next(self) -> list[tuple[Slot, Any]] | None:
         """Return the next batches, or None when there are no more."""
@@ -510,17 +535,21 @@ class ApartRun:
             try:
                 return self._client.receive(self._number, taken=self._num_taken, wait_s=self.wait_s)
             except ChannelClosed:
-                if self._is_stopped:  # By another thread, and then the loader was closed.
+                if not self._begin_again():
                     return MadeBatches(run=self._number)
-                begin_s = time.perf_counter()
-                self._begin_again()
-                self._client.waited_s += time.perf_counter() - begin_s
 
-    def _begin_again(self) -> None:
-        """Go on with another engine, since this one has died."""
-        self._take_note_of_death()
-        self._num_taken = 0
-        self._number = self._begin()
+    def _begin_again(self) -> bool:
+        """Go on with another engine, since this one has died; False if another thread ended it."""
+        begin_s = time.perf_counter()
+        with self._client.beginning:
+            if not self._is_stopped:
+                self._take_note_of_death()
+                self._num_taken = 0
+                self._number = self._begin()
+        self._client.waited_s += time.perf_counter() - begin_s
+        if self._is_stopped:
+            self._end()  # It may have begun after it was stopped.
+        return not self._is_stopped
 
     def _begin(self) -> int:
         """Begin with the engine that is there, or with a new one, where the last batch ended."""
@@ -533,6 +562,8 @@ class ApartRun:
             try:
                 return self._begin_at(replace(self._start, span=span))
             except ChannelClosed:
+                if self._is_stopped:
+                    return self._number
                 self._take_note_of_death()
 
     def _begin_at(self, start: RunStart) -> int:
@@ -565,4 +596,7 @@ class ApartRun:
     def stop(self) -> None:
         """End the iteration."""
         self._is_stopped = True  # Before the end, which wakes whoever waits.
-        self._client.end()
+        self._end()
+
+    def _end(self) -> None:
+        self._client.end(self._number)

@@ -138,17 +138,22 @@ class Iteration(Iterator[Any]):
     def made(self) -> tuple[Slot, Any]:
         """Return the next batch, and what `deliver` wants when somebody has it."""
         self.check_process()
+        takes_job = not self._ready
+        begin_cpu_s = time.thread_time() if takes_job else 0.0
         begin_s, waited_s = time.perf_counter(), self.run.wait_s
         try:
-            if not self._ready:
+            if takes_job:
                 self._take_job()
             slot, fields = self._ready.popleft()
             return slot, self._batch(slot, fields)
         finally:
             waited_s = self.run.wait_s - waited_s
             self._counters.stall_s += waited_s
-            # Nothing else waits, so this is processor time; to ask for that would cost as much.
-            self._counters.hand_over_s += time.perf_counter() - begin_s - waited_s
+            hand_over_s = time.perf_counter() - begin_s - waited_s
+            self._counters.hand_over_s += hand_over_s
+            # A batch that came with another one takes so long that asking would cost as much.
+            cpu_s = time.thread_time() - begin_cpu_s if takes_job else hand_over_s
+            self._counters.hand_over_cpu_s += cpu_s
 
     def check_process(self) -> None:
         """Refuse to go on in a forked child."""

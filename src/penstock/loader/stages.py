@@ -145,19 +145,16 @@ class StagedApart(ApartRun):
             except ChannelClosed:
                 # Who takes a batch now sees the end as well, and does the same: the first one does.
                 with self._taking:
-                    if self._is_stopped:
+                    if self._fetches is fetches and not self._begin_again():
                         return None
-                    if self._fetches is fetches:
-                        self._begin_again()
 
     def close_after_fork(self) -> None:
         """Close the channel in a forked child."""
         if self._fetches is not None:
             self._fetches.channel.close()
 
-    def stop(self) -> None:
-        """End the iteration."""
-        super().stop()
+    def _end(self) -> None:
+        super()._end()
         if self._fetches is not None:
             # Also where the engine could not be told: a thread of this process may wait.
             self._fetches.channel.shut_down()
