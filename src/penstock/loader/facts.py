@@ -9,7 +9,7 @@ import threading
 from penstock.dataset.mixture import datasets_of
 from penstock.engine.choice import WorkerFacts
 from penstock.engine.options import LoaderOptions
-from penstock.loader.apart import payload_of
+from penstock.loader.engine_client import payload_of
 
 
 def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:

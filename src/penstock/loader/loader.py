@@ -37,7 +37,8 @@ from penstock.engine.reads import is_local
 from penstock.engine.stats import Counted, Delivered, Seen, Stats
 from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
-from penstock.loader.apart import ApartRun, EngineClient
+from penstock.loader.apart import ApartRun
+from penstock.loader.engine_client import EngineClient
 from penstock.loader.facts import facts_of
 from penstock.loader.iteration import BatchRun, HereRun, Iteration
 from penstock.loader.least import least_bytes

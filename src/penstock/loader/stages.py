@@ -21,7 +21,8 @@ from penstock.engine.fetch_answers import FetchedJob
 from penstock.engine.job import Slot
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
-from penstock.loader.apart import ApartRun, EngineClient
+from penstock.loader.apart import ApartRun
+from penstock.loader.engine_client import EngineClient
 from penstock.loader.iteration import BatchRun, HereRun, Iteration
 from penstock.peers.forks import close_in_children
 
