@@ -1,0 +1,147 @@
+"""Draws of one window: probabilities as whole numbers, systematic sampling, repeats far apart.
+
+A sample's probability is its share of an integer total, so p is exact and the same on every rank.
+Systematic sampling lays the samples in a row, each as long as its probability, in an order of this
+window's own, and takes whatever lies under W evenly spaced marks. The first mark is random. A
+sample of probability p is drawn W·p times on average, and never one time more or less than that. So
+one with W·p ≥ 1 is surely drawn.
+
+The weight of a draw is q/p, where q is how often a plain epoch would take the sample: 1/F. Then the
+mean of weighted losses estimates the mean over the data set, for any p above 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import OptionError
+from penstock.order.importance.options import Floats
+from penstock.order.keys import Ids, key_of, member_keys
+
+Whole: TypeAlias = npt.NDArray[np.int64]
+
+_TOTAL_BITS = 62
+_MEAN_BITS_MAX, _MEAN_BITS_MIN = 24, 8
+"""Resolution of a mean probability: below the second, floor and scores would be rounded away."""
+_PHASE_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probabilities:
+    """How often each sample is drawn."""
+
+    points: Whole
+    """By sample; its probability is its share of the total."""
+    base: Whole
+    """What the points would be in plain epochs."""
+    sizes: tuple[int, ...]
+    """Samples of each source; sources follow one another."""
+    total: int
+
+    @property
+    def weights(self) -> Floats:
+        """Return the factor of each sample's loss, were it drawn."""
+        return self.weights_of(np.arange(len(self.points)))
+
+    def weights_of(self, ids: Ids) -> Floats:
+        """Return the factors of some samples' losses."""
+        return (self.base[ids] / self.points[ids]).astype(np.float32)
+
+    @property
+    def effective_share(self) -> float:
+        """Effective sample size of draws, as a share of their number: (Σv)² / (n Σv²)."""
+        # E[v] = Σ p·q/p = 1 and E[v²] = Σ q²/p.
+        share = self.base.astype(np.float64)
+        return float(self.total / (share * share / self.points).sum())
+
+    def gain(self, norms: npt.NDArray[np.float64]) -> float:
+        """Return how much less a gradient varies than with uniform draws, if its norms are these.
+
+        Both with replacement: Σ q·g² against Σ (q·g)²/p.
+        """
+        base = self.base / self.total
+        uniform = float((base * norms * norms).sum())
+        drawn = float(((base * norms) ** 2 * (self.total / self.points)).sum())
+        return uniform / drawn if drawn > 0 else 1.0
+
+
+def probabilities(
+    preference: Whole, *, sizes: tuple[int, ...], shares: tuple[int, ...], floor: float, draws: int
+) -> Probabilities:
+    """Return p = q·((1 - floor)·preference/mean + floor) as points.
+
+    The samples lie in sources of some sizes, which keep their shares of the draws whatever their
+    preferences are.
+    """
+    num_samples = len(preference)
+    bits = min(_MEAN_BITS_MAX, _TOTAL_BITS - draws.bit_length() - num_samples.bit_length())
+    if bits < _MEAN_BITS_MIN:
+        raise OptionError(
+            f"a window of {draws:,} draws from {num_samples:,} samples is too large to be exact; "
+            f"give a window of at most {2 ** (_TOTAL_BITS - 9) // num_samples:,} draws"
+        )
+    points, base = np.empty(num_samples, np.int64), np.empty(num_samples, np.int64)
+    first = 0
+    for size, share in zip(sizes, shares, strict=True):
+        # Points of one sample of this source in plain epochs: they add up to its share.
+        plain = max(1, (num_samples << bits) * share // (sum(shares) * size))
+        here = slice(first, first + size)
+        points[here] = _source_points(preference[here], plain, floor)
+        base[here] = plain
+        first += size
+    return Probabilities(points=points, base=base, sizes=sizes, total=int(points.sum()))
+
+
+def _source_points(preference: Whole, plain: int, floor: float) -> Whole:
+    """Return points that add up to `plain` for each sample, exactly."""
+    size = len(preference)
+    least = max(1, round(floor * plain))
+    spread = plain * size - least * size
+    total = int(preference.sum())
+    if spread <= 0 or total <= 0:
+        return np.full(size, plain, np.int64)
+    # In floats, and then made exact: what is rounded goes to the first samples, a point each.
+    points = least + np.floor(preference * (spread / total)).astype(np.int64)
+    left = plain * size - int(points.sum())
+    points += left // size
+    points[: left % size] += 1
+    positive: Whole = np.maximum(1, points)
+    return positive
+
+
+def draw(chances: Probabilities, num_draws: int, *, seed: int, window: int) -> Ids:
+    """Return so many ids, in the order of use."""
+    points, total = chances.points, chances.total
+    order_key, start_key, phase_key = (
+        key_of(seed, "importance", purpose, window) for purpose in ("order", "start", "phase")
+    )
+    row = _row(order_key, chances.sizes)
+    start = (start_key << 64 | key_of(start_key, "low")) % total
+    marks = (np.cumsum(points[row]) * num_draws + start) // total
+    counts = np.diff(marks, prepend=np.int64(start // total))
+    return _spread(row[counts > 0], counts[counts > 0], phase_key)
+
+
+def _row(key: int, sizes: tuple[int, ...]) -> Ids:
+    """Return all ids at random, but source by source: then each source has its share of marks."""
+    parts, first = [], 0
+    for size in sizes:
+        members = np.arange(first, first + size, dtype=np.uint64)
+        parts.append(first + np.argsort(member_keys(key, members), kind="stable"))
+        first += size
+    return np.concatenate(parts)
+
+
+def _spread(ids: Ids, counts: Whole, key: int) -> Ids:
+    """Return each id as often as it counts, its copies evenly spaced and the rest at random."""
+    phases = (member_keys(key, ids.astype(np.uint64)) >> np.uint64(64 - _PHASE_BITS)).astype(
+        np.int64
+    )
+    drawn = np.repeat(ids, counts)
+    copy = np.arange(len(drawn)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = ((copy << _PHASE_BITS) + np.repeat(phases, counts)) // np.repeat(counts, counts)
+    return drawn[np.argsort(places, kind="stable")]

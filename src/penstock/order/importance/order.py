@@ -1,0 +1,200 @@
+"""The order of importance sampling: windows of draws, each made from scores that are known.
+
+An epoch is cut into windows. Window w is drawn from the scores as they were at the end of window
+w - 2. So while window w - 1 is trained on, all of window w is known on every rank: it can be
+prefetched, and the cache knows when each sample is used next.
+
+Windows without scores are plain: they take their part of the plain order of the same epoch. These
+are the warm-up, and windows that would gain nothing from their scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import OptionError
+from penstock.order.importance.draws import Probabilities, Whole, draw, probabilities
+from penstock.order.importance.options import Floats, Importance
+from penstock.order.importance.scores import ScoreTable
+from penstock.order.keys import Ids
+from penstock.order.mixture import MixtureOrder
+from penstock.order.orders import Description, GlobalOrder
+
+DELAY = 2
+"""Windows between the last score that is used and the window that is drawn from it."""
+EFFECTIVE_MIN = 0.25
+"""A window whose draws are worth fewer, as a share of their number, is plain."""
+GAIN_MIN = 1.005
+"""A window whose scores differ so little that the gradient varies no less is plain."""
+_COST_BITS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDraws:
+    """What is used in one window, in order."""
+
+    window: int
+    """Its number, counted through all epochs."""
+    ids: Ids
+    weights: Floats
+    """Factor of each draw's loss."""
+    chances: Probabilities | None
+    """What it was drawn by; None where it is plain."""
+    reason: str = ""
+    """Why it is plain."""
+    digest: int = 0
+    """Of the scores that it was drawn from."""
+
+    @property
+    def effective_share(self) -> float:
+        """Effective sample size of its draws as a share of their number."""
+        total = float(self.weights.sum(dtype=np.float64))
+        squares = float(np.square(self.weights, dtype=np.float64).sum())
+        return total * total / (len(self.weights) * squares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceOrder:
+    """Draws by importance over a plain order, which says what an epoch is.
+
+    >>> plain = GlobalOrder(num_samples=1000, seed=7)
+    >>> order = ImportanceOrder(plain=plain, options=Importance(window=0.25))
+    >>> order.num_windows, order.span(5)
+    (4, (1, 250, 500))
+    """
+
+    mode: ClassVar[str] = "importance"
+    plain: GlobalOrder | MixtureOrder
+    options: Importance
+
+    @property
+    def num_samples(self) -> int:
+        """Positions in one epoch."""
+        return self.plain.num_samples
+
+    @property
+    def seed(self) -> int:
+        """What plain windows and draws come from."""
+        return self.plain.seed
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each source."""
+        if isinstance(self.plain, MixtureOrder):
+            return self.plain.sizes
+        return (self.plain.num_samples,)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Parts of the draws that each source has."""
+        return self.plain.shares if isinstance(self.plain, MixtureOrder) else (1,)
+
+    @property
+    def num_ids(self) -> int:
+        """Samples that there are."""
+        return sum(self.sizes)
+
+    @property
+    def num_windows(self) -> int:
+        """Windows in an epoch."""
+        return self.options.num_windows(self.num_samples)
+
+    def window_at(self, epoch: int, position: int) -> int:
+        """Return the window that a position lies in."""
+        inside = (position * self.num_windows + self.num_windows - 1) // self.num_samples
+        while self._edge(inside) > position:
+            inside -= 1
+        while inside + 1 < self.num_windows and self._edge(inside + 1) <= position:
+            inside += 1
+        return epoch * self.num_windows + inside
+
+    def span(self, window: int) -> tuple[int, int, int]:
+        """Return a window's epoch, its first position and the one behind its last."""
+        epoch, inside = divmod(window, self.num_windows)
+        return epoch, self._edge(inside), self._edge(inside + 1)
+
+    def _edge(self, number: int) -> int:
+        return number * self.num_samples // self.num_windows
+
+    def ids(self, epoch: int, start: int, stop: int) -> Ids:
+        """Refuse: what is drawn depends on losses, see `ImportanceCourse`."""
+        raise OptionError("an importance order is known a window at a time, while training runs")
+
+    def positions(self, epoch: int, ids: npt.ArrayLike) -> Ids:
+        """Refuse: what is drawn depends on losses, see `ImportanceCourse`."""
+        raise OptionError("an importance order is known a window at a time, while training runs")
+
+    def describe(self) -> Description:
+        """Return mode and parameters."""
+        return {
+            **self.plain.describe(),
+            "mode": f"{self.mode}-{self.plain.mode}",
+            "windows": self.num_windows,
+            "options": self.options.describe(),
+        }
+
+    # -- drawing -----------------------------------------------------------------------------
+
+    def draws(
+        self, window: int, table: ScoreTable, near: npt.NDArray[np.bool_] | None = None
+    ) -> WindowDraws:
+        """Return what is used in a window, from the scores of two windows before.
+
+        `near` says which samples will probably be cached, for cost-aware draws.
+        """
+        epoch, start, stop = self.span(window)
+        if epoch < self.options.warmup:
+            return self._plain(window, "warm-up")
+        if window < DELAY or not table.num_seen.any():
+            return self._plain(window, "nothing is scored yet")
+        preference = self._preference(table, near)
+        chances = probabilities(
+            preference,
+            sizes=self.sizes,
+            shares=self.shares,
+            floor=self.options.floor,
+            draws=stop - start,
+        )
+        reason = self._reason(chances, table)
+        if reason:
+            return self._plain(window, reason)
+        ids = draw(chances, stop - start, seed=self.seed, window=window)
+        return WindowDraws(
+            window=window,
+            ids=ids,
+            weights=chances.weights_of(ids),
+            chances=chances,
+            digest=table.digest(),
+        )
+
+    def _plain(self, window: int, reason: str) -> WindowDraws:
+        epoch, start, stop = self.span(window)
+        ids = self.plain.ids(epoch, start, stop)
+        weights = np.ones(len(ids), np.float32)
+        return WindowDraws(window=window, ids=ids, weights=weights, chances=None, reason=reason)
+
+    def _preference(self, table: ScoreTable, near: npt.NDArray[np.bool_] | None) -> Whole:
+        points = table.score.astype(np.int64)
+        # Unseen samples come first: as if each were the hardest.
+        points[table.num_seen == 0] = points.max()
+        if self.options.score == "cost-aware" and near is not None:
+            points <<= _COST_BITS
+            # Variance times cost is least where p goes with norm / √cost.
+            points[~near] = points[~near] // round(2**_COST_BITS * self.options.miss_cost**0.5)
+            points[near] >>= _COST_BITS
+        return points
+
+    def _reason(self, chances: Probabilities, table: ScoreTable) -> str:
+        """Return why a window had better be plain; empty where it had not."""
+        effective = chances.effective_share
+        if effective < EFFECTIVE_MIN:
+            return f"its draws would be worth {effective:.0%} of uniform ones"
+        norms = self._preference(table, None).astype(np.float64)
+        gain = chances.gain(norms)
+        if self.options.score != "cost-aware" and gain < GAIN_MIN:
+            return f"its scores are alike: the gradient would vary {gain:.3f} times less"
+        return ""

@@ -1,0 +1,104 @@
+"""Scores: what is known about each sample, as whole numbers.
+
+All ranks hold the same table, and draw the same samples from it. So everything in it is an integer:
+sums of floats depend on the order of their terms and on the processor. A table is changed one
+window at a time, by the losses of that window in the order of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from penstock.errors import OptionError
+from penstock.order.importance.options import Floats, Importance
+from penstock.order.keys import Ids
+
+Points: TypeAlias = npt.NDArray[np.uint32]
+
+LOG_RANK_POINTS = 2048
+"""Points of one unit of the logarithm."""
+LOSS_POINTS = 4096
+"""Points of a loss of 1."""
+_POINTS_MAX = 2**31 - 1
+_PLACE_MAX = 2**16 - 1
+_RANK_OFFSET = 10
+"""SHADE's: the hardest of 64 samples is drawn 1.86 times as often as the easiest."""
+
+
+class StepLosses(NamedTuple):
+    """The losses of one global batch."""
+
+    ids: Ids
+    losses: Floats
+
+
+class ScoreTable:
+    """Three numbers for each sample."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.score: Points = np.zeros(num_samples, np.uint32)
+        """What draws go by; 0 where a sample was not seen yet."""
+        self.hardness: npt.NDArray[np.uint16] = np.zeros(num_samples, np.uint16)
+        """Moving average of a sample's place in its batch by loss: 0 easiest, 65,535 hardest."""
+        self.num_seen: npt.NDArray[np.uint8] = np.zeros(num_samples, np.uint8)
+        """How often it was scored, up to 255."""
+
+    def copy(self) -> ScoreTable:
+        """Return a table that changes by itself."""
+        other = ScoreTable(0)
+        other.score, other.hardness = self.score.copy(), self.hardness.copy()
+        other.num_seen = self.num_seen.copy()
+        return other
+
+    def learn(self, steps: Iterable[StepLosses], options: Importance) -> None:
+        """Take over the losses of some steps, in their order."""
+        for step in steps:
+            self._learn(step, options)
+
+    def _learn(self, step: StepLosses, options: Importance) -> None:
+        # In the order of ids, so that equal losses have the same ranks on any number of ranks.
+        order = np.argsort(step.ids, kind="stable")
+        ids, losses = step.ids[order], step.losses[order]
+        is_number = np.isfinite(losses)  # An overflow says nothing about a sample.
+        ids, losses = ids[is_number], losses[is_number]
+        if not len(ids):
+            return
+        ranks = np.empty(len(ids), np.int64)
+        ranks[np.argsort(losses, kind="stable")] = np.arange(len(ids))
+        is_new = self.num_seen[ids] == 0
+        places = ranks * _PLACE_MAX // max(1, len(ids) - 1)
+        before = self.hardness[ids].astype(np.int64)
+        self.hardness[ids] = np.where(is_new, places, (3 * before + places) // 4)
+        points = _points(losses, ranks, options)
+        if options.score in ("loss", "cost-aware"):
+            before = self.score[ids].astype(np.int64)
+            points = np.where(is_new, points, (before + points + 1) // 2)
+        self.score[ids] = np.maximum(1, points)
+        self.num_seen[ids] = np.minimum(254, self.num_seen[ids]) + 1
+
+    def digest(self) -> int:
+        """Return a number of 64 bits that stands for the table."""
+        digest = xxhash.xxh3_64()
+        for column in (self.score, self.hardness, self.num_seen):
+            digest.update(column.astype(column.dtype.newbyteorder("<")).data)
+        return digest.intdigest()
+
+
+def _points(losses: Floats, ranks: Ids, options: Importance) -> Ids:
+    if options.score == "loss-rank":
+        points = np.log(_RANK_OFFSET + ranks) * LOG_RANK_POINTS
+        return np.asarray(np.rint(points), np.int64)
+    if callable(options.score):
+        losses = np.asarray(options.score(losses), np.float32)
+        if losses.shape != ranks.shape or not (np.isfinite(losses) & (losses >= 0)).all():
+            raise OptionError(
+                "the score function must return one finite number from 0 on for each of the "
+                f"{len(ranks)} losses, got {losses!r}"
+            )
+    points = np.clip(np.float64(LOSS_POINTS) * losses, 0, _POINTS_MAX)
+    return np.asarray(np.rint(points), np.int64)
