@@ -61,11 +61,12 @@ class ScoreTable:
             self._learn(step, options)
 
     def _learn(self, step: StepLosses, options: Importance) -> None:
-        # In the order of ids, so that equal losses have the same ranks on any number of ranks.
-        order = np.argsort(step.ids, kind="stable")
-        ids, losses = step.ids[order], step.losses[order]
-        is_number = np.isfinite(losses)  # An overflow says nothing about a sample.
-        ids, losses = ids[is_number], losses[is_number]
+        is_number = np.isfinite(step.losses)  # An overflow says nothing about a sample.
+        ids, losses = step.ids[is_number], step.losses[is_number]
+        # By id, so that equal losses have the same places whoever computed them. Of a sample that
+        # occurs several times, its largest loss comes last and counts.
+        order = np.lexsort((losses, ids))
+        ids, losses = ids[order], losses[order]
         if not len(ids):
             return
         ranks = np.empty(len(ids), np.int64)
