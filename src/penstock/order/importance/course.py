@@ -13,6 +13,7 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -193,14 +194,31 @@ class ImportanceCourse:
                 f"format {_FORMAT} and {order.num_ids:,}; load a state of the same data set, or "
                 "begin a new run"
             )
+        try:
+            return cls._restored(order, state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"the saved scores are damaged ({type(error).__name__}: {error}); load another "
+                "state, or begin a new run"
+            ) from error
+
+    @classmethod
+    def _restored(cls, order: ImportanceOrder, state: Mapping[str, Any]) -> Self:
         course = cls(order, int(state["window"]))
         for name in ("score", "hardness", "num_seen"):
             column = getattr(course._table, name)
             column[:] = np.asarray(state[name])
-        edges = np.cumsum(np.asarray(state["sizes"], np.int64))[:-1]
-        ids = np.split(np.asarray(state["ids"], np.int64), edges)
-        losses = np.split(np.asarray(state["losses"], np.float32), edges)
-        steps = [StepLosses(i, x) for i, x in zip(ids, losses, strict=True) if len(i)]
-        before, _ = state["steps"]
+        sizes = np.asarray(state["sizes"], np.int64)
+        ids, losses = np.asarray(state["ids"], np.int64), np.asarray(state["losses"], np.float32)
+        before, now = state["steps"]
+        if before + now != len(sizes) or not len(ids) == len(losses) == sizes.sum():
+            raise ValueError(
+                f"{before} + {now} steps of {sizes.sum()} samples have {len(sizes)} sizes, "
+                f"{len(ids)} ids and {len(losses)} losses"
+            )
+        if len(ids) and not 0 <= ids.min() <= ids.max() < order.num_ids:
+            raise ValueError(f"ids reach from {ids.min()} to {ids.max()}, of {order.num_ids}")
+        edges = [0, *np.cumsum(sizes).tolist()]
+        steps = [StepLosses(ids[a:b], losses[a:b]) for a, b in pairwise(edges)]
         course._steps = [steps[:before], steps[before:]]
         return course

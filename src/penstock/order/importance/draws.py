@@ -109,7 +109,8 @@ def _source_points(preference: Whole, plain: int, floor: float) -> Whole:
         return np.full(size, plain, np.int64)
     # In floats, and then made exact: what is rounded off goes to the first samples, a point each.
     # Never rounded up, or there would be points to take away, and some would fall below `least`.
-    points = least + np.floor(preference * (spread / total * _ROUNDED_DOWN)).astype(np.int64)
+    share = np.floor(preference * (spread / total * _ROUNDED_DOWN)).astype(np.int64)
+    points: Whole = least + share
     left = plain * size - int(points.sum())
     points += left // size
     points[: left % size] += 1
