@@ -27,8 +27,9 @@ _DEATHS_S = 3600.0
 _log = logging.getLogger("penstock.loader")
 
 
-Scores = Callable[[], Mapping[str, Any]]
-"""Returns the scores as they are now, for an order that depends on losses."""
+Scores = Callable[[Callable[[], None]], Mapping[str, Any]]
+"""Returns the scores as they are now, for an order that depends on losses; calls a function that
+forgets what was to be told of them."""
 
 
 class ApartRun:
@@ -98,8 +99,9 @@ class ApartRun:
             span = replace(span, skip=self._num_delivered)
         while True:
             try:
-                self._client.losses = []  # They are in the scores.
-                scores = None if self._scores is None else self._scores()
+                scores = None
+                if self._scores is not None:
+                    scores = self._scores(self._client.losses.clear)
                 return self._begin_at(replace(self._start, span=span, scores=scores))
             except ChannelClosed:
                 if self._is_stopped:

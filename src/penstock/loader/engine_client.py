@@ -141,8 +141,8 @@ class EngineClient:
         self._receiving = threading.RLock()
         self._early: deque[MadeBatches] = deque()
         """Messages of the latest iteration that a thread of the one before has received."""
-        self.losses: list[LossNotice] = []
-        """What was observed since the engine was last told."""
+        self.losses: deque[LossNotice] = deque()
+        """What was observed since the engine was last told; a deque, as for `_released`."""
         self.beginning = threading.RLock()
         """Held while an iteration begins, and while a dead engine is replaced."""
         close_in_children(self)
@@ -341,7 +341,7 @@ class EngineClient:
             released = [r for r in released if r not in spoilt]
         if self._pinned is not None:
             released = self._pinned.free(released)
-        losses, self.losses = self.losses, []
+        losses = [self.losses.popleft() for _ in range(len(self.losses))]
         notice = FrontNotice(
             run=run,
             num_taken=taken,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.engine.job import Slot
-from penstock.engine.opening import rendezvous_for
+from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.errors import OptionError, StateError
 from penstock.loader.losses import AloneExchange, LossExchange, ObservedLosses
 from penstock.order.importance import ImportanceCourse, ImportanceOrder, ScoreTable, StepLosses
@@ -27,6 +27,13 @@ _HARD = 0.98
 """Samples that are in the hardest fiftieth of their batches, again and again."""
 _SEEN_MIN = 4
 _FIELDS = ("score", "hardness", "num_seen", "sizes", "ids", "losses")
+
+
+class SavedImportance(NamedTuple):
+    """The scores of a saved state."""
+
+    course: ImportanceCourse
+    queued: list[StepLosses]
 
 
 class LoaderImportance:
@@ -54,10 +61,11 @@ class LoaderImportance:
     ) -> None:
         """Prepare for an iteration from a place on."""
         order = self.order
-        if part != (0, 1):
+        if part != (0, 1) or _is_data_worker():
             raise OptionError(
                 "importance sampling needs the losses of every batch, and worker processes of a "
-                "DataLoader see only some; iterate over the Loader itself"
+                "DataLoader do not hear of them; iterate over the penstock.Loader itself, in the "
+                "training process"
             )
         window = order.num_samples // order.num_windows
         if window < min(global_batch_size, order.num_samples):
@@ -66,6 +74,9 @@ class LoaderImportance:
                 f"a window of {window:,} draws is smaller than a global batch of "
                 f"{global_batch_size:,}; give window={wide}"
             )
+        # What is queued belongs to windows of the iteration before; the queue stays bounded where
+        # loops are left early, again and again.
+        self._observed.take_all()
         if (world, global_batch_size) != (self._world, self._global_batch_size):
             self._world, self._global_batch_size = world, global_batch_size
             self._observed.exchange = None
@@ -78,9 +89,11 @@ class LoaderImportance:
         """Name who draws, for the iteration that begins."""
         self._observed.forward = forward
 
-    def scores(self) -> Mapping[str, Any]:
-        """Return the state of the course."""
-        return self._course.to_state()
+    def scores(self, begin_anew: Callable[[], None] = lambda: None) -> Mapping[str, Any]:
+        """Return the state of the course; whoever tells of its changes begins anew with it."""
+        with self._observed.changing:
+            begin_anew()
+            return self._course.to_state()
 
     def delivered(self, slot: Slot) -> None:
         """Take note that a batch is handed to the training loop."""
@@ -105,7 +118,8 @@ class LoaderImportance:
 
         windows = 3 * self.order.num_samples // self.order.num_windows
         place = rendezvous_for(self._meets_at, world)
-        name = f"{run_name()}/{world.name or 'world'}"
+        number = number_of_meeting(world)
+        name = f"{run_name()}/{world.name or 'world'}/losses/{number}"
         return StoreExchange(place, world, name, 8 + windows // self._global_batch_size)
 
     # -- states ------------------------------------------------------------------------------
@@ -114,7 +128,10 @@ class LoaderImportance:
         """Return all scores, as tensors where torch is in use: `torch.load` takes those."""
         state = self._course.to_state()
         queued = self._observed.queued()
-        state["queued"] = [len(step.ids) for step in queued]
+        before, now = state["steps"]
+        state["steps"], state["queued"] = [before, now + len(queued)], len(queued)
+        sizes = np.array([len(step.ids) for step in queued], np.int64)
+        state["sizes"] = np.concatenate([state["sizes"], sizes])
         state["ids"] = np.concatenate([state["ids"], *(step.ids for step in queued)])
         state["losses"] = np.concatenate([state["losses"], *(step.losses for step in queued)])
         torch = sys.modules.get("torch")
@@ -124,26 +141,22 @@ class LoaderImportance:
                 state[name] = torch.from_numpy(state[name].view(signed))
         return state
 
-    def load(self, state: Any) -> None:
+    def load(self, saved: SavedImportance) -> None:
         """Go on with saved scores."""
+        self._take(saved.course)
+        self._observed.restore(saved.queued)
+
+    @staticmethod
+    def saved(order: ImportanceOrder, state: Any) -> SavedImportance:
+        """Return the scores of a state, or raise if it is damaged."""
         if not isinstance(state, Mapping):
             raise StateError(
                 "the saved state has no scores, though its order is one by importance; it is "
                 "damaged, or was made by hand"
             )
-        state = dict(state)
-        kinds = {"score": np.uint32, "hardness": np.uint16}
-        for name in _FIELDS:
-            column = np.asarray(state[name])
-            state[name] = column.view(kinds[name]) if name in kinds else column
-        queued = list(state.pop("queued"))
-        cut = len(state["ids"]) - sum(queued)
-        edges = cut + np.cumsum(queued)[:-1].astype(np.int64)
-        ids, losses = (np.split(state[n][cut:], edges - cut) for n in ("ids", "losses"))
-        state["ids"], state["losses"] = state["ids"][:cut], state["losses"][:cut]
-        self._take(ImportanceCourse.from_state(self.order, state))
-        steps = [StepLosses(i, x) for i, x in zip(ids, losses, strict=True) if len(i)]
-        self._observed.restore(steps)
+        state = {name: _array_of(value) for name, value in state.items()}
+        course = ImportanceCourse.from_state(order, state)
+        return SavedImportance(course, course.take_back(int(state.get("queued", 0))))
 
     # -- for people --------------------------------------------------------------------------
 
@@ -153,8 +166,13 @@ class LoaderImportance:
         return self._observed.num_observed
 
     def table(self) -> ScoreTable:
-        """Return the scores of all samples, with everything that was observed."""
-        return self._course.latest_table()
+        """Return the scores of all samples, with everything that was observed.
+
+        Waits for losses of this rank's latest batches that other ranks have not reported yet.
+        """
+        table = self._course.latest_table()
+        table.learn(self._observed.queued(), self.order.options)
+        return table
 
     def hardest(self, k: int = 10) -> Ints:
         """Return the ids of the samples that are hardest on average, hardest first."""
@@ -175,9 +193,34 @@ class LoaderImportance:
         return ids[np.argsort(-table.hardness[ids].astype(np.int64), kind="stable")]
 
     def __repr__(self) -> str:
-        table = self.table()
+        table = self._course.latest_table()  # Without what other ranks have to report first.
         scored = float((table.num_seen > 0).mean())
         return (
             f"LoaderImportance(window {self._course.window}, {self.num_observed:,} batches "
             f"observed, {scored:.0%} of {len(table.score):,} samples scored)"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process has the same scores, and its own way to other ranks."""
+        return {"order": self.order, "meets_at": self._meets_at, "scores": self.to_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["order"], state["meets_at"])  # type: ignore[misc]
+        self.load(self.saved(self.order, state["scores"]))
+
+
+def _is_data_worker() -> bool:
+    """Return whether this is a worker process of torch's DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def _array_of(value: Any) -> Any:
+    """Return a tensor, wherever it lies, as an array; anything else as it is."""
+    array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    kinds = {
+        "<i4": np.uint32,
+        "<i2": np.uint16,
+    }  # As what they were saved: torch has no such types.
+    kind = kinds.get(array.dtype.str) if isinstance(array, np.ndarray) else None
+    return array if kind is None else array.view(kind)

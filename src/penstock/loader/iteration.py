@@ -13,7 +13,7 @@ from penstock.engine.convert import Convert
 from penstock.engine.job import Slot, batches_of
 from penstock.engine.runner import Runner
 from penstock.engine.stats import Delivered
-from penstock.errors import StateError
+from penstock.errors import OptionError, StateError
 from penstock.loader.batch import Batch
 from penstock.trace import Kind, Recorder
 
@@ -189,6 +189,12 @@ class Iteration(Iterator[Any]):
 
     def _batch(self, slot: Slot, fields: Any) -> Any:
         if not isinstance(fields, Mapping):
+            if slot.weights is not None:
+                raise OptionError(
+                    "importance sampling puts weights beside the fields of a batch, and collate= "
+                    f"has made a {type(fields).__name__}; return a mapping of names to fields, "
+                    'such as {"data": …}'
+                )
             return fields  # The user's own collate decides what a batch is.
         convert = self._convert
         return Batch.of(

@@ -219,11 +219,14 @@ class Loader:
                 options = replace(options, dataset=found)
         fingerprint = options.dataset.fingerprint
         cursor = Cursor.from_state(state, order=options.order, fingerprint=fingerprint)
+        scores = None
+        if isinstance(options.order, ImportanceOrder):
+            scores = LoaderImportance.saved(options.order, state.get("importance"))
         # Only now, so that a state that is refused changes nothing.
         self._move_to(options)
         self._end_iteration()
-        if self.importance is not None:
-            self.importance.load(state.get("importance"))
+        if self.importance is not None and scores is not None:
+            self.importance.load(scores)
         self._cursor = self._begin_at = (cursor.epoch, cursor.position)
 
     def set_epoch(self, epoch: int) -> None:

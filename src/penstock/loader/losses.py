@@ -8,10 +8,11 @@ number and not a matter of time, because all ranks have to use the same losses f
 from __future__ import annotations
 
 import importlib
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,11 +21,42 @@ from penstock.engine.job import Slot
 from penstock.errors import StateError
 from penstock.order.importance import ImportanceCourse, StepLosses
 from penstock.order.importance.options import Floats
+from penstock.order.importance.scores import check_score
 
 NUM_QUEUED = 4
 """Steps whose losses may still be computed or under way when a window ends."""
 _SLOTS_KEPT = 256
 """Batches that were delivered and not observed yet."""
+
+
+class StepMark(NamedTuple):
+    """What the losses of all ranks for one step have in common."""
+
+    epoch: int
+    step: int
+    digest: int
+    """Of the scores that the samples were drawn from."""
+
+    @classmethod
+    def of(cls, slot: Slot) -> StepMark:
+        """Return the mark of a batch."""
+        return cls(slot.epoch, slot.step, slot.digest)
+
+
+def check_marks(marks: Sequence[StepMark]) -> None:
+    """Raise unless all ranks have reported the same batch, drawn from the same scores."""
+    if len({mark[:2] for mark in marks}) > 1:
+        named = ", ".join(f"rank {r} {m.step} of epoch {m.epoch}" for r, m in enumerate(marks))
+        raise StateError(
+            f"ranks have reported losses of different batches ({named}); all ranks have to call "
+            "observe for the same batches, in the same order"
+        )
+    if len({mark.digest for mark in marks}) > 1:
+        named = ", ".join(f"rank {rank} {mark.digest:016x}" for rank, mark in enumerate(marks))
+        raise StateError(
+            f"ranks have drawn samples from different scores ({named}); all ranks have to call "
+            "observe for the same batches and load the same state"
+        )
 
 
 class PendingLosses(Protocol):
@@ -42,8 +74,8 @@ class PendingLosses(Protocol):
 class LossExchange(Protocol):
     """Brings the losses of one step of all ranks together."""
 
-    def begin(self, ids: Ints, losses: Any, digest: int) -> PendingLosses:
-        """Send this rank's losses on their way; the scores behind them have a digest."""
+    def begin(self, ids: Ints, losses: Any, mark: StepMark) -> PendingLosses:
+        """Send this rank's losses on their way; the mark is the same on all ranks."""
         ...
 
 
@@ -65,7 +97,7 @@ class HereLosses:
 class AloneExchange:
     """One rank has all losses itself."""
 
-    def begin(self, ids: Ints, losses: Any, digest: int) -> PendingLosses:
+    def begin(self, ids: Ints, losses: Any, mark: StepMark) -> PendingLosses:
         """Return the losses; those of a GPU are on their way."""
         if hasattr(losses, "detach") and losses.device.type != "cpu":
             pending: PendingLosses = _torch("losses").DeviceLosses(ids, losses)
@@ -97,6 +129,9 @@ class ObservedLosses:
         self._slots: dict[tuple[int, int], Slot] = {}
         self._queue: deque[PendingLosses] = deque()
         self.num_observed = 0
+        # Held while the course changes and whoever draws is told, so that a thread that replaces a
+        # dead engine finds each loss either in the course or among what is still to be told.
+        self.changing = threading.Lock()
 
     def restore(self, queued: list[StepLosses]) -> None:
         """Take over what was in the queue when a state was saved."""
@@ -115,9 +150,10 @@ class ObservedLosses:
         last = (epoch, position - 1) if position else (epoch - 1, order.num_samples - 1)
         window = order.window_at(*last)
         while self.course.window < window:
-            self._advance(lambda pending: True)
-            self.course.close_window()
-            self.forward([], True)
+            self.take_all()
+            with self.changing:
+                self.course.close_window()
+                self.forward([], True)
         self._slots[slot.epoch, slot.step] = slot
         if len(self._slots) > _SLOTS_KEPT:
             del self._slots[next(iter(self._slots))]
@@ -126,37 +162,52 @@ class ObservedLosses:
 
     def observe(self, batch: Any, losses: Any) -> None:
         """Take note of the losses of a batch's samples."""
+        if getattr(batch, "ids", None) is None or not hasattr(batch, "step"):
+            raise StateError(
+                "observe needs the batch that the loader gave, with its ids, epoch and step; got "
+                f"a {type(batch).__name__} without them. Keep that batch beside what you make of it"
+            )
         key = batch.epoch, batch.step
-        slot = self._slots.pop(key, None)
+        slot = self._slots.get(key)
         if slot is None:
             raise StateError(
                 f"batch {key[1]} of epoch {key[0]} was observed before, or is not one of the last "
                 f"{_SLOTS_KEPT} batches of this iteration; call observe once for each batch, soon "
                 "after its step"
             )
-        losses = _checked(losses, len(slot.ids))
+        ids, losses = slot.ids, _checked(losses, len(slot.ids))
+        del self._slots[key]  # Not before: whoever gave a scalar can call again.
         if self.exchange is None:
             self.exchange = self._make_exchange()
-        ids = slot.ids if slot.num_counted == len(slot.ids) else slot.ids[slot.mask]
-        if len(ids) < len(slot.ids):
-            losses = losses[: len(ids)]  # Padding comes last.
-        self._queue.append(self.exchange.begin(ids, losses, slot.digest))
+        if slot.num_counted < len(ids):
+            counted = np.flatnonzero(slot.mask)
+            ids, losses = ids[counted], losses[counted]
+        self._queue.append(self.exchange.begin(ids, losses, StepMark.of(slot)))
         self.num_observed += 1
         self._advance(lambda pending: pending.is_here())
+
+    def take_all(self) -> None:
+        """Hand over everything but the latest steps, whose number is fixed."""
+        self._advance(lambda pending: True)
 
     def _advance(self, may_take: Callable[[PendingLosses], bool]) -> None:
         """Hand over what has left the queue, as far as it may be waited for."""
         taken = []
         while len(self._queue) > NUM_QUEUED and may_take(self._queue[0]):
             taken.append(self._queue.popleft().result())
-        for step in taken:
-            self.course.observe(step)
-        if taken:
+            check_score(taken[-1], self.course.order.options)
+        if not taken:
+            return
+        with self.changing:
+            for step in taken:
+                self.course.observe(step)
             self.forward(taken, False)
 
 
 def _checked(losses: Any, num_samples: int) -> Any:
-    shape = tuple(getattr(losses, "shape", None) or np.shape(losses))
+    if not hasattr(losses, "shape"):
+        losses = np.asarray(losses)
+    shape = tuple(losses.shape)
     if shape != (num_samples,):
         raise StateError(
             f"observe needs one loss for each of the {num_samples} samples of the batch, got shape "

@@ -141,6 +141,12 @@ class StagedApart(ApartRun):
             self._num_taken = 0
             return made
 
+    def tell_losses(self) -> None:
+        """Tell the engine of losses at once: a fetch may wait for a window that depends on them."""
+        with self._taking, suppress(ChannelClosed):
+            if self._client.losses:
+                self._client.tell(self._number, 0, wait_s=self.wait_s)
+
     def fetched(self, num_asked: int) -> FetchedJob | None:
         """Return the job that brings the last of so many batches when its bytes are here."""
         self._num_asked = num_asked
@@ -226,6 +232,8 @@ class InStages:
         """Take note that the oldest batch that was made has been used: the cursor moves on."""
         if self._made:
             self._iteration.deliver(self._made.popleft())
+            if isinstance(self._run, StagedApart):
+                self._run.tell_losses()
 
     def close(self) -> None:
         """End what makes the batches; what was made and not used is not delivered."""

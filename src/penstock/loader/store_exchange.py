@@ -1,20 +1,26 @@
 """Losses of several ranks by way of the store where they meet, where there is no process group.
 
-Each rank has a ring of keys. A value says which step it belongs to, and is written over when every
-rank has long used it: no rank is more than two windows ahead of another.
+Ranks meet first, and agree on a name that no earlier run has used: what lies in the store from
+before is never read. Each rank has a ring of keys under that name. A value says which step it
+belongs to, and is written over when every rank has long used it: no rank is more than two windows
+ahead of another.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.errors import RendezvousError, StateError
-from penstock.loader.losses import as_floats
+from penstock.errors import RendezvousError
+from penstock.loader.losses import StepMark, as_floats, check_marks
 from penstock.order.importance import StepLosses
+from penstock.peers.facts import TEXT_MAX, Record
+from penstock.peers.join import JOIN_TIMEOUT_S
+from penstock.peers.meeting import Meeting, new_hello
 
 if TYPE_CHECKING:
     from penstock.peers.rendezvous import Rendezvous
@@ -22,19 +28,23 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 _LOOK_S = 0.002
+_HEAD = 5
+"""Whole numbers in front of a rank's losses: its step, the three of its mark, how many there are"""
 
 
 class StoreExchange:
     """Puts this rank's losses where the others look for them."""
 
     def __init__(self, place: Rendezvous, world: World, name: str, ring: int) -> None:
-        """`ring` is more steps than two windows have."""
-        self._place, self._world, self._name, self._ring = place, world, name, ring
+        """Meet the other ranks under a name; `ring` is more steps than two windows have."""
+        self._place, self._world, self._ring = place, world, ring
+        self._name = f"{name}/{_agreed(place, world, name)}"
         self._number = 0
 
-    def begin(self, ids: Ints, losses: Any, digest: int) -> StoreLosses:
+    def begin(self, ids: Ints, losses: Any, mark: StepMark) -> StoreLosses:
         """Put this rank's losses."""
-        head = np.array([self._number, digest & (2**63 - 1), len(ids)], np.int64)
+        numbers = [self._number, *mark, len(ids)]
+        head = np.array(numbers, np.uint64)  # A digest has 64 bits.
         data = head.tobytes() + np.ascontiguousarray(ids, np.int64).tobytes()
         self._place.put(self._key(self._world.rank), data + as_floats(losses).tobytes())
         pending = StoreLosses(self, self._number)
@@ -43,38 +53,48 @@ class StoreExchange:
 
     def _key(self, rank: int, number: int | None = None) -> str:
         number = self._number if number is None else number
-        return f"{self._name}/loss/{rank}/{number % self._ring}"
+        return f"{self._name}/{rank}/{number % self._ring}"
 
     def gathered(self, number: int) -> StepLosses:
         """Return the losses of all ranks for a step; waits for them."""
         found = [self._of(rank, number) for rank in range(self._world.num_ranks)]
-        digests = [head[1] for head, _ in found]
-        if len(set(digests)) > 1:
-            raise StateError(
-                f"ranks have drawn samples from different scores ({digests}); all ranks have to "
-                "call observe for the same batches and load the same state"
-            )
+        check_marks([mark for mark, _ in found])
         steps = [step for _, step in found]
         return StepLosses(
             np.concatenate([step.ids for step in steps]),
             np.concatenate([step.losses for step in steps]),
         )
 
-    def _of(self, rank: int, number: int) -> tuple[list[int], StepLosses]:
+    def _of(self, rank: int, number: int) -> tuple[StepMark, StepLosses]:
         give_up_s = time.monotonic() + _TIMEOUT_S
         while True:
             data = self._place.get(self._key(rank, number), _TIMEOUT_S)
-            head = np.frombuffer(data, np.int64, 3).tolist()
-            if head[0] == number:
-                count = head[2]
-                ids = np.frombuffer(data, np.int64, count, 24)
-                return head, StepLosses(ids, np.frombuffer(data, np.float32, count, 24 + 8 * count))
+            found, *mark, count = np.frombuffer(data, np.uint64, _HEAD).tolist()
+            if found == number:
+                ids = np.frombuffer(data, np.int64, count, 8 * _HEAD)
+                losses = np.frombuffer(data, np.float32, count, 8 * (_HEAD + count))
+                return StepMark(*mark), StepLosses(ids, losses)
             if time.monotonic() > give_up_s:
                 raise RendezvousError(
                     f"rank {rank} has not reported the losses of step {number} within "
                     f"{_TIMEOUT_S:g} s; all ranks have to call observe for the same batches"
                 )
             time.sleep(_LOOK_S)
+
+
+def _agreed(place: Rendezvous, world: World, name: str) -> str:
+    """Return a name that was drawn now, the same on all ranks."""
+    meeting = Meeting(
+        place, name, num_ranks=world.num_ranks, timeout_s=JOIN_TIMEOUT_S, is_once=False
+    )
+    host = socket.gethostname()[:TEXT_MAX]
+    # Each rank comes for itself, as a node does that has one rank and lends nothing.
+    record = Record(world.rank, "", (), 0, 0, host)
+    hello = new_hello(
+        rank=world.rank, num_local_ranks=1, num_ranks=world.num_ranks, record=record, digest={}
+    )
+    roster = meeting.lead(hello) if world.rank == 0 else meeting.follow(hello)
+    return roster.run_id.hex()
 
 
 class StoreLosses:

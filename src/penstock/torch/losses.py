@@ -13,13 +13,15 @@ import torch
 from torch import distributed
 
 from penstock.dataset.part import Ints
-from penstock.errors import StateError
+from penstock.errors import OptionError
+from penstock.loader.losses import StepMark, check_marks
 from penstock.order.importance import StepLosses
 from penstock.torch.world import group_of
 from penstock.world import World
 
-_HEAD = 3
-"""Numbers in front of a rank's losses: how many there are, and the digest of its scores."""
+_HEAD = 5
+"""Numbers of 32 bits in front of a rank's losses: how many there are, and its mark; of that, the
+digest takes two."""
 
 
 class DeviceLosses:
@@ -86,17 +88,24 @@ class GroupExchange:
     def __init__(self, world: World, share_max: int) -> None:
         """`share_max` is the largest number of samples that a rank has in a step."""
         self._group = group_of(world)
+        num_members = distributed.get_world_size(self._group)
+        if num_members != world.num_ranks:
+            raise OptionError(
+                f"the world has {world.num_ranks} ranks and the process group {num_members}, so "
+                "losses cannot be brought together; give the loader the group along which the "
+                'data is split: world=penstock.torch.world_of(mesh["dp"])'
+            )
         self._num_ranks = world.num_ranks
         self._share_max = share_max
         on_gpu = distributed.get_backend(self._group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
 
-    def begin(self, ids: Ints, losses: Any, digest: int) -> GatheredLosses:
+    def begin(self, ids: Ints, losses: Any, mark: StepMark) -> GatheredLosses:
         """Send this rank's losses on their way."""
         share, count = self._share_max, len(ids)
         head = np.zeros(_HEAD + 2 * share, np.int32)
-        head[0] = count
-        head[1:_HEAD] = np.array([digest], np.uint64).view(np.int32)
+        head[:3] = count, mark.epoch, mark.step
+        head[3:_HEAD] = np.array([mark.digest], np.uint64).view(np.int32)
         head[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
         mine = torch.zeros(_HEAD + 3 * share, dtype=torch.int32, device=self._device)
         mine[: len(head)] = torch.from_numpy(head).to(self._device)
@@ -135,7 +144,9 @@ class GatheredLosses:
 
 def joined(parts: Any, share: int) -> StepLosses:
     """Return what all ranks have sent, in the order of ranks."""
-    check_digests(parts[:, 1:_HEAD].copy().view(np.uint64)[:, 0])
+    digests = parts[:, 3:_HEAD].copy().view(np.uint64)[:, 0]
+    numbers = zip(parts[:, 1].tolist(), parts[:, 2].tolist(), digests.tolist(), strict=True)
+    check_marks([StepMark(*each) for each in numbers])
     ids, losses = [], []
     for part in parts:
         count = int(part[0])
@@ -143,13 +154,3 @@ def joined(parts: Any, share: int) -> StepLosses:
         at = _HEAD + 2 * share
         losses.append(part[at : at + count].copy().view(np.float32))
     return StepLosses(np.concatenate(ids), np.concatenate(losses))
-
-
-def check_digests(digests: Any) -> None:
-    """Raise unless all ranks have drawn from the same scores."""
-    if len(np.unique(digests)) > 1:
-        named = ", ".join(f"rank {rank} {d:016x}" for rank, d in enumerate(digests.tolist()))
-        raise StateError(
-            f"ranks have drawn samples from different scores ({named}); all ranks have to call "
-            "observe for the same batches and load the same state"
-        )

@@ -81,6 +81,13 @@ class ImportanceCourse:
         """Take note of the losses of a step of the present window."""
         self._steps[-1].append(step)
 
+    def take_back(self, num_steps: int) -> list[StepLosses]:
+        """Return the latest steps of the present window, and forget them."""
+        steps = self._steps[-1]
+        cut = max(0, len(steps) - num_steps)
+        self._steps[-1] = steps[:cut]
+        return steps[cut:]
+
     def close_window(self) -> None:
         """Go on to the next window; the one after it can be drawn now."""
         self._known.pop(self._window, None)

@@ -90,6 +90,16 @@ class ScoreTable:
         return digest.intdigest()
 
 
+def check_score(step: StepLosses, options: Importance) -> None:
+    """Raise if the user's score function has no scores for the losses of a step.
+
+    For the process in which the training loop runs, where its author sees the error.
+    """
+    if callable(options.score):
+        losses = step.losses[np.isfinite(step.losses)]
+        _points(losses, np.arange(len(losses)), options)
+
+
 def _points(losses: Floats, ranks: Ids, options: Importance) -> Ids:
     if options.score == "loss-rank":
         points = np.log(_RANK_OFFSET + ranks) * LOG_RANK_POINTS
