@@ -345,12 +345,17 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(rows: penstock
         (other, "give the window, floor, score and warmup that it was saved with"),
         ("global", r"give it shuffle=penstock.Importance"),
     ):
-        with loader_of(rows, shuffle=shuffle) as loader:
-            with pytest.raises(StateError, match=way_out):
-                loader.load_state_dict(state)
-    with loader_of(rows, shuffle="global") as plain, loader_of(rows) as loader:
-        with pytest.raises(StateError, match="give it shuffle='global'"):
-            loader.load_state_dict(plain.state_dict())
+        with (
+            loader_of(rows, shuffle=shuffle) as loader,
+            pytest.raises(StateError, match=way_out),
+        ):
+            loader.load_state_dict(state)
+    with (
+        loader_of(rows, shuffle="global") as plain,
+        loader_of(rows) as loader,
+        pytest.raises(StateError, match="give it shuffle='global'"),
+    ):
+        loader.load_state_dict(plain.state_dict())
 
 
 def test_a_copy_of_a_loader_has_its_scores_and_its_place(rows: penstock.Dataset) -> None:
@@ -497,17 +502,21 @@ def test_observe_says_what_is_wrong_with_a_call(rows: penstock.Dataset) -> None:
 def test_a_window_smaller_than_a_batch_is_refused_with_a_size_that_works(
     rows: penstock.Dataset,
 ) -> None:
-    with loader_of(rows, shuffle=Importance(window=10)) as loader:
-        with pytest.raises(OptionError, match=r"10 draws .* 12; give window=48") as caught:
-            next(iter(loader))
+    with (
+        loader_of(rows, shuffle=Importance(window=10)) as loader,
+        pytest.raises(OptionError, match=r"10 draws .* 12; give window=48") as caught,
+    ):
+        next(iter(loader))
     window = int(str(caught.value).rpartition("=")[2])
     stream_of(loader_of(rows, shuffle=Importance(window=window)))
 
 
 def test_parts_of_the_stream_are_refused(rows: penstock.Dataset) -> None:
-    with loader_of(rows) as loader:
-        with pytest.raises(OptionError, match=r"iterate over the penstock\.Loader itself"):
-            loader.part(0, 2)
+    with (
+        loader_of(rows) as loader,
+        pytest.raises(OptionError, match=r"iterate over the penstock\.Loader itself"),
+    ):
+        loader.part(0, 2)
 
 
 @pytest.mark.parametrize("workers", ["here", 1])
@@ -515,9 +524,11 @@ def test_a_score_function_that_fails_ends_the_loop_with_its_error(
     rows: penstock.Dataset, workers: Any
 ) -> None:
     shuffle = Importance(window=60, score=negative)
-    with loader_of(rows, shuffle=shuffle, workers=workers) as loader:
-        with pytest.raises(OptionError, match="one finite number from 0 on"):
-            list(trained(loader))
+    with (
+        loader_of(rows, shuffle=shuffle, workers=workers) as loader,
+        pytest.raises(OptionError, match="one finite number from 0 on"),
+    ):
+        list(trained(loader))
 
 
 def negative(losses: Any) -> Any:
@@ -530,9 +541,11 @@ def test_a_collate_of_the_user_has_weights_if_it_returns_a_mapping(
 ) -> None:
     expected = stream_of(loader_of(rows))
     assert stream_of(loader_of(rows, collate=in_a_mapping, workers=workers)) == expected
-    with loader_of(rows, collate=in_a_tuple, workers=workers) as loader:
-        with pytest.raises(OptionError, match="collate= has made a tuple; return a mapping"):
-            next(iter(loader))
+    with (
+        loader_of(rows, collate=in_a_tuple, workers=workers) as loader,
+        pytest.raises(OptionError, match="collate= has made a tuple; return a mapping"),
+    ):
+        next(iter(loader))
 
 
 def in_a_mapping(samples: list[Any]) -> dict[str, Any]:
