@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from penstock.errors import StateError
 from penstock.loader.apart import ApartRun, Scores
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.iteration import BatchRun, HereRun, Iteration
+from penstock.order.importance import StepLosses
 from penstock.peers.forks import close_in_children
 
 
@@ -108,6 +110,7 @@ class StagedApart(ApartRun):
     ) -> None:
         self._only_asked = options.only_asked
         self._num_asked = 0
+        self._is_window_over = False
         # Held while a batch is taken, and while a dead engine is replaced: the next one begins
         # behind the last batch that was taken, which must not change meanwhile.
         self._taking = threading.Lock()
@@ -141,11 +144,18 @@ class StagedApart(ApartRun):
             self._num_taken = 0
             return made
 
-    def tell_losses(self) -> None:
-        """Tell the engine of losses at once: a fetch may wait for a window that depends on them."""
+    def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
+        """Tell the engine about losses, with the next batch or `tell_window`."""
+        super().observed(steps, closes_window)
+        self._is_window_over = self._is_window_over or closes_window
+
+    def tell_window(self) -> None:
+        """Tell the engine at once that a window is over: a fetch may wait for a later one."""
+        if not self._is_window_over:
+            return  # Or the loop would wait here for the batch that is being taken.
+        self._is_window_over = False
         with self._taking, suppress(ChannelClosed):
-            if self._client.losses:
-                self._client.tell(self._number, 0, wait_s=self.wait_s)
+            self._client.tell(self._number, 0, wait_s=self.wait_s)
 
     def fetched(self, num_asked: int) -> FetchedJob | None:
         """Return the job that brings the last of so many batches when its bytes are here."""
@@ -233,7 +243,7 @@ class InStages:
         if self._made:
             self._iteration.deliver(self._made.popleft())
             if isinstance(self._run, StagedApart):
-                self._run.tell_losses()
+                self._run.tell_window()
 
     def close(self) -> None:
         """End what makes the batches; what was made and not used is not delivered."""
