@@ -568,3 +568,55 @@ def test_the_hardest_samples_and_those_that_stay_hardest_are_named(rows: penstoc
         assert loader.importance.suspects().tolist() == [77]
         assert len(loader.importance.hardest(1000)) == NUM_SAMPLES
         assert "100% of 240 samples scored" in repr(loader.importance)
+
+
+@pytest.mark.parametrize("workers", ["here", 1])
+def test_a_summary_says_what_importance_did(rows: penstock.Dataset, workers: Any) -> None:
+    with loader_of(rows, workers=workers) as loader:
+        assert "importance" not in str(loader.stats())
+        seen = list(trained(loader))
+        stats = loader.stats()
+        loader.close()
+        assert str(loader.stats()).splitlines()[-2:] == str(stats).splitlines()[-2:]
+    assert stats.draws is not None
+    assert (stats.draws.num_windows, stats.draws.num_plain) == (12, 4)
+    distinct = len({i for epoch, _, ids, _ in seen for i in ids if epoch == 2})
+    assert distinct < NUM_SAMPLES
+    weights = np.array([w for epoch, *_, weights in seen for w in weights if epoch == 2])
+    parts = weights.reshape(4, 60)
+    share = np.mean(parts.sum(axis=1) ** 2 / (60 * (parts**2).sum(axis=1)))
+    first, second = str(stats).splitlines()[-2:]
+    assert first == ("  importance: 8 of 12 windows were drawn by importance, 4 plain (4: warm-up)")
+    assert second == (
+        f"  epoch 2 has drawn {distinct} of 240 samples so far; its draws are worth {share:.0%} "
+        "of as many uniform ones (effective sample size)"
+    )
+
+
+def test_a_summary_says_why_windows_are_plain(rows: penstock.Dataset) -> None:
+    with loader_of(rows, epochs=2) as loader:
+        for batch in loader:
+            loader.observe(batch, np.ones(BATCH))
+        assert "4: warm-up, 4: its scores are alike)" in str(loader.stats())
+    with loader_of(rows, epochs=2) as loader:
+        plain = GlobalOrder(num_samples=NUM_SAMPLES, seed=3)
+        for batch in loader:
+            first = batch.step * BATCH
+            expected = plain.ids(batch.epoch, first, first + BATCH)
+            assert batch.ids.tolist() == expected.tolist()
+            assert (batch.weights == 1).all()
+        said = str(loader.stats())
+    assert "no losses were observed, so all 8 windows were plain" in said
+    assert "call loader.observe(batch, losses) after each step" in said
+
+
+def test_windows_of_an_iteration_that_begins_again_are_counted_again(
+    rows: penstock.Dataset,
+) -> None:
+    with loader_of(rows, epochs=1) as loader:
+        list(itertools.islice(trained(loader), 12))
+        list(trained(loader))
+        draws = loader.stats().draws
+    assert draws is not None
+    assert [each.window for each in draws.windows] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert draws.windows[-1].num_distinct_so_far == NUM_SAMPLES

@@ -132,6 +132,10 @@ class Stats(Counted):
     """The other nodes, where they lend each other what they hold."""
     events: tuple[str, ...] = ()
     """What happened to other nodes, in sentences."""
+    draws: DrawsSeen | None = None
+    """The windows that were trained on, where samples are drawn by importance."""
+    about_draws: tuple[str, ...] = ()
+    """The same, in sentences."""
 
     @property
     def bound_ratio(self) -> float | None:
@@ -193,7 +197,7 @@ class Stats(Counted):
                 f"  node {peer.node} ({peer.host}) sent {show_bytes(peer.size_bytes)} in "
                 f"{show_count(peer.requests)} answers{state}"
             )
-        lines += [f"  {sentence}" for sentence in self.events]
+        lines += [f"  {sentence}" for sentence in (*self.about_draws, *self.events)]
         return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.job import Slot
 from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.errors import OptionError, StateError
@@ -173,6 +174,11 @@ class LoaderImportance:
         table = self._course.latest_table()
         table.learn(self._observed.queued(), self.order.options)
         return table
+
+    def summary(self, seen: DrawsSeen) -> tuple[DrawsSeen, tuple[str, ...]]:
+        """Return the windows that were trained on, and sentences about them."""
+        used = seen.until(self._course.window)
+        return used, tuple(used.lines(self.order.num_ids, self.num_observed))
 
     def hardest(self, k: int = 10) -> Ints:
         """Return the ids of the samples that are hardest on average, hardest first."""

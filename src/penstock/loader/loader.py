@@ -28,6 +28,7 @@ from penstock.engine.build import Span
 from penstock.engine.choice import WorkerChoice, choose_workers
 from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
+from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import Slot
 from penstock.engine.messages import EngineTold, LossNotice
@@ -442,6 +443,10 @@ class Loader:
         told = self._told()
         seen, here = told.seen, self._counters
         counted = self._begun_before + self._counted()
+        draws: DrawsSeen | None = None
+        about_draws: tuple[str, ...] = ()
+        if self.importance is not None and seen.draws is not None:
+            draws, about_draws = self.importance.summary(seen.draws)
         return Stats(
             sources=counted.sources,
             decode_s=counted.decode_s,
@@ -459,6 +464,8 @@ class Loader:
             peers=seen.peers,
             events=(*seen.events, *told.events),
             memory=told.memory,
+            draws=draws,
+            about_draws=about_draws,
         )
 
     def _told(self) -> EngineTold:

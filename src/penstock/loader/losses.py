@@ -46,7 +46,7 @@ class StepMark(NamedTuple):
 def check_marks(marks: Sequence[StepMark]) -> None:
     """Raise unless all ranks have reported the same batch, drawn from the same scores."""
     if len({mark[:2] for mark in marks}) > 1:
-        named = ", ".join(f"rank {r} {m.step} of epoch {m.epoch}" for r, m in enumerate(marks))
+        named = ", ".join(f"rank {r}: {m.step} of epoch {m.epoch}" for r, m in enumerate(marks))
         raise StateError(
             f"ranks have reported losses of different batches ({named}); all ranks have to call "
             "observe for the same batches, in the same order"

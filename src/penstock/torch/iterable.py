@@ -31,6 +31,7 @@ from penstock.engine.options import LoaderOptions
 from penstock.errors import OptionError
 from penstock.loader.loader import Loader
 from penstock.order import Cursor, Order, Steps
+from penstock.order.importance import Importance
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.torch.callers import check_batch_size, refuse_splitters
 from penstock.torch.place import Place, worker_here
@@ -98,6 +99,11 @@ class IterableDataset(data.IterableDataset[Any]):
         # Checked once here, so that nothing is refused in a worker process; `threads` and
         # `look_ahead` of a worker follow from these.
         checked = LoaderOptions(dataset=dataset, world=world, **options)
+        if isinstance(checked.shuffle, Importance):
+            raise OptionError(
+                "importance sampling needs the losses of every batch, and worker processes of a "
+                "DataLoader do not hear of them: use penstock.Loader for shuffle=Importance(…)"
+            )
         self.samples = flag_of("samples", samples)
         self._world = world
         self._options = {name: getattr(checked, name) for name in options}

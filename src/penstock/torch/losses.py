@@ -13,12 +13,13 @@ import torch
 from torch import distributed
 
 from penstock.dataset.part import Ints
-from penstock.errors import OptionError
 from penstock.loader.losses import StepMark, check_marks
 from penstock.order.importance import StepLosses
 from penstock.torch.world import group_of
 from penstock.world import World
 
+_all_gather: Any = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+"""Its name since torch 2.13, or its old one."""
 _HEAD = 5
 """Numbers of 32 bits in front of a rank's losses: how many there are, and its mark; of that, the
 digest takes two."""
@@ -88,13 +89,6 @@ class GroupExchange:
     def __init__(self, world: World, share_max: int) -> None:
         """`share_max` is the largest number of samples that a rank has in a step."""
         self._group = group_of(world)
-        num_members = distributed.get_world_size(self._group)
-        if num_members != world.num_ranks:
-            raise OptionError(
-                f"the world has {world.num_ranks} ranks and the process group {num_members}, so "
-                "losses cannot be brought together; give the loader the group along which the "
-                'data is split: world=penstock.torch.world_of(mesh["dp"])'
-            )
         self._num_ranks = world.num_ranks
         self._share_max = share_max
         on_gpu = distributed.get_backend(self._group) == "nccl"
@@ -108,12 +102,19 @@ class GroupExchange:
         head[3:_HEAD] = np.array([mark.digest], np.uint64).view(np.int32)
         head[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
         mine = torch.zeros(_HEAD + 3 * share, dtype=torch.int32, device=self._device)
-        mine[: len(head)] = torch.from_numpy(head).to(self._device)
+        mine[: len(head)] = self._sent(torch.from_numpy(head))
         values = torch.as_tensor(losses).detach().to(self._device, torch.float32)
         mine[len(head) : len(head) + count] = values.view(torch.int32)
         parts = torch.empty(self._num_ranks * len(mine), dtype=torch.int32, device=self._device)
-        work = distributed.all_gather_into_tensor(parts, mine, group=self._group, async_op=True)
+        work = _all_gather(parts, mine, group=self._group, async_op=True)
         return GatheredLosses(work, parts.view(self._num_ranks, -1), share)
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor where the collective wants it."""
+        if self._device == "cpu":
+            return tensor
+        # Page-locked, or the copy would wait for all that the GPU still has to do.
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
 class GatheredLosses:

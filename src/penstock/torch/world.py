@@ -40,21 +40,30 @@ def world_of(group: distributed.ProcessGroup | DeviceMesh | None = None) -> Worl
 
 _members_of: dict[str, list[int]] = {}
 """Members of worlds that were made of groups, by the names of these worlds."""
-_groups: dict[str, distributed.ProcessGroup] = {}
+_groups: dict[str, tuple[object, distributed.ProcessGroup]] = {}
+"""Groups that were made here, by the names of their worlds, each with the job's group then."""
 
 
-def group_of(world: World) -> distributed.ProcessGroup | None:
-    """Return a group of the ranks of a world; None stands for all ranks of the job.
+def group_of(world: World) -> distributed.ProcessGroup:
+    """Return a group of the ranks of a world that nobody else uses.
 
-    All ranks of the world have to call it for the first time together.
+    All ranks of the world have to call it for the first time together. It is never the job's own
+    group: a rank that left out a collective would take the next one of the training loop for it.
     """
-    if not world.name:
-        return None
-    if world.name not in _groups:
-        _groups[world.name] = distributed.new_group(
-            _members_of[world.name], use_local_synchronization=True
-        )
-    return _groups[world.name]
+    job = distributed.group.WORLD
+    made_in, group = _groups.get(world.name, (None, None))
+    if group is None or made_in is not job:  # A group ends with the job's, which may be made anew.
+        members = _members_of.get(world.name) if world.name else None
+        if world.num_ranks != (distributed.get_world_size() if members is None else len(members)):
+            raise OptionError(
+                f"the world has {world.num_ranks} ranks and the job {distributed.get_world_size()},"
+                " so losses cannot be brought together; give the loader the group along which the "
+                'data is split: world=penstock.torch.world_of(mesh["dp"])'
+            )
+        is_part = members is not None
+        group = distributed.new_group(members, use_local_synchronization=is_part)
+        _groups[world.name] = job, group
+    return group
 
 
 def world_here() -> World:

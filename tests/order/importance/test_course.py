@@ -173,7 +173,7 @@ def test_scores_that_are_alike_make_a_plain_window_that_says_why() -> None:
 def test_draws_that_would_be_worth_little_make_a_plain_window_that_says_why() -> None:
     order = order_of(100, window=0.5, floor=0.05)
     draws = order.draws(6, table_of([1] * 99 + [100_000]))
-    assert draws.reason == "its draws would be worth 5% of uniform ones"
+    assert draws.reason == "its draws would be worth too little: 5% of uniform ones"
     assert draws.effective_share == 1
 
 

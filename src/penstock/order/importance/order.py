@@ -39,13 +39,14 @@ class WindowDraws:
 
     window: int
     """Its number, counted through all epochs."""
+    epoch: int
     ids: Ids
     weights: Floats
     """Factor of each draw's loss."""
     chances: Probabilities | None
     """What it was drawn by; None where it is plain."""
     reason: str = ""
-    """Why it is plain."""
+    """Why it is plain: in general, a colon, and numbers."""
     digest: int = 0
     """Of the scores that it was drawn from."""
 
@@ -165,6 +166,7 @@ class ImportanceOrder:
         ids = draw(chances, stop - start, seed=self.seed, window=window)
         return WindowDraws(
             window=window,
+            epoch=epoch,
             ids=ids,
             weights=chances.weights_of(ids),
             chances=chances,
@@ -175,7 +177,9 @@ class ImportanceOrder:
         epoch, start, stop = self.span(window)
         ids = self.plain.ids(epoch, start, stop)
         weights = np.ones(len(ids), np.float32)
-        return WindowDraws(window=window, ids=ids, weights=weights, chances=None, reason=reason)
+        return WindowDraws(
+            window=window, epoch=epoch, ids=ids, weights=weights, chances=None, reason=reason
+        )
 
     def _preference(self, table: ScoreTable, near: npt.NDArray[np.bool_] | None) -> Whole:
         points = table.score.astype(np.int64)
@@ -192,7 +196,7 @@ class ImportanceOrder:
         """Return why a window had better be plain; empty where it had not."""
         effective = chances.effective_share
         if effective < EFFECTIVE_MIN:
-            return f"its draws would be worth {effective:.0%} of uniform ones"
+            return f"its draws would be worth too little: {effective:.0%} of uniform ones"
         norms = self._preference(table, None).astype(np.float64)
         gain = chances.gain(norms)
         if self.options.score != "cost-aware" and gain < GAIN_MIN:
