@@ -19,8 +19,11 @@ import pytest
 
 import penstock
 from penstock import Importance, World
+from penstock.engine.job import Slot
 from penstock.errors import OptionError, StateError
+from penstock.loader.losses import NUM_QUEUED, AloneExchange, ObservedLosses
 from penstock.order import GlobalOrder
+from penstock.order.importance import ImportanceCourse, ImportanceOrder
 
 from .conftest import MakeRows
 
@@ -620,3 +623,42 @@ def test_windows_of_an_iteration_that_begins_again_are_counted_again(
     assert draws is not None
     assert [each.window for each in draws.windows] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert draws.windows[-1].num_distinct_so_far == NUM_SAMPLES
+
+
+# -- single calls ----------------------------------------------------------------------------
+
+
+def test_padding_is_found_by_the_mask_wherever_it_stands() -> None:
+    """With `assignment="locality"` it is not always last."""
+    plain = GlobalOrder(num_samples=10, seed=1)
+    course = ImportanceCourse(ImportanceOrder(plain=plain, options=Importance(score="loss")))
+    observed = ObservedLosses(course, AloneExchange)
+    mask = np.array([False, True, False, True])
+    slot = Slot(
+        epoch=0,
+        step=0,
+        ids=np.array([9, 4, 9, 7]),
+        positions=np.arange(4),
+        mask=mask,
+        num_counted=2,
+        cursor_after=(0, 1),
+    )
+    observed.delivered(slot)
+    batch = penstock.Batch.of({}, ids=slot.ids, mask=mask, epoch=0, step=0)
+    observed.observe(batch, np.array([1, 2, 3, 4]))
+    [step] = observed.queued()
+    assert (step.ids.tolist(), step.losses.tolist()) == ([4, 7], [2.0, 4.0])
+
+
+def test_losses_of_loops_that_are_left_early_do_not_pile_up(
+    rows: penstock.Dataset, meeting_place: Path
+) -> None:
+    def rank_of(rank: int) -> int:
+        with loader_of(rows, world=World(rank=rank, num_ranks=2)) as loader:
+            for _ in range(12):
+                list(itertools.islice(trained(loader), 4))
+            assert loader.importance is not None
+            return len(loader.importance._observed._queue)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert max(pool.map(rank_of, range(2))) <= NUM_QUEUED + 4
