@@ -29,6 +29,7 @@ from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
+from penstock.engine.tier_residency import TierResidency
 from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
 from penstock.flow import Budget, Flow, SourcePrior
@@ -89,7 +90,12 @@ def make_run(
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
     fetcher = Fetcher(flow, requests_max=num_requests, live=around.live)
-    stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
+    residency = None
+    if stream.course is not None and around.holding is not None and around.holding.is_moving:
+        residency = TierResidency(stream, span.start, around.holding, wanted.look_ahead_bytes)
+    stager = _stager(
+        wanted, stream.world, pool, fetcher, around, unpacked=unpacked, residency=residency
+    )
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     if span.skip:
         slots = islice(slots, span.skip, None)
@@ -189,6 +195,7 @@ def _stager(
     around: Around,
     *,
     unpacked: Unpacked | None,
+    residency: TierResidency | None,
 ) -> Stager:
     return Stager(
         pool,
@@ -197,14 +204,15 @@ def _stager(
         runs=_runs(wanted, world, fetcher),
         measured=fetcher,
         unpacked=unpacked,
+        residency=residency,
     )
 
 
 def _fill_ahead(
     wanted: LoaderOptions, stream: Stream, span: Span, stager: Stager, batches_a_job: int
 ) -> FillAhead | None:
-    if stager.fills is None:
-        return None
+    if stager.fills is None or stream.course is not None:
+        return None  # Where units come and go, each comes with the first batch that uses it.
     # What is at home on this node is for everybody.
     source = stream.everybody() if stager.cluster is not None else stream
     a_whole_epoch = -(-stream.steps().steps_per_epoch // span.part[1]) + 1

@@ -50,6 +50,8 @@ class Meeting:
     """Of an epoch."""
     alike: Mapping[str, str]
     """What must be the same on all ranks, beside the data set."""
+    moving: str = ""
+    """Names an order whose windows decide what tiers keep."""
 
 
 class Opened:
@@ -86,7 +88,7 @@ def open_here(
 ) -> Opened:
     """Open the tiers, and meet the other nodes if there are any and they are wanted."""
     if not meeting.where:
-        return Opened(Holding(dataset, wishes), None)
+        return Opened(Holding(dataset, wishes, moving=meeting.moving), None)
     refuse_workers()
     from penstock.engine.joining import NO_TIERS, Grant, Here, join_cluster
 
