@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
 from penstock.engine.columnar import ColumnMaker
 from penstock.engine.decode import DecodeMaker, Wishes
+from penstock.engine.drawing import known_slots
 from penstock.engine.fetcher import Fetcher
 from penstock.engine.gather import GatherMaker, can_gather
 from penstock.engine.job import Maker, Slot
@@ -211,7 +213,7 @@ def _stager(
 def _fill_ahead(
     wanted: LoaderOptions, stream: Stream, span: Span, stager: Stager, batches_a_job: int
 ) -> FillAhead | None:
-    if stager.fills is None or stream.course is not None:
+    if stager.fills is None or stager.residency is not None:
         return None  # Where units come and go, each comes with the first batch that uses it.
     # What is at home on this node is for everybody.
     source = stream.everybody() if stager.cluster is not None else stream
@@ -223,7 +225,15 @@ def _fill_ahead(
         slots = source.slots(epoch, position, span.end_epoch, span.part)
         return islice(slots, rest + a_whole_epoch)
 
-    ahead = FillAhead(slots_from, span.start, wanted.dataset, stager, slots_a_job=batches_a_job)
+    course = stream.course
+    ahead = FillAhead(
+        slots_from if course is None else partial(known_slots, source),
+        span.start,
+        wanted.dataset,
+        stager,
+        slots_a_job=batches_a_job,
+        num_known=lambda: 0 if course is None else course.window,
+    )
     if stager.cluster is not None:
         stager.cluster.filling.watch(ahead)
     return ahead

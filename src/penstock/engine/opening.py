@@ -99,7 +99,9 @@ def open_here(
             raise OptionError(NO_TIERS)  # Of several nodes some may have none.
         _refuse_unsaid_nodes(world)
         rendezvous = None if is_alone else _place_of(meeting)
-        holding = Holding(dataset, grant, placed=is_alone)
+        # Nodes that share their tiers keep what they have: homes do not depend on the order.
+        moving = meeting.moving if is_alone else ""
+        holding = Holding(dataset, grant, placed=is_alone, moving=moving)
     except BaseException:
         grant.close()
         raise
