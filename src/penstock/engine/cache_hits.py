@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
-from penstock.flow.residency import Residency
+from penstock.plan.bound import belady_bytes
 from penstock.plan.placement import paged
 
 _STRING_MAX = 1 << 18
@@ -36,8 +36,8 @@ class CacheHits:
 
     def __str__(self) -> str:
         return (
-            f"{self.share:.1%} of the bytes were cache hits; a cache of this size that knows the "
-            f"whole order beforehand has {self.most_share:.1%}"
+            f"{self.share:.1%} of the bytes were cache hits; the most that a cache of this size "
+            f"could have had (byte-MIN) is {self.most_share:.1%}"
         )
 
 
@@ -80,8 +80,5 @@ class HitCounter:
         )
 
     def _most_share(self, lengths: Ints, capacity_bytes: int) -> float:
-        string = np.concatenate(self._parts)
-        never = np.full(len(lengths), np.inf)
-        found = Residency(paged(lengths), capacity_bytes).window(string, string[:0], never)
-        sizes = lengths[string]
-        return float(sizes[found.is_hit].sum() / max(1, sizes.sum()))
+        string, sizes = np.concatenate(self._parts), paged(lengths)
+        return 1 - belady_bytes(string, sizes, capacity_bytes) / max(1, int(sizes[string].sum()))

@@ -58,8 +58,9 @@ class Residency:
 
     def hold(self, units: Ints) -> Flags:
         """Take note of units that are there already; return for which of them there is room."""
-        ends = self.held_bytes + np.cumsum(self._lengths[units])
-        fits: Flags = ends <= self.capacity_bytes
+        is_new = np.array([unit not in self._keys for unit in units.tolist()], bool)
+        ends = self.held_bytes + np.cumsum(self._lengths[units] * is_new)
+        fits: Flags = is_new & (ends <= self.capacity_bytes)
         self._keys.update(dict.fromkeys(units[fits].tolist(), 0.0))
         self.held_bytes += int(self._lengths[units[fits]].sum())
         return fits

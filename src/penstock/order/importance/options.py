@@ -30,7 +30,7 @@ class Importance:
     4
     """
 
-    window: float | int = 0.1
+    window: float | int = 0.25
     """Draws that are made at a time: a share of the epoch, or a whole number above 1. Scores are up
     to two windows old when they are used."""
     floor: float = 0.2
