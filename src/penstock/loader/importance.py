@@ -134,7 +134,8 @@ class LoaderImportance:
         state = dict(state)
         kinds = {"score": np.uint32, "hardness": np.uint16}
         for name in _FIELDS:
-            column = np.asarray(state[name])
+            column = state[name]  # A checkpoint may have been loaded onto a GPU.
+            column = np.asarray(column.cpu() if hasattr(column, "cpu") else column)
             state[name] = column.view(kinds[name]) if name in kinds else column
         queued = list(state.pop("queued"))
         cut = len(state["ids"]) - sum(queued)

@@ -126,6 +126,12 @@ class ObservedLosses:
 
     def observe(self, batch: Any, losses: Any) -> None:
         """Take note of the losses of a batch's samples."""
+        if getattr(batch, "ids", None) is None:
+            raise StateError(
+                "this batch does not say where it came from: something has made a new dictionary "
+                "of it, as Hugging Face's Trainer does (penstock.torch.WeightedLossMixin is for "
+                "that); observe the batch that the loader gave, or what its `to` returned"
+            )
         key = batch.epoch, batch.step
         slot = self._slots.pop(key, None)
         if slot is None:
