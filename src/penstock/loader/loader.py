@@ -311,6 +311,7 @@ class Loader:
         if self.importance is not None:
             total = stream_of(self._options, world).global_batch_size
             self.importance.begin(span.start, world, total, part)
+            self.importance.seen = _seer(weakref.ref(self))
         run, holds = self._run(span, world, stages)
         self._moves = _mover(weakref.ref(self), end_epoch)
         iteration = Iteration(
@@ -509,6 +510,16 @@ class Loader:
             return str(choose_workers(facts_of(self._options)[0]))
         except OptionError as error:
             return f"nowhere: {error}"
+
+
+def _seer(loader: weakref.ref[Loader]) -> Callable[[], Seen]:
+    """Return what asks a loader for what its engine has seen, and does not keep the loader."""
+
+    def seen() -> Seen:
+        owner = loader()
+        return Seen() if owner is None else owner._told().seen
+
+    return seen
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:

@@ -13,6 +13,7 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -103,12 +104,14 @@ class ImportanceCourse:
         """Return the draws of the present window or of the next one."""
         assert window in self.known_windows or window in self._known, (window, self._window)
         if window not in self._known:
-            table = self.table
+            table, drift = self.table, None
             if window > self._window:
                 table = table.copy()
-                table.learn(self._steps[0], self.order.options)
+                drift = table.learn(self._steps[0], self.order.options)
             near = None if self.near is None else self.near(window)
-            self._known[window] = self.order.draws(window, table, near)
+            drawn = self.order.draws(window, table, near)
+            epoch, _, _ = self.order.span(window)
+            self._known[window] = replace(drawn, epoch=epoch, drift=drift)
         return self._known[window]
 
     # -- as an order -------------------------------------------------------------------------

@@ -48,6 +48,11 @@ class WindowDraws:
     """Why it is plain."""
     digest: int = 0
     """Of the scores that it was drawn from."""
+    epoch: int = 0
+    """The epoch that it is a part of."""
+    drift: float | None = None
+    """How far samples had moved when they were scored two windows before: see `ScoreTable.learn`.
+    None where that is not known."""
 
     @property
     def effective_share(self) -> float:
