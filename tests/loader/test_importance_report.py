@@ -188,7 +188,7 @@ def test_hits_stand_beside_what_was_possible(tmp_path: Path) -> None:
     assert loader.importance is not None
     text = loader.importance.report(tmp_path / "report.html").read_text()
     assert f"this run: <b>{hits.share:.1%}</b>" in text
-    assert f"a cache that knows the whole order: <b>{hits.most_share:.1%}</b>" in text
+    assert f"the most possible (byte-MIN): <b>{hits.most_share:.1%}</b>" in text
 
 
 def test_a_loader_with_scores_can_be_pickled(dataset: penstock.Dataset) -> None:

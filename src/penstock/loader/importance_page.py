@@ -301,7 +301,7 @@ def _cache(view: ImportanceView) -> str:
     if view.hits is None:
         return ""
     hits = view.hits
-    rows = (("this run", hits.share), ("a cache that knows the whole order", hits.most_share))
+    rows = (("this run", hits.share), ("the most possible (byte-MIN)", hits.most_share))
     tracks = "".join(
         f"<p>{name}: <b>{share:.1%}</b></p>"
         f'<div class="track"><div style="width:{share:.1%}"></div></div>'
@@ -309,8 +309,9 @@ def _cache(view: ImportanceView) -> str:
     )
     return (
         f"<h2>Cache hits</h2>{tracks}"
-        '<p class="dim">Shares of the bytes that were used, in a cache of the same size. No cache '
-        f"can do better than the second. {show_count(hits.num_evicted)} units were evicted.</p>"
+        '<p class="dim">Shares of the bytes that were used. The second is a cache of the same size '
+        "that knows the whole order beforehand; no other does better. "
+        f"{show_count(hits.num_evicted)} units were evicted.</p>"
     )
 
 
