@@ -489,9 +489,9 @@ def test_observe_says_what_is_wrong_with_a_call(rows: penstock.Dataset) -> None:
         for wrong in (3.5, np.float32(1.0), np.ones(5), np.ones((BATCH, 2)), [1.0] * 11):
             with pytest.raises(StateError, match=r"one loss for each of the 12 samples.*'none'"):
                 loader.observe(batch, wrong)
-        with pytest.raises(StateError, match="needs the batch that the loader gave"):
+        with pytest.raises(StateError, match="observe the batch that the loader gave"):
             loader.observe(dict(batch), loss_of(batch.ids))
-        with pytest.raises(StateError, match="needs the batch that the loader gave"):
+        with pytest.raises(StateError, match="observe the batch that the loader gave"):
             loader.observe(penstock.Batch(batch), loss_of(batch.ids))
         loader.observe(batch, loss_of(batch.ids).tolist())
         with pytest.raises(StateError, match="batch 0 of epoch 0 was observed before"):
@@ -568,7 +568,8 @@ def test_the_hardest_samples_and_those_that_stay_hardest_are_named(rows: penstoc
             loader.observe(batch, np.where(batch.ids == 77, 50, loss_of(batch.ids)))
         assert loader.importance is not None
         assert loader.importance.hardest(1).tolist() == [77]
-        assert loader.importance.suspects().tolist() == [77]
+        assert loader.importance.suspects()[0] == 77
+        assert (loader.importance.suspects() % 11 == 0).all()
         assert len(loader.importance.hardest(1000)) == NUM_SAMPLES
         assert "100% of 240 samples scored" in repr(loader.importance)
 

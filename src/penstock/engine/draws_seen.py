@@ -15,6 +15,7 @@ from penstock.units import show_count
 
 _WINDOWS_KEPT = 64
 """Windows that a summary looks back on."""
+_EPOCHS_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -22,14 +23,25 @@ class WindowSeen:
     """What a summary says about one window."""
 
     window: int
-    epoch: int
     reason: str
     """Why it was plain; empty where it was drawn by importance."""
     num_draws: int
     num_distinct: int
-    num_distinct_so_far: int
-    """Samples that its epoch has drawn, with this window."""
     effective_share: float
+    epoch: int = 0
+    num_distinct_so_far: int = 0
+    """Samples that its epoch has drawn, with this window."""
+    drift: float | None = None
+    """Of the scores that it was drawn from: see `ScoreTable.learn`."""
+
+
+@dataclass(slots=True)
+class EpochSeen:
+    """What was drawn of one epoch so far."""
+
+    epoch: int
+    num_draws: int = 0
+    num_distinct: int = 0
 
 
 @dataclass(slots=True)
@@ -37,17 +49,15 @@ class DrawsSeen:
     """What was drawn so far."""
 
     num_windows: int = 0
-    plain: Counter[str] = field(default_factory=Counter)
+    num_plain: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     """Plain windows by reason, without numbers."""
     windows: list[WindowSeen] = field(default_factory=list)
     """The latest ones."""
+    epochs: list[EpochSeen] = field(default_factory=list)
+    """The latest ones."""
     _is_drawn: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
-    """By id, whether a sample was drawn in the latest epoch."""
-
-    @property
-    def num_plain(self) -> int:
-        """Windows that were not drawn by importance."""
-        return self.plain.total()
+    """By sample, in the latest epoch."""
 
     def add(self, draws: WindowDraws) -> None:
         """Take note of a window, unless it is known already."""
@@ -55,43 +65,48 @@ class DrawsSeen:
         if draws.window in [seen.window for seen in self.windows[-DELAY:]]:
             return
         self.num_windows += 1
-        if draws.reason:
-            self.plain[_kind(draws.reason)] += 1
+        self.num_plain += bool(draws.reason)
+        self.reasons.update(_kinds(draws.reason))
+        distinct = np.unique(draws.ids)
         seen = WindowSeen(
             window=draws.window,
-            epoch=draws.epoch,
             reason=draws.reason,
             num_draws=len(draws.ids),
-            num_distinct=len(np.unique(draws.ids)),
-            num_distinct_so_far=self._distinct_with(draws),
+            num_distinct=len(distinct),
             effective_share=draws.effective_share,
+            epoch=draws.epoch,
+            drift=draws.drift,
         )
+        self._cover(draws, distinct)
+        seen.num_distinct_so_far = self.epochs[-1].num_distinct
         self.windows = [*self.windows[1 - _WINDOWS_KEPT :], seen]
 
-    def _distinct_with(self, draws: WindowDraws) -> int:
-        goes_on = bool(self.windows) and (
-            self.windows[-1].epoch == draws.epoch and self.windows[-1].window < draws.window
-        )
-        if not goes_on:
+    def _cover(self, draws: WindowDraws, distinct: npt.NDArray[np.int64]) -> None:
+        begins_again = bool(self.windows) and draws.window <= self.windows[-1].window
+        if not self.epochs or self.epochs[-1].epoch != draws.epoch or begins_again:
+            self.epochs = [*self.epochs[1 - _EPOCHS_KEPT :], EpochSeen(draws.epoch)]
             self._is_drawn[:] = False
-        missing = int(draws.ids.max()) + 1 - len(self._is_drawn)
-        if missing > 0:
-            self._is_drawn = np.concatenate([self._is_drawn, np.zeros(missing, bool)])
-        self._is_drawn[draws.ids] = True
-        return int(np.count_nonzero(self._is_drawn))
+        if len(self._is_drawn) <= distinct[-1]:
+            missing = int(distinct[-1]) + 1 - len(self._is_drawn)
+            self._is_drawn = np.append(self._is_drawn, np.zeros(missing, bool))
+        epoch = self.epochs[-1]
+        epoch.num_draws += len(draws.ids)
+        epoch.num_distinct += len(distinct) - int(self._is_drawn[distinct].sum())
+        self._is_drawn[distinct] = True
 
-    def __reduce__(self) -> Any:
-        """A copy in another process is read and not added to; it needs no column of samples."""
-        return DrawsSeen, (self.num_windows, self.plain, self.windows)
-
-    def until(self, window: int) -> DrawsSeen:
-        """Return what was drawn without the windows that nobody has trained on yet."""
-        windows, num_ahead, plain = list(self.windows), 0, Counter(self.plain)
-        while windows and windows[-1].window > window and num_ahead < DELAY:
-            ahead = windows.pop()
-            num_ahead += 1
-            plain -= Counter([_kind(ahead.reason)] if ahead.reason else [])
-        return DrawsSeen(self.num_windows - num_ahead, plain, windows)
+    def until(self, window: int, epoch: int) -> DrawsSeen:
+        """Return what was drawn up to a window; later ones are known, but not used yet."""
+        used = list(self.windows)
+        while used and used[-1].window > window and len(self.windows) - len(used) < DELAY:
+            used.pop()
+        later = self.windows[len(used) :]
+        return DrawsSeen(
+            num_windows=self.num_windows - len(later),
+            num_plain=self.num_plain - sum(bool(w.reason) for w in later),
+            reasons=self.reasons - Counter(kind for w in later for kind in _kinds(w.reason)),
+            windows=used,
+            epochs=[e for e in self.epochs if e.epoch <= epoch],
+        )
 
     def lines(self, num_samples: int, num_observed: int) -> list[str]:
         """Return sentences for people."""
@@ -103,19 +118,23 @@ class DrawsSeen:
                 f"importance: no losses were observed, so all {windows} windows were plain; call "
                 "loader.observe(batch, losses) after each step"
             ]
-        why = ", ".join(f"{show_count(n)}: {kind}" for kind, n in self.plain.most_common())
+        why = ", ".join(f"{show_count(n)}: {kind}" for kind, n in self.reasons.most_common())
+        plain = f", {show_count(self.num_plain)} plain ({why})" if why else ""
         latest = self.windows[-1]
         shares = [w.effective_share for w in self.windows if w.epoch == latest.epoch]
         return [
             f"importance: {show_count(self.num_windows - self.num_plain)} of {windows} windows "
-            "were drawn by importance"
-            + f", {show_count(self.num_plain)} plain ({why})"
-            * bool(why),
+            f"were drawn by importance{plain}",
             f"epoch {latest.epoch} has drawn {show_count(latest.num_distinct_so_far)} of "
             f"{show_count(num_samples)} samples so far; its draws are worth "
             f"{sum(shares) / len(shares):.0%} of as many uniform ones (effective sample size)",
         ]
 
+    def __getstate__(self) -> Any:
+        # The training process gets a copy for each summary, and does not need the samples.
+        kept = {name: getattr(self, name) for name in self.__slots__ if name != "_is_drawn"}
+        return None, {**kept, "_is_drawn": np.zeros(0, bool)}
 
-def _kind(reason: str) -> str:
-    return reason.partition(":")[0]
+
+def _kinds(reason: str) -> list[str]:
+    return [reason.partition(":")[0]] if reason else []

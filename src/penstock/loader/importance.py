@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,15 +18,18 @@ from penstock.dataset.part import Ints
 from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.job import Slot
 from penstock.engine.opening import number_of_meeting, rendezvous_for
+from penstock.engine.stats import Seen
 from penstock.errors import OptionError, StateError
 from penstock.loader.losses import AloneExchange, LossExchange, ObservedLosses
 from penstock.order.importance import ImportanceCourse, ImportanceOrder, ScoreTable, StepLosses
+from penstock.order.importance.scores import BY_LOSS
 
 if TYPE_CHECKING:
     from penstock.world import World
 
-_HARD = 0.98
-"""Samples that are in the hardest fiftieth of their batches, again and again."""
+_SUSPECTS_SHARE = 0.02
+_HARDNESS_MIN = 0.9
+"""A place in batches that is chance stays below this on average."""
 _SEEN_MIN = 4
 _FIELDS = ("score", "hardness", "num_seen", "sizes", "ids", "losses")
 
@@ -45,6 +49,8 @@ class LoaderImportance:
         self._meets_at = meets_at
         self._world: World | None = None
         self._global_batch_size = 0
+        self.seen: Callable[[], Seen] = Seen
+        """Returns what the engine has seen; set when an iteration begins."""
         self._take(ImportanceCourse(order))
 
     def _take(self, course: ImportanceCourse) -> None:
@@ -177,26 +183,58 @@ class LoaderImportance:
 
     def summary(self, seen: DrawsSeen) -> tuple[DrawsSeen, tuple[str, ...]]:
         """Return the windows that were trained on, and sentences about them."""
-        used = seen.until(self._course.window)
+        window = self._course.window
+        used = seen.until(window, window // self.order.num_windows)
         return used, tuple(used.lines(self.order.num_ids, self.num_observed))
 
     def hardest(self, k: int = 10) -> Ints:
         """Return the ids of the samples that are hardest on average, hardest first."""
         table = self.table()
         known = np.flatnonzero(table.num_seen)
-        order = np.argsort(-table.hardness[known].astype(np.int64), kind="stable")
-        return known[order[:k]]
+        difficulty = table.difficulty(self.order.options)[known]
+        return known[np.argsort(-difficulty, kind="stable")[:k]]
 
     def suspects(self) -> Ints:
         """Return the ids of samples that stay hardest, hardest first.
 
-        They were scored four times or more, and were among the hardest 2 % of their batches on
-        average. Wrong labels and broken inputs look like that; so do rare, valid samples.
+        They were scored four times or more, and are among the hardest 2 % of all samples. Wrong
+        labels and broken inputs look like that; so do rare, valid samples.
         """
-        table = self.table()
-        is_suspect = (table.hardness >= _HARD * 65535) & (table.num_seen >= _SEEN_MIN)
-        ids = np.flatnonzero(is_suspect)
-        return ids[np.argsort(-table.hardness[ids].astype(np.int64), kind="stable")]
+        table, options = self.table(), self.order.options
+        difficulty, is_known = table.difficulty(options), table.num_seen > 0
+        if not is_known.any():
+            return np.empty(0, np.int64)
+        middle, least = np.quantile(difficulty[is_known], (0.5, 1 - _SUSPECTS_SHARE))
+        if options.score not in BY_LOSS:
+            least = max(least, _HARDNESS_MIN)
+        is_hard = (difficulty >= least) & (difficulty > middle)  # Not if all are alike.
+        ids = np.flatnonzero(is_hard & (table.num_seen >= _SEEN_MIN))
+        return ids[np.argsort(-difficulty[ids], kind="stable")]
+
+    def report(self, path: str | Path) -> Path:
+        """Write a page about scores, windows, coverage and hard samples; return its path.
+
+        One HTML file that needs nothing else. The scores are the same on all ranks, so one rank is
+        enough; windows and epochs are those since the loader was made.
+        """
+        from penstock.loader.importance_page import ImportanceView, page_html
+
+        order, seen = self.order, self.seen()
+        epoch, _, _ = order.span(self._course.window)
+        next_window = max(self._course.window + 2, order.options.warmup * order.num_windows)
+        view = ImportanceView(
+            order=order,
+            table=self.table(),
+            draws=(seen.draws or DrawsSeen()).until(self._course.window, epoch),
+            hits=seen.cache_hits,
+            num_observed=self.num_observed,
+            hardest=self.hardest(20),
+            suspects=self.suspects(),
+            next_draws=order.draws(next_window, self.table()),
+        )
+        path = Path(path)
+        path.write_text(page_html(view), encoding="utf-8")
+        return path
 
     def __repr__(self) -> str:
         table = self._course.latest_table()  # Without what other ranks have to report first.

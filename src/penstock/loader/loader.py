@@ -315,6 +315,7 @@ class Loader:
         if self.importance is not None:
             total = stream_of(self._options, world).global_batch_size
             self.importance.begin(span.start, world, total, part)
+            self.importance.seen = _seer(weakref.ref(self))
         run, holds = self._run(span, world, stages)
         self._moves = _mover(weakref.ref(self), end_epoch)
         iteration = Iteration(
@@ -466,6 +467,7 @@ class Loader:
             memory=told.memory,
             draws=draws,
             about_draws=about_draws,
+            cache_hits=seen.cache_hits,
         )
 
     def _told(self) -> EngineTold:
@@ -483,6 +485,8 @@ class Loader:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
             return None  # Not every sample once an epoch.
+        if self.importance is not None:
+            return None
         if not self._options.tiers and all(is_local(b) for b in self.dataset.bound):
             return None  # Read where it lies.
         world, progress = self.world, self._progress()
@@ -516,6 +520,16 @@ class Loader:
             return str(choose_workers(facts_of(self._options)[0]))
         except OptionError as error:
             return f"nowhere: {error}"
+
+
+def _seer(loader: weakref.ref[Loader]) -> Callable[[], Seen]:
+    """Return what asks a loader for what its engine has seen, and does not keep the loader."""
+
+    def seen() -> Seen:
+        owner = loader()
+        return Seen() if owner is None else owner._told().seen
+
+    return seen
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:

@@ -164,8 +164,10 @@ class ObservedLosses:
         """Take note of the losses of a batch's samples."""
         if getattr(batch, "ids", None) is None or not hasattr(batch, "step"):
             raise StateError(
-                "observe needs the batch that the loader gave, with its ids, epoch and step; got "
-                f"a {type(batch).__name__} without them. Keep that batch beside what you make of it"
+                f"this {type(batch).__name__} does not say where it came from: something has made "
+                "a new batch of it, as Hugging Face's Trainer does "
+                "(penstock.torch.WeightedLossMixin is for that); observe the batch that the loader "
+                "gave, or what its `to` returned"
             )
         key = batch.epoch, batch.step
         slot = self._slots.get(key)

@@ -20,6 +20,7 @@ from penstock.engine.engine import RunStart
 from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.fetch_answers import FetchedJob
 from penstock.engine.job import Slot
+from penstock.engine.messages import LossNotice
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
 from penstock.loader.apart import ApartRun, Scores
@@ -145,8 +146,12 @@ class StagedApart(ApartRun):
             return made
 
     def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
-        """Tell the engine about losses, with the next batch or `tell_window`."""
-        super().observed(steps, closes_window)
+        """Tell the engine about losses, with the next batch or `tell_window`.
+
+        Not here: another thread may be replacing an engine that has died, and what is told under
+        the number of its run would be lost.
+        """
+        self._client.losses.append(LossNotice(steps, closes_window))
         self._is_window_over = self._is_window_over or closes_window
 
     def tell_window(self) -> None:

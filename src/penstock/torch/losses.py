@@ -18,8 +18,6 @@ from penstock.order.importance import StepLosses
 from penstock.torch.world import group_of
 from penstock.world import World
 
-_all_gather: Any = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-"""Its name since torch 2.13, or its old one."""
 _HEAD = 5
 """Numbers of 32 bits in front of a rank's losses: how many there are, and its mark; of that, the
 digest takes two."""
@@ -97,17 +95,17 @@ class GroupExchange:
     def begin(self, ids: Ints, losses: Any, mark: StepMark) -> GatheredLosses:
         """Send this rank's losses on their way."""
         share, count = self._share_max, len(ids)
-        head = np.zeros(_HEAD + 2 * share, np.int32)
-        head[:3] = count, mark.epoch, mark.step
-        head[3:_HEAD] = np.array([mark.digest], np.uint64).view(np.int32)
-        head[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
-        mine = torch.zeros(_HEAD + 3 * share, dtype=torch.int32, device=self._device)
-        mine[: len(head)] = self._sent(torch.from_numpy(head))
+        mine = np.zeros(_HEAD + 3 * share, np.int32)
+        mine[:3] = count, mark.epoch, mark.step
+        mine[3:_HEAD] = np.array([mark.digest], np.uint64).view(np.int32)
+        mine[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
+        at = slice(_HEAD + 2 * share, _HEAD + 2 * share + count)
         values = torch.as_tensor(losses).detach().to(self._device, torch.float32)
-        mine[len(head) : len(head) + count] = values.view(torch.int32)
-        parts = torch.empty(self._num_ranks * len(mine), dtype=torch.int32, device=self._device)
-        work = _all_gather(parts, mine, group=self._group, async_op=True)
-        return GatheredLosses(work, parts.view(self._num_ranks, -1), share)
+        sent = self._sent(torch.from_numpy(mine))
+        sent[at] = values.view(torch.int32)
+        parts = torch.empty(self._num_ranks, len(mine), dtype=torch.int32, device=self._device)
+        work = distributed.all_gather(list(parts), sent, group=self._group, async_op=True)
+        return GatheredLosses(work, parts, share)
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor where the collective wants it."""

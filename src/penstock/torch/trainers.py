@@ -2,21 +2,29 @@
 
 Lightning saves a loader's own state, Accelerate does when it is registered. Hugging Face's Trainer
 keeps a count of optimizer steps and, on resume, reads and throws away everything before it. As the
-order is a function, the count is enough: the loader can be put there at once.
+order is a function, the count is enough: the loader can be put there at once. Importance sampling
+depends on losses as well, so there the loader's state is kept in a file beside the Trainer's own.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from penstock.arguments import count_of
-from penstock.errors import MissingPackageError, OptionError
+from penstock.errors import MissingPackageError, OptionError, StateError
 from penstock.loader import Loader
 from penstock.order import Steps
 
 _log = logging.getLogger("penstock.torch")
+
+_STATE_FILE = "penstock_loader.pt"
 
 
 def seek(loader: Loader, *, epoch: int, step: int) -> None:
@@ -38,17 +46,20 @@ def seek(loader: Loader, *, epoch: int, step: int) -> None:
     loader.load_state_dict({**loader.state_dict(), **place})
 
 
-def resume_callback() -> Any:
+def resume_callback(checkpoint: str | os.PathLike[str] | None = None) -> Any:
     """Return a callback that puts the loader of a `transformers.Trainer` where it was saved.
 
     For a trainer whose `get_train_dataloader` returns a `penstock.Loader`, with `epochs=1`, and
-    whose arguments have `ignore_data_skip=True`: what was used is not read again.
+    whose arguments have `ignore_data_skip=True`: what was used is not read again. With
+    `shuffle=penstock.Importance(…)` it also saves the scores with each checkpoint, and finds them
+    in `output_dir`; `checkpoint` is for a run that resumes from somewhere else.
     """
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise MissingPackageError("resume_callback", "transformers", "hf") from error
-    made = type("ResumeLoader", (transformers.TrainerCallback,), {"on_train_begin": _resume})
+    actions = {"on_train_begin": _resume, "on_save": _save, "checkpoint": checkpoint}
+    made = type("ResumeLoader", (transformers.TrainerCallback,), actions)
     return made()
 
 
@@ -82,4 +93,50 @@ def _resume(
             len(loader),
             accumulated,
         )
-    seek(loader, epoch=epoch, step=update * accumulated)
+    if loader.importance is None:
+        seek(loader, epoch=epoch, step=update * accumulated)
+    else:
+        folder = callback.checkpoint or _folder_of(args, state)
+        loader.load_state_dict(_saved_state(Path(folder) / _STATE_FILE, state))
+
+
+def _save(
+    callback: Any, args: Any, state: Any, control: Any, *, train_dataloader: Any, **others: Any
+) -> None:
+    loader = train_dataloader
+    if not isinstance(loader, Loader) or loader.importance is None or not args.should_save:
+        return
+    folder = _folder_of(args, state)
+    if not folder.exists():
+        raise StateError(
+            f"the trainer has saved step {state.global_step} somewhere else than in {folder}, so "
+            "the scores of the loader's samples have no place; searches of hyperparameters cannot "
+            "be resumed with importance sampling: leave resume_callback out of them"
+        )
+    saved = {"run": _run_of(state), "loader": loader.state_dict()}
+    torch.save(saved, folder / _STATE_FILE)
+
+
+def _saved_state(path: Path, state: Any) -> Any:
+    way_out = "give the folder that the trainer resumes from, resume_callback(checkpoint=…)"
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise StateError(
+            f"there is no {path}, where the scores of step {state.global_step} should be: {way_out}"
+        ) from None
+    if saved["run"] != _run_of(state):
+        raise StateError(
+            f"{path} belongs to another run than the one that the trainer resumes at step "
+            f"{state.global_step}: {way_out}"
+        )
+    return saved["loader"]
+
+
+def _folder_of(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _run_of(state: Any) -> str:
+    """Return what tells this step of this run from the same step of another run."""
+    return json.dumps([state.global_step, state.log_history], sort_keys=True)

@@ -13,6 +13,7 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Self, TypeAlias
 
@@ -90,7 +91,8 @@ class ImportanceCourse:
 
     def close_window(self) -> None:
         """Go on to the next window; the one after it can be drawn now."""
-        self._known.pop(self._window, None)
+        # The last window stays for a while: whoever fills caches may still look through it.
+        self._known.pop(self._window - 1, None)
         before, now = self._steps
         self._closed.append(before)
         if len(self._closed) > self.order.num_windows:
@@ -108,14 +110,16 @@ class ImportanceCourse:
 
     def draws(self, window: int) -> WindowDraws:
         """Return the draws of the present window or of the next one."""
-        assert window in self.known_windows, (window, self._window)
+        assert window in self.known_windows or window in self._known, (window, self._window)
         if window not in self._known:
-            table = self.table
+            table, drift = self.table, None
             if window > self._window:
                 table = table.copy()
-                table.learn(self._steps[0], self.order.options)
+                drift = table.learn(self._steps[0], self.order.options)
             near = None if self.near is None else self.near(window)
-            self._known[window] = self.order.draws(window, table, near)
+            drawn = self.order.draws(window, table, near)
+            epoch, _, _ = self.order.span(window)
+            self._known[window] = replace(drawn, epoch=epoch, drift=drift)
         return self._known[window]
 
     # -- as an order -------------------------------------------------------------------------

@@ -39,7 +39,6 @@ class WindowDraws:
 
     window: int
     """Its number, counted through all epochs."""
-    epoch: int
     ids: Ids
     weights: Floats
     """Factor of each draw's loss."""
@@ -49,6 +48,11 @@ class WindowDraws:
     """Why it is plain: in general, a colon, and numbers."""
     digest: int = 0
     """Of the scores that it was drawn from."""
+    epoch: int = 0
+    """The epoch that it is a part of."""
+    drift: float | None = None
+    """How far samples had moved when they were scored two windows before: see `ScoreTable.learn`.
+    None where that is not known."""
 
     @property
     def effective_share(self) -> float:
@@ -145,13 +149,16 @@ class ImportanceOrder:
     ) -> WindowDraws:
         """Return what is used in a window, from the scores of two windows before.
 
-        `near` says which samples will probably be cached, for cost-aware draws.
+        `near` says which samples will probably be cached, for cost-aware draws; without it, those
+        of the highest scores: a cache that goes by importance holds them.
         """
         epoch, start, stop = self.span(window)
         if epoch < self.options.warmup:
             return self._plain(window, "warm-up")
         if window < DELAY or not table.num_seen.any():
             return self._plain(window, "nothing is scored yet")
+        if near is None and self.options.score == "cost-aware":
+            near = self._near(table)
         preference = self._preference(table, near)
         chances = probabilities(
             preference,
@@ -166,7 +173,6 @@ class ImportanceOrder:
         ids = draw(chances, stop - start, seed=self.seed, window=window)
         return WindowDraws(
             window=window,
-            epoch=epoch,
             ids=ids,
             weights=chances.weights_of(ids),
             chances=chances,
@@ -177,9 +183,14 @@ class ImportanceOrder:
         epoch, start, stop = self.span(window)
         ids = self.plain.ids(epoch, start, stop)
         weights = np.ones(len(ids), np.float32)
-        return WindowDraws(
-            window=window, epoch=epoch, ids=ids, weights=weights, chances=None, reason=reason
-        )
+        return WindowDraws(window=window, ids=ids, weights=weights, chances=None, reason=reason)
+
+    def _near(self, table: ScoreTable) -> npt.NDArray[np.bool_]:
+        """Return the samples of the highest scores, as many as caches hold."""
+        near = np.zeros(self.num_ids, bool)
+        scores = self._preference(table, None)
+        near[np.argsort(-scores, kind="stable")[: round(self.options.cached * self.num_ids)]] = True
+        return near
 
     def _preference(self, table: ScoreTable, near: npt.NDArray[np.bool_] | None) -> Whole:
         points = table.score.astype(np.int64)

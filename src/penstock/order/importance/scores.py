@@ -24,6 +24,8 @@ LOG_RANK_POINTS = 2048
 """Points of one unit of the logarithm."""
 LOSS_POINTS = 4096
 """Points of a loss of 1."""
+BY_LOSS = ("loss", "cost-aware")
+"""Scores that are a moving average of the loss."""
 _POINTS_MAX = 2**31 - 1
 _PLACE_MAX = 2**16 - 1
 _RANK_OFFSET = 10
@@ -55,12 +57,20 @@ class ScoreTable:
         other.num_seen = self.num_seen.copy()
         return other
 
-    def learn(self, steps: Iterable[StepLosses], options: Importance) -> None:
-        """Take over the losses of some steps, in their order."""
-        for step in steps:
-            self._learn(step, options)
+    def learn(self, steps: Iterable[StepLosses], options: Importance) -> float | None:
+        """Take over the losses of some steps, in their order, and return the drift.
 
-    def _learn(self, step: StepLosses, options: Importance) -> None:
+        That is the mean distance between a sample's place in its batch and its hardness before, as
+        a share of the whole range; None where no sample was scored before.
+        """
+        distance = num_known = 0
+        for step in steps:
+            more = self._learn(step, options)
+            distance, num_known = distance + more[0], num_known + more[1]
+        return distance / num_known / _PLACE_MAX if num_known else None
+
+    def _learn(self, step: StepLosses, options: Importance) -> tuple[int, int]:
+        """Return the sum of distances, and of how many samples, for the drift."""
         is_number = np.isfinite(step.losses)  # An overflow says nothing about a sample.
         ids, losses = step.ids[is_number], step.losses[is_number]
         # By id, so that equal losses have the same places whoever computed them. Of a sample that
@@ -68,19 +78,31 @@ class ScoreTable:
         order = np.lexsort((losses, ids))
         ids, losses = ids[order], losses[order]
         if not len(ids):
-            return
+            return 0, 0
         ranks = np.empty(len(ids), np.int64)
         ranks[np.argsort(losses, kind="stable")] = np.arange(len(ids))
         is_new = self.num_seen[ids] == 0
         places = ranks * _PLACE_MAX // max(1, len(ids) - 1)
         before = self.hardness[ids].astype(np.int64)
+        distance = int(np.abs(places - before)[~is_new].sum())
         self.hardness[ids] = np.where(is_new, places, (3 * before + places) // 4)
         points = _points(losses, ranks, options)
-        if options.score in ("loss", "cost-aware"):
+        if options.score in BY_LOSS:
             before = self.score[ids].astype(np.int64)
             points = np.where(is_new, points, (before + points + 1) // 2)
         self.score[ids] = np.maximum(1, points)
         self.num_seen[ids] = np.minimum(254, self.num_seen[ids]) + 1
+        return distance, len(ids) - int(is_new.sum())
+
+    def difficulty(self, options: Importance) -> npt.NDArray[np.float64]:
+        """Return how hard each sample is, for people; only for samples that were scored.
+
+        The average loss where draws go by it: then batches are full of hard samples, and a place in
+        a batch says little. Else the hardness, from 0 to 1.
+        """
+        if options.score in BY_LOSS:
+            return self.score / LOSS_POINTS
+        return self.hardness / _PLACE_MAX
 
     def digest(self) -> int:
         """Return a number of 64 bits that stands for the table."""
