@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from penstock.simulate.importance import SOURCES
 
 from benchmarks.importance_accuracy.data import READ, noise
 from benchmarks.importance_accuracy.jobs import Job, carried_out
-from benchmarks.importance_accuracy.summary import Summary
+from benchmarks.importance_accuracy.summary import BASE, Summary
 from benchmarks.importance_accuracy.training import Recipe, Run
 from benchmarks.importance_accuracy.wall_time import Clock
-from penstock.simulate.importance import SOURCES
 
 RECIPES = {
     "cifar10": Recipe(model="resnet9", epochs=20, batch_size=256, lr=0.2, pad=4),
@@ -84,7 +84,9 @@ def jobs_of(options: argparse.Namespace, folder: Path) -> list[Job]:
 
 def train_all(options: argparse.Namespace, clock: Clock) -> list[Run]:
     images = noise() if options.quick else READ[options.data](options.folder)
-    images = images.first(options.samples)
+    # Whole batches, so that the epochs of systems that draw an epoch at a time end with a batch.
+    num_samples = min(options.samples or len(images.train), len(images.train))
+    images = images.first(num_samples - num_samples % recipes_of(options)[0].batch_size)
     if options.wrong_labels:
         images = images.with_wrong_labels(options.wrong_labels)
     runs: list[Run] = []
@@ -110,7 +112,7 @@ def write(file: Path, runs: list[Run], options: argparse.Namespace, clock: Clock
         "torch": torch.__version__,
         "runs": [asdict(run) for run in runs],
     }
-    if any(run.system == "uniform" for run in runs):
+    if any(run.system == BASE for run in runs):
         summary = Summary(runs, clock, options.slowness)
         report |= {"target": summary.target, "rows": summary.rows()}
     file.write_text(json.dumps(report, default=asdict))
@@ -131,6 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = read(options.again) if options.again else train_all(options, clock)
     if options.json:
         write(options.json, runs, options, clock)
+    if all(run.system != BASE for run in runs):
+        print(f"no tables: they compare with {BASE!r}, which was not run; --again joins reports")
+        return
     summary = Summary(runs, clock, options.slowness)
     print(f"\ntarget: {summary.target:.2%} (uniform's final mean less half its interval)\n")
     print(summary.table())

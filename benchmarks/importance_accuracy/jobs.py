@@ -1,5 +1,6 @@
 """Runs as jobs: each in one of several processes that share the machine."""
 
+import contextlib
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from penstock.simulate.importance import TrainingSource, source_of
+from penstock.simulate.importance.ours import ImportanceSource
 
 from benchmarks.importance_accuracy.data import Images, load
 from benchmarks.importance_accuracy.training import Recipe, Run, run_of
-from penstock.simulate.importance import source_of
+from penstock.order.importance import Importance
+
+SCORES = {"importance": "loss-rank", "importance-loss": "loss", "cost-aware": "cost-aware"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +39,26 @@ def carry_out(job: Job) -> Run:
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
     images = images_in(job.folder)
-    name, *settings = job.system.split(":")
-    num_samples = len(images.train)
-    source = source_of(
-        name,
-        num_samples=num_samples,
-        batch_size=job.recipe.batch_size,
-        cache_samples=round(job.cache_share * num_samples),
-        seed=job.seed,
-        **dict(map(setting_of, settings)),
-    )
+    source = source_with(job, num_samples=len(images.train))
     run = run_of(source, images, job.recipe, torch.device(job.device), seed=job.seed)
     run.system = job.system
     return run
+
+
+def source_with(job: Job, *, num_samples: int) -> TrainingSource:
+    """The system that a job names, with its settings."""
+    name, *texts = job.system.split(":")
+    settings = dict(map(setting_of, texts))
+    common = {
+        "num_samples": num_samples,
+        "cache_samples": round(job.cache_share * num_samples),
+        "seed": job.seed,
+    }
+    if name in SCORES and settings:
+        options = Importance(**{"score": SCORES[name]} | settings)
+        return ImportanceSource(job.system, options, **common)
+    assert not settings, f"{name} has no settings here, got {texts}"
+    return source_of(name, batch_size=job.recipe.batch_size, **common)
 
 
 @cache
@@ -61,10 +73,10 @@ def setting_of(text: str) -> tuple[str, Any]:
     (('floor', 0.5), ('score', 'loss'))
     """
     name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, value
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return name, kind(value)
+    return name, value
 
 
 def carried_out(jobs: Sequence[Job], num_processes: int) -> Iterator[Run]:
