@@ -4,6 +4,7 @@ All answer to `TrainingSource` (`base`) and draw the same for the same seed. The
 cache is a set of ids, and its result is a count of hits. All samples count as equally large.
 
 * `uniform`, `uniform-lru` – plain epochs over a cache that never evicts, and over LRU
+* `importance`, `importance-loss`, `cost-aware` – Penstock's own, by its three scores
 * `shade`, `shade-released` – SHADE as described, and as its program is
 * `selective` – back-propagation of the samples with large losses only
 
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from penstock.arguments import count_of, word_of
 from penstock.simulate.importance.base import Bools, Drawn, Floats, TrainingSource
+from penstock.simulate.importance.ours import cost_aware, importance, importance_loss
 from penstock.simulate.importance.selective import SelectiveSource
 from penstock.simulate.importance.shade import ShadeSource
 from penstock.simulate.importance.shade_released import ShadeReleasedSource
@@ -24,6 +26,9 @@ from penstock.simulate.importance.uniform import uniform, uniform_lru
 _MAKERS: dict[str, Callable[..., TrainingSource]] = {
     "uniform": uniform,
     "uniform-lru": uniform_lru,
+    "importance": importance,
+    "importance-loss": importance_loss,
+    "cost-aware": cost_aware,
     "shade": ShadeSource,
     "shade-released": ShadeReleasedSource,
     "selective": SelectiveSource,
