@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.dataset.verify import verify
     from penstock.dataset.writer import Writer
     from penstock.loader import Batch, Loader, Stats
+    from penstock.order.importance import Importance
     from penstock.storage.options import StoreOptions
     from penstock.storage.tier_sizes import Disk, Memory
     from penstock.world import World
@@ -29,6 +30,7 @@ __all__ = [
     "Batch",
     "Dataset",
     "Disk",
+    "Importance",
     "Loader",
     "Memory",
     "Mixture",
@@ -48,6 +50,7 @@ __getattr__, __dir__ = lazy_names(
         "Batch": "loader.batch",
         "Dataset": "dataset.dataset",
         "Disk": "storage.tier_sizes",
+        "Importance": "order.importance.options",
         "Loader": "loader.loader",
         "Memory": "storage.tier_sizes",
         "Mixture": "dataset.mixture",

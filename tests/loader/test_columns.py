@@ -334,3 +334,14 @@ def test_a_larger_batch_takes_no_more_calls_of_python(tmp_path: Path, kind: str)
             first_batch(dataset, threads=1)
         calls.append(total[0])
     assert calls[1] - calls[0] < 300, f"{calls} calls for 100 and 1500 samples"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("transform", [None, as_they_are])
+def test_an_array_without_axes_is_one_wherever_it_stands_in_the_batch(
+    tmp_path: Path, order: tuple[int, int], transform: Any
+) -> None:
+    values = [np.float64(2), np.eye(3)[:, :2]]
+    write_tar(tmp_path / "x.tar", [{"npy": npy(values[i])} for i in order])
+    found = first_batch(penstock.open(tmp_path), transform=transform)["npy"]
+    assert [(type(v), v.shape) for v in found] == [(np.ndarray, values[i].shape) for i in order]

@@ -83,6 +83,8 @@ def make_run(
         reader = _reader(wanted, pool, around, apart)
         maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream, wanted.look_ahead_bytes)
+    if stream.course is not None:
+        batches_a_job = 1  # The next one may not be known yet.
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
@@ -110,7 +112,7 @@ def wishes_of(wanted: LoaderOptions) -> Wishes:
         collate=wanted.collate,
         padding=wanted.padding,
         seed=wanted.seed,
-        repeats=isinstance(wanted.dataset, Mixture),
+        repeats=isinstance(wanted.dataset, Mixture) or wanted.order.mode == "importance",
     )
 
 

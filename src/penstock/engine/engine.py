@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.around import Around
 from penstock.engine.build import Span, make_run
+from penstock.engine.drawing import DrawnRun, SharedCourse
+from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.opening import Meeting, Opened, by_home, number_of_meeting, open_here
 from penstock.engine.options import LoaderOptions
 from penstock.engine.runner import Runner
@@ -23,10 +25,12 @@ from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
 from penstock.machine import default_machine_path, load_machine
 from penstock.order import order_hash
+from penstock.order.importance import ImportanceCourse, ImportanceOrder
 from penstock.trace import Recorder
 from penstock.world import World
 
 if TYPE_CHECKING:
+    from penstock.engine.messages import LossNotice
     from penstock.engine.shared import SharedPool
     from penstock.engine.workers import Workers
     from penstock.peers.rendezvous import Rendezvous
@@ -50,6 +54,8 @@ class RunStart:
     span: Span
     may_meet: bool = True
     """Whether the other nodes are still to be met; an engine that was started again is alone."""
+    scores: Mapping[str, Any] | None = None
+    """State of the `ImportanceCourse`, where the order depends on losses."""
 
 
 class Engine:
@@ -74,6 +80,7 @@ class Engine:
         self._seen = Seen()
         self._live: LiveRates | None = None
         self._world = World()
+        self._drawn: DrawnRun | None = None
 
     def begin(self, begin: RunStart) -> Runner:
         """Return what makes the batches of an iteration; it is not started yet."""
@@ -87,15 +94,38 @@ class Engine:
             holding=None if opened is None else opened.holding,
             cluster=None if opened is None else opened.cluster,
         )
-        return make_run(self.options, self.stream(begin.world), begin.span, around, self._apart)
+        course = self._course(begin)
+        stream = self.stream(begin.world, course)
+        runner = make_run(self.options, stream, begin.span, around, self._apart)
+        self._drawn = None
+        if course is not None:
+            if self._seen.draws is None:
+                self._seen.draws = DrawsSeen()
+            span = begin.span
+            self._drawn = DrawnRun(
+                stream, span.start, span.end_epoch, runner.known, self._seen.draws
+            )
+        return runner
 
-    def stream(self, world: World) -> Stream:
+    def _course(self, begin: RunStart) -> SharedCourse | None:
+        if not isinstance(self.options.order, ImportanceOrder):
+            return None
+        assert begin.scores is not None
+        return SharedCourse.from_state(self.options.order, begin.scores)
+
+    def observed(self, notices: Sequence[LossNotice]) -> None:
+        """Take over losses of the run."""
+        for notice in notices:
+            if self._drawn is not None:
+                self._drawn.observed(notice.steps, closes_window=notice.closes_window)
+
+    def stream(self, world: World, course: ImportanceCourse | None = None) -> Stream:
         """Return the stream of batches of a rank."""
         opened = self._opened
         assign = None
         if self.options.assignment == "locality" and opened is not None and opened.cluster:
             assign = by_home(opened.holding, opened.cluster, self.options.dataset)
-        return stream_of(self.options, world, assign)
+        return stream_of(self.options, world, assign, course)
 
     def _open(self, begin: RunStart) -> None:
         """Open the tiers and meet the other nodes, in the first iteration of this process."""

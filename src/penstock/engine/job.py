@@ -17,6 +17,7 @@ import numpy.typing as npt
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Extents, Ints
 from penstock.flow.routes import Way
+from penstock.order.importance.options import Floats
 
 Mask = npt.NDArray[np.bool_]
 
@@ -35,6 +36,10 @@ class Slot:
     """Samples that the mask does not leave out."""
     cursor_after: tuple[int, int]
     """Epoch and position of the whole world once this batch is delivered."""
+    weights: Floats | None = None
+    """Factor of each sample's loss, where samples are drawn by importance."""
+    digest: int = 0
+    """Of the scores that they were drawn from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ from penstock.engine.options import LoaderOptions
 from penstock.engine.shared import Reference
 from penstock.engine.stats import Counted, MemoryStats, Seen
 from penstock.engine.worker import WorkerJob
+from penstock.order.importance import StepLosses
+from penstock.order.importance.options import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,31 +77,45 @@ class FrontNotice(NamedTuple):
     released: Sequence[tuple[int, int]] = ()
     spoilt: Sequence[tuple[int, int]] = ()
     """Released here, but a forked child may look at it: not to be used again."""
+    losses: Sequence[LossNotice] = ()
+    """What was observed since, in order."""
+
+
+class LossNotice(NamedTuple):
+    """Losses of some steps, and whether their window is over."""
+
+    steps: Sequence[StepLosses]
+    closes_window: bool
 
 
 class PackedSlots(NamedTuple):
     """Slots on their way: three arrays for all of them, not three for each."""
 
-    numbers: list[tuple[int, int, int, int, int, int]]
-    """Epoch, step, samples, samples that count, epoch and position afterwards."""
+    numbers: list[tuple[int, int, int, int, int, int, int]]
+    """Epoch, step, samples, samples that count, epoch and position afterwards, digest."""
     ids: Ints
     positions: Ints
     mask: Mask
+    weights: Floats | None = None
 
     @classmethod
     def of(cls, slots: Sequence[Slot]) -> PackedSlots:
         """Return slots as one message carries them."""
         return cls(
-            [(s.epoch, s.step, len(s.ids), s.num_counted, *s.cursor_after) for s in slots],
+            [
+                (s.epoch, s.step, len(s.ids), s.num_counted, *s.cursor_after, s.digest)
+                for s in slots
+            ],
             _joined([s.ids for s in slots]),
             _joined([s.positions for s in slots]),
             _joined([s.mask for s in slots]),
+            None if slots[0].weights is None else _joined([s.weights for s in slots]),
         )
 
     def slots(self) -> list[Slot]:
         """Return them as they were."""
         out, start = [], 0
-        for epoch, step, num_samples, num_counted, epoch_after, position_after in self.numbers:
+        for epoch, step, num_samples, num_counted, *cursor_after, digest in self.numbers:
             stop = start + num_samples
             slot = Slot(
                 epoch=epoch,
@@ -108,7 +124,9 @@ class PackedSlots(NamedTuple):
                 positions=self.positions[start:stop],
                 mask=self.mask[start:stop],
                 num_counted=num_counted,
-                cursor_after=(epoch_after, position_after),
+                cursor_after=(cursor_after[0], cursor_after[1]),
+                digest=digest,
+                weights=None if self.weights is None else self.weights[start:stop],
             )
             out.append(slot)
             start = stop

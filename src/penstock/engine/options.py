@@ -21,6 +21,7 @@ from penstock.engine.gather import can_gather
 from penstock.engine.stream import WINDOW_BYTES, make_order, shuffle_of
 from penstock.errors import OptionError
 from penstock.order import BlocksOrder, ColdOrder, Order
+from penstock.order.importance import Importance
 from penstock.order.keys import seed_of
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.units import bytes_of
@@ -36,7 +37,7 @@ class LoaderOptions:
     global_batch_size: int | None = None
     epochs: int | None = 1
     seed: int = 0
-    shuffle: str | bool | None = "default"
+    shuffle: Importance | str | bool | None = "default"
     drop_last: bool = False
     world: World | None = None
     transform: Transform | None = None

@@ -351,6 +351,7 @@ class EngineProcess:
             run = self._run
             if run is None or run.number != taken.run:
                 continue
+            self._engine.observed(taken.losses)
             run.notice(taken)
 
     def _give_up(self, memory: Any) -> None:

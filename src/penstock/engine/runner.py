@@ -67,6 +67,8 @@ class Runner:
         """Jobs that were planned, and the batches of all of them."""
         self._num_allowed: int | None = None
         """Batches that may be planned, where somebody else decides when; None: all."""
+        self._num_known: int | None = None
+        """Batches whose samples are known, where later ones depend on losses; None: all."""
         self._num_taken = 0
         self._was_near = False
         """Whether the latest job had all its bytes near."""
@@ -167,6 +169,12 @@ class Runner:
             self._num_allowed = num_batches
             self._work_here.notify()
 
+    def known(self, num_batches: int | None) -> None:
+        """Take note that the samples of so many batches are known; None: of all of them."""
+        with self._work_here:
+            self._num_known = num_batches
+            self._work_here.notify()
+
     def fetched(self, number: int) -> Job | None:
         """Return a job when its bytes are here, or None when there is no such job.
 
@@ -237,6 +245,8 @@ class Runner:
         if self._is_planning or self._is_exhausted:
             return False
         if self._num_allowed is not None and self._num_slots >= self._num_allowed:
+            return False
+        if self._num_known is not None and self._num_slots >= self._num_known:
             return False
         return may_plan(
             num_batches=len(self._stage),

@@ -184,15 +184,19 @@ class FieldSink:
             for i in places:
                 self._in_array[i] = 1
             return
-        for i, value in zip(places, stacked, strict=True):
+        for j, i in enumerate(places):
+            value = stacked[j, ...]
             self._others[i] = value if special is None else special_of(value, special)
 
     def values(self) -> list[Any]:
-        """Return the values one by one, None where a sample had none."""
+        """Return the values one by one, None where a sample had none.
+
+        An array without axes stays one: whether it came first in its batch must not show.
+        """
         rows = None if self._array is None else self._restored(self._array)
         in_array = self._in_array
         return [
-            rows[i] if rows is not None and in_array[i] else self._others.get(i)
+            rows[i, ...] if rows is not None and in_array[i] else self._others.get(i)
             for i in range(self._num_samples)
         ]
 

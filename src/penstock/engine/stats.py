@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from penstock.engine.draws_seen import DrawsSeen
 from penstock.plan.placement import Kept
 from penstock.units import show_bytes, show_count, show_seconds
 
@@ -209,6 +210,8 @@ class Seen:
     """What of the data set that is; None without tiers."""
     warm_bytes: int | None = None
     """What they held when they were first opened."""
+    draws: DrawsSeen | None = None
+    """What was drawn by importance."""
 
 
 class Counters:

@@ -24,6 +24,8 @@ from penstock.order import (
     SequentialOrder,
     Steps,
 )
+from penstock.order.importance import Importance, ImportanceCourse, ImportanceOrder
+from penstock.order.importance.options import Floats
 from penstock.order.mixture import PERIOD_DEFAULT
 from penstock.world import World
 
@@ -71,6 +73,11 @@ class Stream:
             start=start,
         )
 
+    @property
+    def course(self) -> ImportanceCourse | None:
+        """The order as far as it is known, if it depends on losses."""
+        return self.order if isinstance(self.order, ImportanceCourse) else None
+
     def slots(
         self, epoch: int, position: int, end_epoch: int | None, part: tuple[int, int] = (0, 1)
     ) -> Iterator[Slot]:
@@ -96,6 +103,8 @@ class Stream:
         done_before = start // self.global_batch_size
         share = steps.share(self.world.rank)
         ahead = max(1, _POSITIONS_AHEAD // (self.global_batch_size * chosen.step))
+        if self.course is not None:
+            ahead = 1  # Later batches may not be known yet.
         size = self.global_batch_size
         for first in range(0, len(chosen), ahead):
             several = chosen[first : first + ahead]
@@ -116,7 +125,19 @@ class Stream:
                     mask=masks[i],
                     num_counted=int(masks[i].sum()) if is_last else len(ids),
                     cursor_after=(epoch + 1, 0) if is_last else (epoch, start + (step + 1) * size),
+                    weights=self._weights(epoch, positions[i]),
+                    digest=0 if self.course is None else self.course.digest_at(epoch, begins[i, 0]),
                 )
+
+    def _weights(self, epoch: int, positions: Ints) -> Floats | None:
+        """Return the factors of losses; 0 beyond the end of the epoch."""
+        if self.course is None:
+            return None
+        stop = min(self.order.num_samples, int(positions[-1]) + 1)
+        weights = np.zeros(len(positions), np.float32)
+        known = self.course.weights(epoch, min(stop, int(positions[0])), stop)
+        weights[: len(known)] = known
+        return weights
 
     def _assigned_slots(
         self, assign: Assign, epoch: int, start: int, chosen: range
@@ -134,6 +155,7 @@ class Stream:
                 positions=whole.positions[here],
                 mask=mask,
                 num_counted=int(mask.sum()),
+                weights=None if whole.weights is None else whole.weights[here],
             )
 
     def _ids(self, epoch: int, steps: Steps, several: range, share: tuple[int, int]) -> list[Ints]:
@@ -159,17 +181,25 @@ class Stream:
         return out
 
     def _padded(self, epoch: int, steps: Steps, step: int) -> Ints:
-        positions, _ = steps.positions(step, self.world.rank)
+        positions, mask = steps.positions(step, self.world.rank)
+        if self.course is not None:
+            # The beginning of the epoch is not known any more, so the last sample fills up.
+            positions = np.where(mask, positions, self.order.num_samples - 1)
         runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         return np.concatenate([self.order.ids(epoch, int(r[0]), int(r[-1]) + 1) for r in runs])
 
 
-def stream_of(options: LoaderOptions, world: World, assign: Assign | None = None) -> Stream:
+def stream_of(
+    options: LoaderOptions,
+    world: World,
+    assign: Assign | None = None,
+    course: ImportanceCourse | None = None,
+) -> Stream:
     """Return the stream that a user's options mean for one rank."""
     total = options.global_batch_size or (options.batch_size or 0) * world.num_ranks
     return Stream(
         dataset=options.dataset,
-        order=options.order,
+        order=options.order if course is None else course,
         world=world,
         global_batch_size=total,
         drop_last=options.drop_last,
@@ -196,10 +226,17 @@ def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> Group:
 
 
 def make_order(
-    dataset: Dataset | Mixture, shuffle: str | bool | None, seed: int, global_batch_size: int | None
+    dataset: Dataset | Mixture,
+    shuffle: Importance | str | bool | None,
+    seed: int,
+    global_batch_size: int | None,
 ) -> Order:
     """Return the order that a user's words mean."""
     shuffle = shuffle_of(shuffle)
+    if isinstance(shuffle, Importance):
+        plain = make_order(dataset, "global", seed, global_batch_size)
+        assert isinstance(plain, GlobalOrder | MixtureOrder)
+        return ImportanceOrder(plain=plain, options=shuffle)
     if isinstance(dataset, Mixture):
         if shuffle not in ("global", "default"):
             raise OptionError(
@@ -227,7 +264,7 @@ def make_order(
     return ColdOrder(first=blocks, later=GlobalOrder(num_samples=len(dataset), seed=seed))
 
 
-def shuffle_of(shuffle: str | bool | None) -> str | None:
+def shuffle_of(shuffle: Importance | str | bool | None) -> Importance | str | None:
     """Return the kind of order that was asked for; None, False and "sequential" are as stored.
 
     True is what torch's users write: the default, which is "global" unless that would read blocks
@@ -237,11 +274,13 @@ def shuffle_of(shuffle: str | bool | None) -> str | None:
         return "default" if shuffle else None
     if shuffle is None or shuffle == "sequential":
         return None
+    if isinstance(shuffle, Importance):
+        return shuffle
     if isinstance(shuffle, str) and shuffle in ("default", "global", "blocks", "blocks-first"):
         return shuffle
     raise OptionError(
-        f"shuffle={shuffle!r}: there are 'global' (or True), 'blocks', 'blocks-first' and None "
-        "(or False)"
+        f"shuffle={shuffle!r}: there are 'global' (or True), 'blocks', 'blocks-first', None (or "
+        "False) and penstock.Importance(…)"
     )
 
 

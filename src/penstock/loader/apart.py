@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,10 @@ from penstock.engine.channel import ChannelClosed
 from penstock.engine.engine import RunStart
 from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.job import Slot, batches_of
-from penstock.engine.messages import MadeBatches
+from penstock.engine.messages import LossNotice, MadeBatches
 from penstock.errors import EngineError
 from penstock.loader.engine_client import EngineClient
+from penstock.order.importance import StepLosses
 
 _DEATHS_MAX = 5
 _DEATHS_S = 3600.0
@@ -25,11 +27,16 @@ _DEATHS_S = 3600.0
 _log = logging.getLogger("penstock.loader")
 
 
+Scores = Callable[[], Mapping[str, Any]]
+"""Returns the scores as they are now, for an order that depends on losses."""
+
+
 class ApartRun:
     """One iteration of an engine in its own process."""
 
-    def __init__(self, client: EngineClient, start: RunStart) -> None:
+    def __init__(self, client: EngineClient, start: RunStart, scores: Scores | None = None) -> None:
         self._client = client
+        self._scores = scores
         self._start = start
         self._num_delivered = 0
         self._cursor: tuple[int, int] | None = None
@@ -91,7 +98,9 @@ class ApartRun:
             span = replace(span, skip=self._num_delivered)
         while True:
             try:
-                return self._begin_at(replace(self._start, span=span))
+                self._client.losses = []  # They are in the scores.
+                scores = None if self._scores is None else self._scores()
+                return self._begin_at(replace(self._start, span=span, scores=scores))
             except ChannelClosed:
                 if self._is_stopped:
                     return self._number
@@ -123,6 +132,10 @@ class ApartRun:
     def cpu_s(self) -> float:
         """It has no thread in this process."""
         return 0.0
+
+    def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
+        """Tell the engine about losses, with the next batch."""
+        self._client.losses.append(LossNotice(steps, closes_window))
 
     def stop(self) -> None:
         """End the iteration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _KINDS_SHOWN = 3
@@ -24,6 +24,8 @@ class Batch(dict[str, Any]):
     """The epoch that these samples belong to, from 0."""
     step: int = 0
     """Number of this batch in its epoch, from 0; the same on all ranks."""
+    weights: Any = None
+    """With `shuffle=Importance(…)`, the factor of each sample's loss; 0 where `mask` is False."""
     positions: Any = None
     """Place of each sample in the epoch's order, a NumPy array; where `mask` is False, beyond its
     end."""
@@ -38,16 +40,19 @@ class Batch(dict[str, Any]):
         epoch: int,
         step: int,
         positions: Any = None,
+        weights: Any = None,
     ) -> Batch:
         """Return a batch with all that belongs to it."""
         batch = cls(fields)
         batch.ids, batch.mask, batch.epoch, batch.step = ids, mask, epoch, step
-        batch.positions = positions
+        batch.positions, batch.weights = positions, weights
         return batch
 
     def __repr__(self) -> str:
         """One line a field, never the data: a batch may have gigabytes."""
         lines = {**self, "ids": self.ids, "mask": self.mask}
+        if self.weights is not None:
+            lines["weights"] = self.weights
         width = max(map(len, map(str, lines)))
         num_samples = "" if self.ids is None else f" of {len(self.ids)} samples"
         said = [f"Batch{num_samples}, epoch {self.epoch}, step {self.step}"]
@@ -63,26 +68,26 @@ class Batch(dict[str, Any]):
             epoch=self.epoch,
             step=self.step,
             positions=self.positions,
+            weights=self.weights,
         )
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> Batch:
         """Return the batch with everything that can move moved, as `tensor.to` does."""
-        moved = copy.copy(self)
-        for name, value in self.items():
-            moved[name] = _moved(value, "to", (device, *args), kwargs)
-        moved.ids = _moved(self.ids, "to", (device, *args), kwargs)
-        moved.mask = _moved(self.mask, "to", (device, *args), kwargs)
-        return moved
+        return self._each(lambda value: _moved(value, "to", (device, *args), kwargs))
 
     def pin_memory(self, device: Any = None) -> Batch:
         """Return the batch in page-locked memory; torch's DataLoader calls this."""
-        pinned = copy.copy(self)
         arguments = () if device is None else (device,)
+        return self._each(lambda value: _moved(value, "pin_memory", arguments, {}))
+
+    def _each(self, change: Callable[[Any], Any]) -> Batch:
+        """Return the batch with every field and every column changed."""
+        changed = copy.copy(self)
         for name, value in self.items():
-            pinned[name] = _moved(value, "pin_memory", arguments, {})
-        pinned.ids = _moved(self.ids, "pin_memory", arguments, {})
-        pinned.mask = _moved(self.mask, "pin_memory", arguments, {})
-        return pinned
+            changed[name] = change(value)
+        for column in ("ids", "mask", "weights"):
+            setattr(changed, column, change(getattr(self, column)))
+        return changed
 
 
 def _moved(value: Any, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -39,6 +39,7 @@ from penstock.engine.messages import (
     EngineTold,
     FrontNotice,
     LogLine,
+    LossNotice,
     MadeBatches,
     MeetingCall,
     Payload,
@@ -140,6 +141,8 @@ class EngineClient:
         self._receiving = threading.RLock()
         self._early: deque[MadeBatches] = deque()
         """Messages of the latest iteration that a thread of the one before has received."""
+        self.losses: list[LossNotice] = []
+        """What was observed since the engine was last told."""
         self.beginning = threading.RLock()
         """Held while an iteration begins, and while a dead engine is replaced."""
         close_in_children(self)
@@ -338,6 +341,7 @@ class EngineClient:
             released = [r for r in released if r not in spoilt]
         if self._pinned is not None:
             released = self._pinned.free(released)
+        losses, self.losses = self.losses, []
         notice = FrontNotice(
             run=run,
             num_taken=taken,
@@ -345,6 +349,7 @@ class EngineClient:
             wait_s=wait_s,
             released=released,
             spoilt=spoilt,
+            losses=losses,
         )
         batches.send(pickle.dumps(notice, 5))
 

@@ -198,6 +198,7 @@ class Iteration(Iterator[Any]):
             epoch=slot.epoch,
             step=slot.step,
             positions=slot.positions,
+            weights=None if slot.weights is None else convert(slot.weights),
         )
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
 from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import Slot
-from penstock.engine.messages import EngineTold
+from penstock.engine.messages import EngineTold, LossNotice
 from penstock.engine.opening import refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
@@ -40,12 +40,14 @@ from penstock.errors import OptionError
 from penstock.loader.apart import ApartRun
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.facts import facts_of
+from penstock.loader.importance import LoaderImportance
 from penstock.loader.iteration import BatchRun, HereRun, Iteration
 from penstock.loader.least import least_bytes
 from penstock.loader.stages import InStages, StagedApart, StagedHere, StageOptions
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor
+from penstock.order.importance import Importance, ImportanceOrder
 from penstock.peers.runs import run_name
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
@@ -68,7 +70,8 @@ class Loader:
             remote stores; mixes inside a window), "blocks-first" (blocks in epoch 0, while tiers
             are empty, global in all later ones) or None (as stored). The default is "global", and
             an error where that would read the blocks of a format over and over. True is the
-            default, False None.
+            default, False None. `penstock.Importance(…)` draws hard samples more often; it needs
+            `loader.observe`.
         drop_last: leave out an incomplete last batch; else it is filled up, and `batch.mask` says
             with what.
         world: who takes part; by default torch's process group if there is one, else what
@@ -109,7 +112,10 @@ class Loader:
         global_batch_size: int | None = None,
         epochs: int | None = 1,
         seed: int = 0,
-        shuffle: Literal["default", "global", "blocks", "blocks-first"] | bool | None = "default",
+        shuffle: Importance
+        | Literal["default", "global", "blocks", "blocks-first"]
+        | bool
+        | None = "default",
         drop_last: bool = False,
         world: World | None = None,
         transform: Transform | None = None,
@@ -164,6 +170,10 @@ class Loader:
         self.seed = options.seed
         self.drop_last = options.drop_last
         self.order = options.order
+        self.importance: LoaderImportance | None = None
+        """Scores of samples, with `shuffle=penstock.Importance(…)`."""
+        if isinstance(options.order, ImportanceOrder):
+            self.importance = LoaderImportance(options.order, options.meets_at)
         self._engine: Engine | None = None
         self._client: EngineClient | None = None
         self._choice: WorkerChoice | None = None
@@ -191,7 +201,10 @@ class Loader:
         cursor = Cursor.at(
             self.order, fingerprint=self.dataset.fingerprint, epoch=epoch, position=position
         )
-        return dict(cursor.to_state())
+        state: dict[str, Any] = dict(cursor.to_state())
+        if self.importance is not None:
+            state["importance"] = self.importance.to_state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved place, also on another number of ranks, at the next `iter`.
@@ -209,6 +222,8 @@ class Loader:
         # Only now, so that a state that is refused changes nothing.
         self._move_to(options)
         self._end_iteration()
+        if self.importance is not None:
+            self.importance.load(state.get("importance"))
         self._cursor = self._begin_at = (cursor.epoch, cursor.position)
 
     def set_epoch(self, epoch: int) -> None:
@@ -253,6 +268,19 @@ class Loader:
         self._begun_before += self._close_engine()
         self._take(options)
 
+    def observe(self, batch: Any, losses: Any) -> None:
+        """Report the losses of a batch's samples, for `shuffle=penstock.Importance(…)`.
+
+        Call it once for each batch, on every rank, with one loss a sample (`reduction="none"`) and
+        without the weights. Tensors on a GPU are not waited for.
+        """
+        if self.importance is None:
+            raise OptionError(
+                "observe is for importance sampling; make the loader with "
+                "shuffle=penstock.Importance()"
+            )
+        self.importance.observe(batch, losses)
+
     # -- iterating ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
@@ -280,6 +308,9 @@ class Loader:
         epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
         span = Span(start=self._begin_at, end_epoch=end_epoch, part=part)
+        if self.importance is not None:
+            total = stream_of(self._options, world).global_batch_size
+            self.importance.begin(span.start, world, total, part)
         run, holds = self._run(span, world, stages)
         self._moves = _mover(weakref.ref(self), end_epoch)
         iteration = Iteration(
@@ -301,16 +332,28 @@ class Loader:
         if options.peers:
             refuse_workers()
         start = RunStart(world=world, span=span)
+        importance = self.importance
+        scores = None if importance is None else importance.scores
         if self._choose().apart:
             client = self._client
             assert client is not None
-            run = ApartRun(client, start) if stages is None else StagedApart(client, start, stages)
+            if stages is None:
+                run = ApartRun(client, start, scores)
+            else:
+                run = StagedApart(client, start, stages, scores)
+            if importance is not None:
+                importance.forward_to(run.observed)
             return run, client
         if self._engine is None:
             self._engine = Engine(options, recorder=self._recorder)
-        runner = self._engine.begin(start)
+        engine = self._engine
+        runner = engine.begin(replace(start, scores=None if scores is None else scores()))
+        if importance is not None:
+            importance.forward_to(
+                lambda steps, closes: engine.observed([LossNotice(steps, closes)])
+            )
         here = HereRun(runner) if stages is None else StagedHere(runner, stages)
-        return here, self._engine.holds
+        return here, engine.holds
 
     def _choose(self) -> WorkerChoice:
         """Decide where batches are made, once for a data set."""
@@ -472,6 +515,8 @@ def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot
         owner = loader()
         if owner is not None and owner._moves is delivered:
             owner._cursor = slot.cursor_after
+            if owner.importance is not None:
+                owner.importance.delivered(slot)
             if slot.cursor_after[0] == end_epoch:
                 owner._begin_at = slot.cursor_after  # Done: the next iteration is the next epoch.
 

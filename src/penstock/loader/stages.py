@@ -21,7 +21,7 @@ from penstock.engine.fetch_answers import FetchedJob
 from penstock.engine.job import Slot
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
-from penstock.loader.apart import ApartRun
+from penstock.loader.apart import ApartRun, Scores
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.iteration import BatchRun, HereRun, Iteration
 from penstock.peers.forks import close_in_children
@@ -99,14 +99,20 @@ class _Fetches:
 class StagedApart(ApartRun):
     """Batches in stages that an engine in its own process makes."""
 
-    def __init__(self, client: EngineClient, start: RunStart, options: StageOptions) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        start: RunStart,
+        options: StageOptions,
+        scores: Scores | None = None,
+    ) -> None:
         self._only_asked = options.only_asked
         self._num_asked = 0
         # Held while a batch is taken, and while a dead engine is replaced: the next one begins
         # behind the last batch that was taken, which must not change meanwhile.
         self._taking = threading.Lock()
         self._fetches: _Fetches | None = None
-        super().__init__(client, start)
+        super().__init__(client, start, scores)
         close_in_children(self)
 
     def _begin_at(self, start: RunStart) -> int:

@@ -117,6 +117,7 @@ def _check_same(state: Mapping[str, Any], expected: Cursor) -> None:
 
 
 _PARAMETERS = {
+    "importance": "give the window, floor, score and warmup that it was saved with",
     "mixture": "give the weights, samples_per_epoch and global_batch_size that it was saved with",
 }
 """What an order of a kind has beside data set and seed."""
@@ -126,6 +127,8 @@ def _words(mode: str) -> str:
     """Return how a user asks for a kind of order."""
     if mode == "mixture":
         return "a Mixture"
+    if mode == "importance":
+        return "shuffle=penstock.Importance(…)"
     return "shuffle=None" if mode == "sequential" else f"shuffle={mode!r}"
 
 

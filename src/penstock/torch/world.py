@@ -29,12 +29,32 @@ def world_of(group: distributed.ProcessGroup | DeviceMesh | None = None) -> Worl
         )
     members = _members(group)
     me = distributed.get_rank()
+    _members_of[_name(members)] = members
     if me not in members:
         raise OptionError(
             f"rank {me} is no member of this group (its members are {members}); "
             "call world_of with the group that this rank belongs to"
         )
     return _world(members, members.index(me))
+
+
+_members_of: dict[str, list[int]] = {}
+"""Members of worlds that were made of groups, by the names of these worlds."""
+_groups: dict[str, distributed.ProcessGroup] = {}
+
+
+def group_of(world: World) -> distributed.ProcessGroup | None:
+    """Return a group of the ranks of a world; None stands for all ranks of the job.
+
+    All ranks of the world have to call it for the first time together.
+    """
+    if not world.name:
+        return None
+    if world.name not in _groups:
+        _groups[world.name] = distributed.new_group(
+            _members_of[world.name], use_local_synchronization=True
+        )
+    return _groups[world.name]
 
 
 def world_here() -> World:

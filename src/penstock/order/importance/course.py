@@ -13,7 +13,7 @@ tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,8 @@ class ImportanceCourse:
         self._steps: list[list[StepLosses]] = [[], []]
         """Losses of the window before the present one, and of the present one: not in the table
         yet, because the present window was drawn without them."""
+        self._closed: list[list[StepLosses]] = []
+        """Losses of windows that the table lacks; taken over when somebody wants the table."""
         self._known: dict[int, WindowDraws] = {}
 
     # -- where it stands ---------------------------------------------------------------------
@@ -55,11 +57,14 @@ class ImportanceCourse:
     @property
     def table(self) -> ScoreTable:
         """The scores that the present window was drawn from."""
+        for steps in self._closed:
+            self._table.learn(steps, self.order.options)
+        self._closed.clear()
         return self._table
 
     def latest_table(self) -> ScoreTable:
         """Return the scores with all losses that were observed."""
-        table = self._table.copy()
+        table = self.table.copy()
         for steps in self._steps:
             table.learn(steps, self.order.options)
         return table
@@ -77,12 +82,19 @@ class ImportanceCourse:
 
     def close_window(self) -> None:
         """Go on to the next window; the one after it can be drawn now."""
-        self.draws(self._window + 1)  # From the table as it still is.
         self._known.pop(self._window, None)
         before, now = self._steps
-        self._table.learn(before, self.order.options)
+        self._closed.append(before)
+        if len(self._closed) > self.order.num_windows:
+            _ = self.table  # Or losses would pile up where nobody draws.
         self._steps = [now, []]
         self._window += 1
+
+    def move_to(self, window: int) -> None:
+        """Go on in another window, with everything that was observed."""
+        self._table = self.latest_table()
+        self._steps, self._window = [[], []], window
+        self._known.clear()
 
     # -- draws -------------------------------------------------------------------------------
 
@@ -90,7 +102,7 @@ class ImportanceCourse:
         """Return the draws of the present window or of the next one."""
         assert window in self.known_windows, (window, self._window)
         if window not in self._known:
-            table = self._table
+            table = self.table
             if window > self._window:
                 table = table.copy()
                 table.learn(self._steps[0], self.order.options)
@@ -135,6 +147,10 @@ class ImportanceCourse:
         weights: Floats = self._joined(epoch, start, stop, "weights", np.float32)
         return weights
 
+    def digest_at(self, epoch: int, position: int) -> int:
+        """Return what stands for the scores that a position was drawn from."""
+        return self.draws(self.order.window_at(epoch, int(position))).digest
+
     def positions(self, epoch: int, ids: npt.ArrayLike) -> Ids:
         """As the order: refuse."""
         return self.order.positions(epoch, ids)
@@ -153,7 +169,7 @@ class ImportanceCourse:
 
     def to_state(self) -> dict[str, Any]:
         """Return everything that is needed to go on, as NumPy arrays and plain values."""
-        table = self._table
+        table = self.table
         steps = [step for steps in self._steps for step in steps]
         return {
             "format": _FORMAT,
@@ -168,7 +184,7 @@ class ImportanceCourse:
         }
 
     @classmethod
-    def from_state(cls, order: ImportanceOrder, state: Mapping[str, Any]) -> ImportanceCourse:
+    def from_state(cls, order: ImportanceOrder, state: Mapping[str, Any]) -> Self:
         """Return the course of a saved state, or raise if it is damaged."""
         format_, num_ids = state.get("format"), len(state.get("score", ()))
         if format_ != _FORMAT or num_ids != order.num_ids:

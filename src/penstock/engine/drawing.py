@@ -1,0 +1,94 @@
+"""Windows of draws while a run goes on: losses come in, later batches become known.
+
+The order of importance sampling is known for the window that is trained on and for the next one.
+Batches of later windows are not planned before the training process says that a window is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.stream import Stream
+from penstock.order.importance import ImportanceCourse, StepLosses, WindowDraws
+from penstock.order.importance.order import DELAY
+
+
+class SharedCourse(ImportanceCourse):
+    """A course that one thread plans from while another one brings losses."""
+
+    _lock: threading.RLock
+
+    def draws(self, window: int) -> WindowDraws:
+        """As `ImportanceCourse`."""
+        with self._guard():
+            return super().draws(window)
+
+    def observe(self, step: StepLosses) -> None:
+        """As `ImportanceCourse`."""
+        with self._guard():
+            super().observe(step)
+
+    def close_window(self) -> None:
+        """As `ImportanceCourse`; also draw the window that has become known."""
+        with self._guard():
+            super().close_window()
+            self.draws(self.known_windows[-1])
+
+    def _guard(self) -> threading.RLock:
+        if "_lock" not in self.__dict__:
+            self._lock = threading.RLock()
+        return self._lock
+
+
+class DrawnRun:
+    """One run over an order that becomes known window by window."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        start: tuple[int, int],
+        end_epoch: int | None,
+        known: Callable[[int | None], None],
+        seen: DrawsSeen,
+    ) -> None:
+        """`known` is told how many batches of the run can be planned; None: all."""
+        assert stream.course is not None
+        self.course = stream.course
+        self._known = known
+        self._seen = seen
+        self._ends = _ends(stream, start, end_epoch)
+        self._next_end = next(self._ends, None)
+        self._num_known = 0
+        for window in self.course.known_windows:
+            seen.add(self.course.draws(window))
+        self._tell()
+
+    def observed(self, steps: Sequence[StepLosses], *, closes_window: bool) -> None:
+        """Take over losses; with the end of a window, another one becomes known."""
+        for step in steps:
+            self.course.observe(step)
+        if closes_window:
+            self.course.close_window()
+            self._seen.add(self.course.draws(self.course.window + DELAY - 1))
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._next_end is not None and self.course.is_known(*self._next_end):
+            self._num_known += 1
+            self._next_end = next(self._ends, None)
+        # Also the end of the run is known, or nobody would ever look for it.
+        self._known(None if self._next_end is None else self._num_known)
+
+
+def _ends(
+    stream: Stream, start: tuple[int, int], end_epoch: int | None
+) -> Iterator[tuple[int, int]]:
+    """Yield epoch and end of each batch."""
+    epoch, position = start
+    while end_epoch is None or epoch < end_epoch:
+        steps = stream.steps(position)
+        for step in range(steps.num_steps):
+            yield epoch, steps.bounds(step)[1]
+        epoch, position = epoch + 1, 0

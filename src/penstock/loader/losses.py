@@ -1,0 +1,170 @@
+"""Losses that the training loop reports, on their way to the scores.
+
+`loader.observe(batch, losses)` notes them and returns. Losses on a GPU are copied while the GPU
+goes on; those of other ranks arrive later. So the latest few steps wait in a queue. How many is a
+number and not a matter of time, because all ranks have to use the same losses for the same window.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.engine.job import Slot
+from penstock.errors import StateError
+from penstock.order.importance import ImportanceCourse, StepLosses
+from penstock.order.importance.options import Floats
+
+NUM_QUEUED = 4
+"""Steps whose losses may still be computed or under way when a window ends."""
+_SLOTS_KEPT = 256
+"""Batches that were delivered and not observed yet."""
+
+
+class PendingLosses(Protocol):
+    """The losses of a step that may still be under way."""
+
+    def is_here(self) -> bool:
+        """Return whether `result` returns at once."""
+        ...
+
+    def result(self) -> StepLosses:
+        """Return the losses of the whole global batch."""
+        ...
+
+
+class LossExchange(Protocol):
+    """Brings the losses of one step of all ranks together."""
+
+    def begin(self, ids: Ints, losses: Any, digest: int) -> PendingLosses:
+        """Send this rank's losses on their way; the scores behind them have a digest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HereLosses:
+    """Losses that lie in this process already."""
+
+    step: StepLosses
+
+    def is_here(self) -> bool:
+        """True."""
+        return True
+
+    def result(self) -> StepLosses:
+        """Return them."""
+        return self.step
+
+
+class AloneExchange:
+    """One rank has all losses itself."""
+
+    def begin(self, ids: Ints, losses: Any, digest: int) -> PendingLosses:
+        """Return the losses; those of a GPU are on their way."""
+        if hasattr(losses, "detach") and losses.device.type != "cpu":
+            pending: PendingLosses = _torch("losses").DeviceLosses(ids, losses)
+            return pending
+        return HereLosses(StepLosses(ids, as_floats(losses)))
+
+
+def as_floats(losses: Any) -> Floats:
+    """Return losses as an array of their own."""
+    if hasattr(losses, "detach"):
+        losses = losses.detach().float().cpu().numpy()
+    return np.array(losses, np.float32)
+
+
+class ObservedLosses:
+    """What an iteration delivers and the loop reports, in the order of steps."""
+
+    def __init__(
+        self,
+        course: ImportanceCourse,
+        exchange: Callable[[], LossExchange],
+    ) -> None:
+        self.course = course
+        self._make_exchange = exchange
+        self.exchange: LossExchange | None = None
+        """Made when the first losses come; None where the world has changed."""
+        self.forward: Callable[[list[StepLosses], bool], None] = lambda steps, closes: None
+        """Tells whoever draws: losses of the window, and whether it is over."""
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._queue: deque[PendingLosses] = deque()
+        self.num_observed = 0
+
+    def restore(self, queued: list[StepLosses]) -> None:
+        """Take over what was in the queue when a state was saved."""
+        self._queue = deque(HereLosses(step) for step in queued)
+
+    def queued(self) -> list[StepLosses]:
+        """Return the steps in the queue; waits for what is under way."""
+        return [pending.result() for pending in self._queue]
+
+    # -- batches -----------------------------------------------------------------------------
+
+    def delivered(self, slot: Slot) -> None:
+        """Take note of a batch; the first one of a window ends the window before."""
+        order = self.course.order
+        epoch, position = slot.cursor_after
+        last = (epoch, position - 1) if position else (epoch - 1, order.num_samples - 1)
+        window = order.window_at(*last)
+        while self.course.window < window:
+            self._advance(lambda pending: True)
+            self.course.close_window()
+            self.forward([], True)
+        self._slots[slot.epoch, slot.step] = slot
+        if len(self._slots) > _SLOTS_KEPT:
+            del self._slots[next(iter(self._slots))]
+
+    # -- losses ------------------------------------------------------------------------------
+
+    def observe(self, batch: Any, losses: Any) -> None:
+        """Take note of the losses of a batch's samples."""
+        key = batch.epoch, batch.step
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            raise StateError(
+                f"batch {key[1]} of epoch {key[0]} was observed before, or is not one of the last "
+                f"{_SLOTS_KEPT} batches of this iteration; call observe once for each batch, soon "
+                "after its step"
+            )
+        losses = _checked(losses, len(slot.ids))
+        if self.exchange is None:
+            self.exchange = self._make_exchange()
+        ids = slot.ids if slot.num_counted == len(slot.ids) else slot.ids[slot.mask]
+        if len(ids) < len(slot.ids):
+            losses = losses[: len(ids)]  # Padding comes last.
+        self._queue.append(self.exchange.begin(ids, losses, slot.digest))
+        self.num_observed += 1
+        self._advance(lambda pending: pending.is_here())
+
+    def _advance(self, may_take: Callable[[PendingLosses], bool]) -> None:
+        """Hand over what has left the queue, as far as it may be waited for."""
+        taken = []
+        while len(self._queue) > NUM_QUEUED and may_take(self._queue[0]):
+            taken.append(self._queue.popleft().result())
+        for step in taken:
+            self.course.observe(step)
+        if taken:
+            self.forward(taken, False)
+
+
+def _checked(losses: Any, num_samples: int) -> Any:
+    shape = tuple(getattr(losses, "shape", None) or np.shape(losses))
+    if shape != (num_samples,):
+        raise StateError(
+            f"observe needs one loss for each of the {num_samples} samples of the batch, got shape "
+            f"{list(shape)}: compute the loss with reduction='none', and take the mean of each "
+            "sample's losses if it has several"
+        )
+    return losses
+
+
+def _torch(module: str) -> Any:
+    return importlib.import_module(f"penstock.torch.{module}")

@@ -1,0 +1,155 @@
+"""Losses on their way from a GPU, and between the ranks of a process group.
+
+Nothing here waits while the training loop goes on: copies and collectives are begun, and looked at
+some steps later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from penstock.dataset.part import Ints
+from penstock.errors import StateError
+from penstock.order.importance import StepLosses
+from penstock.torch.world import group_of
+from penstock.world import World
+
+_HEAD = 3
+"""Numbers in front of a rank's losses: how many there are, and the digest of its scores."""
+
+
+class DeviceLosses:
+    """Losses that are copied from a GPU."""
+
+    def __init__(self, ids: Ints, losses: torch.Tensor) -> None:
+        self._ids = ids
+        self._copy = copy_to_host(losses.detach().float())
+
+    def is_here(self) -> bool:
+        """Return whether the copy is done."""
+        return self._copy.is_here()
+
+    def result(self) -> StepLosses:
+        """Return the losses; waits for the copy."""
+        return StepLosses(self._ids, self._copy.array().copy())
+
+
+class HostCopy:
+    """A tensor that is being copied to page-locked memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record(torch.cuda.current_stream(tensor.device))
+
+    def is_here(self) -> bool:
+        """Return whether the copy is done."""
+        return bool(self._done.query())
+
+    def array(self) -> Any:
+        """Return the values; waits for the copy."""
+        self._done.synchronize()
+        return self._host.numpy()
+
+
+class HostTensor:
+    """A tensor that lies in this process's memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def is_here(self) -> bool:
+        """True."""
+        return True
+
+    def array(self) -> Any:
+        """Return the values."""
+        return self._tensor.numpy()
+
+
+def copy_to_host(tensor: torch.Tensor) -> HostCopy | HostTensor:
+    """Begin to copy a tensor."""
+    return HostCopy(tensor) if tensor.device.type == "cuda" else HostTensor(tensor.cpu())
+
+
+class GroupExchange:
+    """Brings losses together with the collectives of a process group.
+
+    Every rank begins one exchange a step, at the same place of the program.
+    """
+
+    def __init__(self, world: World, share_max: int) -> None:
+        """`share_max` is the largest number of samples that a rank has in a step."""
+        self._group = group_of(world)
+        self._num_ranks = world.num_ranks
+        self._share_max = share_max
+        on_gpu = distributed.get_backend(self._group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
+
+    def begin(self, ids: Ints, losses: Any, digest: int) -> GatheredLosses:
+        """Send this rank's losses on their way."""
+        share, count = self._share_max, len(ids)
+        head = np.zeros(_HEAD + 2 * share, np.int32)
+        head[0] = count
+        head[1:_HEAD] = np.array([digest], np.uint64).view(np.int32)
+        head[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
+        mine = torch.zeros(_HEAD + 3 * share, dtype=torch.int32, device=self._device)
+        mine[: len(head)] = torch.from_numpy(head).to(self._device)
+        values = torch.as_tensor(losses).detach().to(self._device, torch.float32)
+        mine[len(head) : len(head) + count] = values.view(torch.int32)
+        parts = torch.empty(self._num_ranks * len(mine), dtype=torch.int32, device=self._device)
+        work = distributed.all_gather_into_tensor(parts, mine, group=self._group, async_op=True)
+        return GatheredLosses(work, parts.view(self._num_ranks, -1), share)
+
+
+class GatheredLosses:
+    """Losses of all ranks that are being gathered."""
+
+    def __init__(self, work: Any, parts: torch.Tensor, share: int) -> None:
+        self._work = work
+        self._parts = parts
+        self._share = share
+        self._copy: HostCopy | HostTensor | None = None
+        if parts.device.type == "cuda":
+            work.wait()  # Only the stream waits.
+            self._copy = copy_to_host(parts)
+
+    def is_here(self) -> bool:
+        """Return whether everything has come."""
+        if self._copy is None:
+            return bool(self._work.is_completed())
+        return self._copy.is_here()
+
+    def result(self) -> StepLosses:
+        """Return the losses of the whole global batch; raises if ranks have different scores."""
+        if self._copy is None:
+            self._work.wait()
+            self._copy = copy_to_host(self._parts)
+        return joined(self._copy.array(), self._share)
+
+
+def joined(parts: Any, share: int) -> StepLosses:
+    """Return what all ranks have sent, in the order of ranks."""
+    check_digests(parts[:, 1:_HEAD].copy().view(np.uint64)[:, 0])
+    ids, losses = [], []
+    for part in parts:
+        count = int(part[0])
+        ids.append(part[_HEAD : _HEAD + 2 * count].copy().view(np.int64))
+        at = _HEAD + 2 * share
+        losses.append(part[at : at + count].copy().view(np.float32))
+    return StepLosses(np.concatenate(ids), np.concatenate(losses))
+
+
+def check_digests(digests: Any) -> None:
+    """Raise unless all ranks have drawn from the same scores."""
+    if len(np.unique(digests)) > 1:
+        named = ", ".join(f"rank {rank} {d:016x}" for rank, d in enumerate(digests.tolist()))
+        raise StateError(
+            f"ranks have drawn samples from different scores ({named}); all ranks have to call "
+            "observe for the same batches and load the same state"
+        )
