@@ -12,6 +12,7 @@ from benchmarks.importance_accuracy.__main__ import main  # noqa: E402
 from benchmarks.importance_accuracy.summary import interval, time_to  # noqa: E402
 from benchmarks.importance_accuracy.training import Late, Stream  # noqa: E402
 from benchmarks.importance_accuracy.wall_time import Clock, wall_s  # noqa: E402
+
 from penstock.simulate.importance import Drawn  # noqa: E402
 
 CPU = torch.device("cpu")

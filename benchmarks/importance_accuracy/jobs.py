@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from penstock.simulate.importance import TrainingSource, source_of
-from penstock.simulate.importance.ours import ImportanceSource
 
 from benchmarks.importance_accuracy.data import Images, load
 from benchmarks.importance_accuracy.training import Recipe, Run, run_of
 from penstock.order.importance import Importance
+from penstock.simulate.importance import TrainingSource, source_of
+from penstock.simulate.importance.ours import ImportanceSource
 
 SCORES = {"importance": "loss-rank", "importance-loss": "loss", "cost-aware": "cost-aware"}
 
