@@ -121,16 +121,21 @@ class Summary:
         }
 
     def _store_row(self, group: list[Run], mean: Floats, slowness: float) -> dict[str, Any]:
-        seconds = self._mean_s(group, slowness)
-        reached = time_to(self.target, mean, seconds)
+        curves_s = [seconds_of(run, self._clock, slowness) for run in group]
+        seconds = np.mean(curves_s, axis=0)
         base_s = self._base_s[slowness]
+        reached = time_to(self.target, mean, seconds)
+        by_seed = [
+            time_to(self.target, np.array(run.accuracies), curve_s)
+            for run, curve_s in zip(group, curves_s, strict=True)
+        ]
         return {
             "slowness": slowness,
             "total s": float(seconds[-1]),
-            "time to target s": reached,
-            "of uniform's time": None if reached is None else reached / base_s,
             "total of uniform's": float(seconds[-1] / base_s),
-            "seeds that reach it": sum(max(run.accuracies) >= self.target for run in group),
+            "to target s": reached,
+            "to target of uniform's": None if reached is None else reached / base_s,
+            "to target of uniform's, by seed": [s and s / base_s for s in by_seed],
         }
 
     def table(self) -> str:
@@ -154,7 +159,17 @@ class Summary:
         cells.append("" if difference is None else difference.percent())
         cells += [f"{100 * a:.1f}" for a in row["accuracy at"]]
         cells += [f"{100 * row[name]:.1f}" for name in ("hits", "distinct", "ess")]
-        for store in row["stores"]:
-            reached, total = store["of uniform's time"], store["total of uniform's"]
-            cells.append(f"{'never' if reached is None else format(reached, '.2f')}, {total:.2f}")
-        return cells
+        return cells + [store_cell(store) for store in row["stores"]]
+
+
+def store_cell(store: dict[str, Any]) -> str:
+    """Time to the target, with its interval if every seed reaches it, and time of all steps."""
+    to_target, total = store["to target of uniform's"], store["total of uniform's"]
+    by_seed = [share for share in store["to target of uniform's, by seed"] if share is not None]
+    text = "never" if to_target is None else f"{to_target:.2f}"
+    num_seeds = len(store["to target of uniform's, by seed"])
+    if len(by_seed) < num_seeds:
+        text += f" ({len(by_seed)} of {num_seeds} seeds)"
+    elif num_seeds > 1:
+        text += f" ± {interval(by_seed).half:.2f}"
+    return f"{text}, {total:.2f}"
