@@ -35,9 +35,12 @@ class FillAhead:
         stager: Stager,
         *,
         slots_a_job: int,
+        num_known: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`num_known` grows when more of the order has become known, where not all of it is."""
+        self._num_known = num_known
         self._course: FillCourse[tuple[int, int], Slot] = FillCourse(
-            lambda place: slots_from(*place), start, version=stager.homes_version
+            lambda place: slots_from(*place), start, version=stager.homes_version + num_known()
         )
         self._dataset = dataset
         self._stager = stager
@@ -46,16 +49,18 @@ class FillAhead:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether everything was seen, with the homes as they are now."""
-        return self._course.is_over(self._stager.homes_version)
+        """Whether everything that is known was seen, with the homes as they are now."""
+        return self._course.is_over(self._version)
+
+    @property
+    def _version(self) -> int:
+        return self._stager.homes_version + self._num_known()
 
     def next(self) -> list[tuple[int, FillRun]]:
         """Return requests that nobody has begun, with the job of each, for the next batches."""
         slot, number = self._stager.latest
         planned = None if slot is None else slot.cursor_after
-        if self._course.has_moved(
-            self._stager.homes_version, planned, (number + 1) * self._slots_a_job
-        ):
+        if self._course.has_moved(self._version, planned, (number + 1) * self._slots_a_job):
             self.progress = SharedProgress()
         several = self._course.next(_num_samples, for_others=self._stager.fills_for_others)
         if not several:

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
 from penstock.engine.columnar import ColumnMaker
 from penstock.engine.decode import DecodeMaker, Wishes
+from penstock.engine.drawing import known_slots
 from penstock.engine.fetcher import Fetcher
 from penstock.engine.gather import GatherMaker, can_gather
 from penstock.engine.job import Maker, Slot
@@ -29,6 +31,7 @@ from penstock.engine.runner import Runner
 from penstock.engine.runs import Runs
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import Stream, jobs_of
+from penstock.engine.tier_residency import TierResidency
 from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
 from penstock.flow import Budget, Flow, SourcePrior
@@ -83,18 +86,21 @@ def make_run(
         reader = _reader(wanted, pool, around, apart)
         maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream, wanted.look_ahead_bytes)
-    if stream.course is not None:
-        batches_a_job = 1  # The next one may not be known yet.
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
     fetcher = Fetcher(flow, requests_max=num_requests, live=around.live)
-    stager = _stager(wanted, stream.world, pool, fetcher, around, unpacked=unpacked)
+    residency = None
+    if stream.course is not None and around.holding is not None and around.holding.is_moving:
+        residency = TierResidency(stream, span.start, around.holding, wanted.look_ahead_bytes)
+    stager = _stager(
+        wanted, stream.world, pool, fetcher, around, unpacked=unpacked, residency=residency
+    )
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     if span.skip:
         slots = islice(slots, span.skip, None)
     return Runner(
-        jobs_of(slots, wanted.dataset, batches_a_job),
+        jobs_of(stream, slots, batches_a_job),
         maker,
         stager,
         fetcher=fetcher,
@@ -189,6 +195,7 @@ def _stager(
     around: Around,
     *,
     unpacked: Unpacked | None,
+    residency: TierResidency | None,
 ) -> Stager:
     return Stager(
         pool,
@@ -197,14 +204,15 @@ def _stager(
         runs=_runs(wanted, world, fetcher),
         measured=fetcher,
         unpacked=unpacked,
+        residency=residency,
     )
 
 
 def _fill_ahead(
     wanted: LoaderOptions, stream: Stream, span: Span, stager: Stager, batches_a_job: int
 ) -> FillAhead | None:
-    if stager.fills is None:
-        return None
+    if stager.fills is None or stager.residency is not None:
+        return None  # Where units come and go, each comes with the first batch that uses it.
     # What is at home on this node is for everybody.
     source = stream.everybody() if stager.cluster is not None else stream
     a_whole_epoch = -(-stream.steps().steps_per_epoch // span.part[1]) + 1
@@ -215,7 +223,15 @@ def _fill_ahead(
         slots = source.slots(epoch, position, span.end_epoch, span.part)
         return islice(slots, rest + a_whole_epoch)
 
-    ahead = FillAhead(slots_from, span.start, wanted.dataset, stager, slots_a_job=batches_a_job)
+    course = stream.course
+    ahead = FillAhead(
+        slots_from if course is None else partial(known_slots, source),
+        span.start,
+        wanted.dataset,
+        stager,
+        slots_a_job=batches_a_job,
+        num_known=lambda: 0 if course is None else course.window,
+    )
     if stager.cluster is not None:
         stager.cluster.filling.watch(ahead)
     return ahead

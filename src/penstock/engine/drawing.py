@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.job import Slot
 from penstock.engine.stream import Stream
 from penstock.order.importance import ImportanceCourse, StepLosses, WindowDraws
 from penstock.order.importance.order import DELAY
@@ -92,3 +93,21 @@ def _ends(
         for step in range(steps.num_steps):
             yield epoch, steps.bounds(step)[1]
         epoch, position = epoch + 1, 0
+
+
+def known_slots(stream: Stream, epoch: int, position: int) -> Iterator[Slot]:
+    """Yield the batches from a place on, or from the present window on, as far as they are known.
+
+    Beyond the last epoch of the run there may be some more, which are used by the next run.
+    """
+    course, size = stream.course, stream.global_batch_size
+    assert course is not None
+    while course.order.window_at(epoch, position) < course.window:
+        position += size
+        if position >= stream.order.num_samples:
+            epoch, position = epoch + 1, 0
+    slots = stream.slots(epoch, position, None)
+    for end in _ends(stream, (epoch, position), None):
+        if not course.is_known(*end):
+            return
+        yield next(slots)

@@ -152,6 +152,7 @@ class Engine:
                     "the order of samples": f"{options.order.mode}:{order_hash(options.order)}",
                     "the seed": str(options.seed),
                 },
+                moving=order_hash(options.order) if options.order.mode == "importance" else "",
             ),
             self.counters,
         )
@@ -183,6 +184,7 @@ class Engine:
         if opened is not None and opened.pid == os.getpid():
             cluster = opened.cluster
             seen.tiers = opened.holding.stats()
+            seen.cache_hits = opened.holding.cache_hits()
             seen.cache_bytes = sum(t.capacity_bytes for t in seen.tiers) * self._world.num_nodes
             if cluster is not None:
                 seen.peers, seen.events = cluster.stats(), tuple(cluster.log)

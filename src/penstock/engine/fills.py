@@ -18,6 +18,7 @@ from penstock.engine.fetcher import Done, Outcome
 from penstock.engine.holding import Holding
 from penstock.flow import SourceRates
 from penstock.flow.reading import ClaimPatience
+from penstock.storage.tier import Tier
 
 _LOOK_S = 0.002
 """Between two looks whether somebody else has finished a unit."""
@@ -44,12 +45,14 @@ class OfPeers(Protocol):
 class Fill:
     """One unit on its way into a tier."""
 
-    __slots__ = ("_lock", "_waiters", "data", "keeps_data", "unit")
+    __slots__ = ("_lock", "_waiters", "claimed", "data", "keeps_data", "unit")
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self.data: memoryview | None = None
         """The bytes, where they could not be put into the tier."""
+        self.claimed: Tier | None = None
+        """The tier whose claim on the unit we hold; units of some tiers lose their place."""
         self.keeps_data = False
         """Whether they are also wanted here where they could."""
         self._lock = threading.Lock()
@@ -149,6 +152,10 @@ class Fills:
             fill = self._pending[unit] = Fill(unit)
             return fill, True
 
+    def is_pending(self, unit: int) -> bool:
+        """Return whether a unit is being fetched."""
+        return unit in self._pending
+
     def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[FillRun]:
         """Return the requests for some fills: neighbours in the store together."""
         by_unit = sorted(fills, key=lambda fill: fill.unit)
@@ -225,16 +232,20 @@ class Fills:
 
     def claim(self, fill: Fill) -> bool:
         """Return whether a unit is not in its tier and now ours to fetch."""
-        return not self._has_tier(fill) or self.holding.tier(fill.unit).claim(fill.unit)
-
-    def _has_tier(self, fill: Fill) -> bool:
-        """Return whether a unit belongs here; else it is fetched for those who wait alone."""
-        return self.holding.tiers.tier_of_one(fill.unit) >= 0
+        number = self.holding.tiers.tier_of_one(fill.unit)
+        if number < 0:
+            return True  # It does not belong here: it is fetched for those who wait alone.
+        tier = self.holding.tiers.tiers[number]
+        if not tier.claim(fill.unit):
+            return False
+        fill.claimed = tier
+        return True
 
     def release(self, fill: Fill) -> None:
         """Give the claim back."""
-        if self._has_tier(fill):
-            self.holding.tier(fill.unit).release(fill.unit)
+        tier, fill.claimed = fill.claimed, None
+        if tier is not None:
+            tier.release(fill.unit)
 
     def found_elsewhere(self, fill: Fill) -> bool:
         """Take a claimed unit from another tier of the node, if it is there."""
@@ -272,7 +283,7 @@ class Fills:
 
     def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
         """Put bytes into the tier; what cannot go there is kept for those who wait for it."""
-        may_write = may_write and self._has_tier(fill)
-        has_written = may_write and self.holding.tier(fill.unit).write(fill.unit, data)
+        tier = fill.claimed
+        has_written = may_write and tier is not None and tier.write(fill.unit, data)
         if fill.keeps_data or not has_written:
             fill.data = data

@@ -22,10 +22,11 @@ from penstock.dataset.formats.base import Block
 from penstock.dataset.mixture import Mixture, datasets_of
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
+from penstock.engine.cache_hits import CacheHits, HitCounter
 from penstock.engine.job import Group, Piece
 from penstock.engine.stats import Counters, TierStats
 from penstock.engine.warmth import Warmth
-from penstock.plan.placement import Floats, Kept, kept_by, layout_of
+from penstock.plan.placement import Floats, Kept, kept_by, layout_of, paged_layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
@@ -61,14 +62,22 @@ class Holding:
         wishes: Sequence[Wish] | Callable[[TierShape], Sequence[Wish]],
         *,
         placed: bool = True,
+        moving: str = "",
     ) -> None:
         """Open the tiers; `placed` says that what they hold does not depend on other nodes.
 
-        Wishes may depend on the shape of what is kept.
+        Wishes may depend on the shape of what is kept. `moving` names an order whose windows decide
+        what is kept: then units come and go, and the tiers are for jobs with that order alone.
         """
-        self.units = Units.of(dataset)
-        uses = _uses(dataset, self.units) if isinstance(dataset, Mixture) else None
-        self.layout = layout_of(self.units, uses)
+        self.is_moving = bool(moving)
+        uses = None
+        if moving:
+            self.units = Units.alone(dataset)
+            self.layout = paged_layout_of(self.units)
+        else:
+            self.units = Units.of(dataset)
+            uses = _uses(dataset, self.units) if isinstance(dataset, Mixture) else None
+            self.layout = layout_of(self.units, uses)
         self.bounds = dataset.bound
         self._sources = list({bound.store.source for bound in self.bounds})
         # A data set that a mixture names twice has its units once.
@@ -76,8 +85,9 @@ class Holding:
         self._numbers = {id(bound): n for n, bound in numbers}
         self._recent: list[tuple[int, Block]] = []
         self._kept: tuple[int, Kept] | None = None
+        name = self.units.name if uses is None else _name_with(self.units.name, uses)
         shape = TierShape(
-            name=self.units.name if uses is None else _name_with(self.units.name, uses),
+            name=xxhash.xxh3_128_hexdigest(f"{name} {moving}".encode()) if moving else name,
             offsets=self.layout.offsets,
             lengths=self.layout.lengths,
             known=self.layout.known,
@@ -85,7 +95,13 @@ class Holding:
         )
         self.name, self.uri = shape.name, shape.about["uri"]
         chosen = wishes(shape) if callable(wishes) else wishes
-        self.tiers: Tiers = open_tiers(chosen, shape, placed=placed)
+        self.tiers: Tiers = open_tiers(chosen, shape, placed=placed and not moving)
+        self.hits = HitCounter()
+        """Of tiers whose units come and go."""
+        self.keeps: Flags = np.zeros(self.units.num_units if moving else 0, bool)
+        """Where units come and go: which of them batches that are planned now may count on."""
+        if moving:
+            self.tiers.begin_moving()
         self._passed = _passed_by(dataset)
         self._passed_bytes = sum(p.held_bytes for p in set(self._passed.values()))
         self.warm_bytes = self.tiers.present_bytes + self._passed_bytes
@@ -125,6 +141,13 @@ class Holding:
             for tier in self.tiers.tiers
         )
 
+    def cache_hits(self) -> CacheHits | None:
+        """Return how well tiers did whose units come and go; None for others."""
+        if not self.is_moving:
+            return None
+        assert isinstance(self.layout.lengths, np.ndarray)
+        return self.hits.hits(self.layout.lengths, sum(t.capacity_bytes for t in self.tiers.tiers))
+
     # -- by sample ---------------------------------------------------------------------------
 
     def places(self, group: Group) -> list[Places]:
@@ -152,7 +175,7 @@ class Holding:
     def has_place(self, units: Ints) -> Flags:
         """Return which units lie in a tier, or have their place in one that has room."""
         tier_of = self.tiers.tier_of(units)
-        flags = tier_of >= 0
+        flags = self.keeps[units] if self.is_moving else tier_of >= 0
         for number, tier in enumerate(self.tiers.tiers):
             if tier.is_full:
                 flags &= (tier_of != number) | self.tiers.present(units)

@@ -50,6 +50,8 @@ class Meeting:
     """Of an epoch."""
     alike: Mapping[str, str]
     """What must be the same on all ranks, beside the data set."""
+    moving: str = ""
+    """Names an order whose windows decide what tiers keep."""
 
 
 class Opened:
@@ -86,7 +88,7 @@ def open_here(
 ) -> Opened:
     """Open the tiers, and meet the other nodes if there are any and they are wanted."""
     if not meeting.where:
-        return Opened(Holding(dataset, wishes), None)
+        return Opened(Holding(dataset, wishes, moving=meeting.moving), None)
     refuse_workers()
     from penstock.engine.joining import NO_TIERS, Grant, Here, join_cluster
 
@@ -97,7 +99,9 @@ def open_here(
             raise OptionError(NO_TIERS)  # Of several nodes some may have none.
         _refuse_unsaid_nodes(world)
         rendezvous = None if is_alone else _place_of(meeting)
-        holding = Holding(dataset, grant, placed=is_alone)
+        # Nodes that share their tiers keep what they have: homes do not depend on the order.
+        moving = meeting.moving if is_alone else ""
+        holding = Holding(dataset, grant, placed=is_alone, moving=moving)
     except BaseException:
         grant.close()
         raise

@@ -77,24 +77,17 @@ class Runner:
         self._broken: BaseException | None = None
         self._job_bytes = 0
         """What the latest finished job took: decoded samples are larger than stored ones."""
-        self._threads = [
-            threading.Thread(
-                target=self._guarded,
-                args=(self._work_loop,),
-                name=f"penstock-work-{i}",
-                daemon=True,
-            )
-            for i in range(num_threads)
-        ]
+        self._threads = [self._thread(self._work_loop, f"work-{i}") for i in range(num_threads)]
         self._fills_apart = ahead is not None and stager.cluster is not None
         """Whether a thread of its own fills the tiers: other nodes wait for what is at home here,
         however busy the workers are with batches."""
         if self._fills_apart:
-            self._threads.append(
-                threading.Thread(
-                    target=self._guarded, args=(self._fill_loop,), name="penstock-fill", daemon=True
-                )
-            )
+            self._threads.append(self._thread(self._fill_loop, "fill"))
+
+    def _thread(self, loop: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(
+            target=self._guarded, args=(loop,), name=f"penstock-{name}", daemon=True
+        )
 
     @property
     def cpu_s(self) -> float:
@@ -158,6 +151,8 @@ class Runner:
             self._stage_bytes -= job.size_bytes
             self._work_here.notify()
         self._num_taken = job.number + 1
+        if self._stager.residency is not None:
+            self._stager.residency.taken(job.number)
         self._fetcher.consumed(job.number)
 
     def _is_next_ready(self) -> bool:

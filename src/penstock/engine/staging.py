@@ -42,6 +42,7 @@ from penstock.trace import Kind
 if TYPE_CHECKING:
     from penstock.engine.cluster import Cluster
     from penstock.engine.peer_reads import PeerRanges, RangesRead
+    from penstock.engine.tier_residency import TierResidency
 
 _RANGE_BYTES_MAX = 8 << 20
 _OBJECT_SPACING = 1 << 42
@@ -87,6 +88,7 @@ class Stager:
         runs: Runs | None,
         measured: Measured,
         unpacked: Unpacked | None = None,
+        residency: TierResidency | None = None,
     ) -> None:
         self._pool = pool
         self._unpacked = unpacked
@@ -103,6 +105,8 @@ class Stager:
         self.latest: tuple[Slot | None, int] = (None, 0)
         """The batch that was planned last, and the number of its job."""
         self._num_jobs = 0
+        self.residency = residency
+        """What decides which units the tiers keep, where they come and go."""
         self.fills = None
         if holding is not None:
             self.fills = Fills(
@@ -112,6 +116,8 @@ class Stager:
                 of_peers=None if cluster is None else _fills_of_peers(holding, cluster),
                 is_damaged=self._is_damaged,
             )
+            if residency is not None:
+                residency.is_coming = self.fills.is_pending
 
     # -- planning ----------------------------------------------------------------------------
 
@@ -123,8 +129,16 @@ class Stager:
         """
         if self.cluster is not None:
             self.cluster.follow()
-        self.latest = job.slots[-1], self._num_jobs
+        number = self._num_jobs
+        self.latest = job.slots[-1], number
         self._num_jobs += 1
+        if self.residency is not None:
+            self.residency.begin(job.groups, len(job.slots))
+        self._split(job)
+        if self.residency is not None:
+            self.residency.end(number)
+
+    def _split(self, job: Job) -> None:
         runs = self._runs
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
         if self._holding is None:

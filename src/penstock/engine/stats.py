@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from penstock.engine.cache_hits import CacheHits
 from penstock.engine.draws_seen import DrawsSeen
 from penstock.plan.placement import Kept
 from penstock.units import show_bytes, show_count, show_seconds
@@ -132,6 +133,8 @@ class Stats(Counted):
     """The other nodes, where they lend each other what they hold."""
     events: tuple[str, ...] = ()
     """What happened to other nodes, in sentences."""
+    cache_hits: CacheHits | None = None
+    """With importance sampling and tiers: hits, and the most that were possible."""
 
     @property
     def bound_ratio(self) -> float | None:
@@ -181,6 +184,8 @@ class Stats(Counted):
                 f"  from stores: {show_bytes(self.store_bytes)}; alone and without look-ahead, "
                 f"this rank would have read at least {show_bytes(self.bound_bytes)}"
             )
+        if self.cache_hits is not None:
+            lines.append(f"  {self.cache_hits}")
         lines += [
             f"  {tier.source} holds {show_bytes(tier.held_bytes)} of at most "
             f"{show_bytes(tier.capacity_bytes)} in {tier.folder}"
@@ -212,6 +217,8 @@ class Seen:
     """What they held when they were first opened."""
     draws: DrawsSeen | None = None
     """What was drawn by importance."""
+    cache_hits: CacheHits | None = None
+    """Of tiers whose units come and go."""
 
 
 class Counters:

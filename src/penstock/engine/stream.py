@@ -78,6 +78,12 @@ class Stream:
         """The order as far as it is known, if it depends on losses."""
         return self.order if isinstance(self.order, ImportanceCourse) else None
 
+    def is_next_known(self, slot: Slot) -> bool:
+        """Return whether the samples of the batch after this one are known."""
+        epoch, start = slot.cursor_after
+        stop = min(start + self.global_batch_size, self.order.num_samples)
+        return self.course is None or self.course.is_known(epoch, stop)
+
     def slots(
         self, epoch: int, position: int, end_epoch: int | None, part: tuple[int, int] = (0, 1)
     ) -> Iterator[Slot]:
@@ -207,14 +213,26 @@ def stream_of(
     )
 
 
-def jobs_of(slots: Iterator[Slot], dataset: Dataset | Mixture, batches_a_job: int) -> Iterator[Job]:
+def jobs_of(stream: Stream, slots: Iterator[Slot], batches_a_job: int) -> Iterator[Job]:
     """Yield jobs: where the samples of the next batches lie."""
+    dataset = stream.dataset
     num_batches = 1  # The first is waited for: it comes alone.
-    while several := list(islice(slots, num_batches)):
+    while several := _several(stream, slots, num_batches):
         num_batches = batches_a_job
         ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
         groups = [_group(bound, where, local) for bound, where, local in dataset.groups(ids)]
         yield Job(slots=several, groups=groups, num_samples=len(ids))
+
+
+def _several(stream: Stream, slots: Iterator[Slot], num_batches: int) -> list[Slot]:
+    """Return the next batches, as many as one job makes; later ones may not be known yet."""
+    several = list(islice(slots, 1))
+    while several and len(several) < num_batches and stream.is_next_known(several[-1]):
+        found = next(slots, None)
+        if found is None:
+            break
+        several.append(found)
+    return several
 
 
 def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> Group:

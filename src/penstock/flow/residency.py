@@ -56,13 +56,14 @@ class Residency:
         """The units that are held."""
         return np.fromiter(self._keys, np.int64, len(self._keys))
 
-    def hold(self, units: Ints) -> None:
-        """Take note of units that are there already, as far as there is room."""
-        for unit in units.tolist():
-            length = int(self._lengths[unit])
-            if unit not in self._keys and self.held_bytes + length <= self.capacity_bytes:
-                self._keys[unit] = 0.0
-                self.held_bytes += length
+    def hold(self, units: Ints) -> Flags:
+        """Take note of units that are there already; return for which of them there is room."""
+        is_new = np.array([unit not in self._keys for unit in units.tolist()], bool)
+        ends = self.held_bytes + np.cumsum(self._lengths[units] * is_new)
+        fits: Flags = is_new & (ends <= self.capacity_bytes)
+        self._keys.update(dict.fromkeys(units[fits].tolist(), 0.0))
+        self.held_bytes += int(self._lengths[units[fits]].sum())
+        return fits
 
     def window(self, used: Ints, used_next: Ints, gaps: Gaps) -> WindowResidency:
         """Go through a window.

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -134,8 +135,12 @@ class ApartRun:
         return 0.0
 
     def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
-        """Tell the engine about losses, with the next batch."""
+        """Tell the engine about losses: with the next batch, or at once if a window is over."""
         self._client.losses.append(LossNotice(steps, closes_window))
+        if closes_window:
+            # Several batches may have come at once, and the engine can plan no further now.
+            with suppress(ChannelClosed):  # The next batch takes note of it.
+                self._client.tell(self._number, 0, wait_s=self.wait_s)
 
     def stop(self) -> None:
         """End the iteration."""

@@ -456,6 +456,7 @@ class Loader:
             peers=seen.peers,
             events=(*seen.events, *told.events),
             memory=told.memory,
+            cache_hits=seen.cache_hits,
         )
 
     def _told(self) -> EngineTold:
@@ -473,6 +474,8 @@ class Loader:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
             return None  # Not every sample once an epoch.
+        if self.importance is not None:
+            return None
         if not self._options.tiers and all(is_local(b) for b in self.dataset.bound):
             return None  # Read where it lies.
         world, progress = self.world, self._progress()

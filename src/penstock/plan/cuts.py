@@ -189,6 +189,17 @@ def cut_table_to(table: Table, chosen: Chosen, units_max: int | None) -> KeptCut
     return RunsCut(table, starts, stops, lengths)
 
 
+def cut_alone(table: Table, chosen: Chosen) -> KeptCut:
+    """Return units that are single samples; blocks stay blocks."""
+    if table.addressing == "blocks":
+        return BlocksCut(table, _kept_blocks(table, chosen))
+    ids = np.arange(chosen.start, chosen.stop) if isinstance(chosen, range) else chosen
+    lengths = table.extents(ids).length
+    if isinstance(chosen, range):
+        return AloneCut(table, chosen, lengths)
+    return RunsCut(table, ids, ids + 1, lengths)
+
+
 def _is_over(count: int, units_max: int | None) -> bool:
     return units_max is not None and count > units_max
 

@@ -29,7 +29,7 @@ import xxhash
 
 from penstock.dataset.part import Ints
 from penstock.plan.units import Units
-from penstock.storage.tier_shape import Column, Known
+from penstock.storage.tier_shape import PAGE_BYTES, Column, Known
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,6 +68,23 @@ def layout_of(units: Units, uses: Floats | None = None) -> Layout:
     lengths = units.lengths
     assert isinstance(lengths, np.ndarray)
     return Layout(offsets=offsets_of(lengths, uses), lengths=lengths, size_bytes=units.size_bytes)
+
+
+def paged_layout_of(units: Units) -> Layout:
+    """Return a place for every unit that shares no page of memory or disk with another one.
+
+    For tiers whose units come and go: the room of one is given back whole.
+    """
+    lengths = units.lengths
+    assert isinstance(lengths, np.ndarray)
+    ends = np.cumsum(paged(lengths))
+    offsets = ends - paged(lengths)
+    return Layout(offsets=offsets, lengths=lengths, size_bytes=int(ends[-1]) if len(ends) else 0)
+
+
+def paged(lengths: Ints) -> Ints:
+    """Return what units take where each has pages of its own."""
+    return -(-lengths // PAGE_BYTES) * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

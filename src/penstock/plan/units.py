@@ -33,6 +33,7 @@ from penstock.plan.cuts import (
     Chosen,
     Cut,
     KeptCut,
+    cut_alone,
     cut_table_to,
 )
 from penstock.plan.cuts_computed import (
@@ -48,6 +49,7 @@ from penstock.storage.tier_shape import Column
 __all__ = ["ALONE_BYTES", "GAP_BYTES", "RUN_BYTES", "UnitExtent", "Units", "chosen_by_part"]
 
 _RULE = f"units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
+_ALONE_RULE = "units 1: every sample alone"
 _COMPUTED_RULE = f"computed units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
 
 _Cuts = list[tuple[int, int, Cut]]
@@ -68,13 +70,15 @@ class UnitExtent:
 class Units:
     """The units of a data set, by number."""
 
-    def __init__(self, cuts: _Cuts, fingerprint: str, *, is_computed: bool = False) -> None:
+    def __init__(
+        self, cuts: _Cuts, fingerprint: str, *, is_computed: bool = False, rule: str = _RULE
+    ) -> None:
         self._cuts = cuts
         self._number = {(bound, table): n for n, (bound, table, _) in enumerate(cuts)}
         self._starts = np.cumsum([0] + [c.num_units for _, _, c in cuts]).astype(np.int64)
         self.is_computed = is_computed
         """Whether there are too many to keep."""
-        rule = _COMPUTED_RULE if is_computed else _RULE
+        rule = _COMPUTED_RULE if is_computed else rule
         self.name: str = xxhash.xxh3_128_hexdigest(f"{fingerprint} {rule}".encode())
         """A name for what the units hold; equal on every machine."""
 
@@ -89,6 +93,13 @@ class Units:
                 computed: _Cuts = [(b, n, computed_cut(t, chosen)) for b, n, t, chosen in parts]
                 return cls(computed, dataset.fingerprint, is_computed=True)
         return cls(cuts or _cuts_to(parts, None) or [], dataset.fingerprint)
+
+    @classmethod
+    def alone(cls, dataset: Dataset | Mixture) -> Units:
+        """Return units that are single samples, or blocks where a format has them."""
+        parts = list(_tables_of(dataset))
+        cuts: _Cuts = [(b, n, cut_alone(table, chosen)) for b, n, table, chosen in parts]
+        return cls(cuts, dataset.fingerprint, rule=_ALONE_RULE)
 
     @property
     def num_units(self) -> int:

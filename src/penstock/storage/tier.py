@@ -45,7 +45,7 @@ from penstock.storage.tier_places import (
 )
 from penstock.storage.tier_reads import copy_ranges, read_unit
 from penstock.storage.tier_registry import enter, promise, release
-from penstock.storage.tier_shape import Bools, Ints, TierShape
+from penstock.storage.tier_shape import PAGE_BYTES, Bools, Ints, TierShape
 from penstock.storage.tier_sizes import memory_left_bytes
 from penstock.storage.tier_spare import Spares
 
@@ -81,6 +81,8 @@ class Tier:
         self._unlooked_bytes = 0
         self._left_bytes_min = min(_LEFT_BYTES_MAX, int(_LEFT_SHARE * memory_left_bytes()))
         self._spares: Spares | None = None
+        self.is_moving = False
+        """Whether units come and go here, and the room is counted with each."""
 
     def belong(self, places: Places, number: int, *, has_spares: bool) -> None:
         """Say which units belong here; `has_spares` where others may lie here as well."""
@@ -186,6 +188,8 @@ class Tier:
         files, data = self._files, memoryview(view)
         if files.is_full:
             return False
+        if self.is_moving and self._places.tier_of_one(unit) != self._number:
+            return False  # It was dropped while it was fetched.
         offset, length = self._shape.extent(unit)
         assert files.locks.has_claimed(unit), f"unit {unit} is not claimed"
         assert data.nbytes == length, f"unit {unit} has {length} bytes, got {data.nbytes}"
@@ -211,6 +215,9 @@ class Tier:
         files = self._files
         if self._spares is not None:
             self._spares.make_room(length, self.capacity_bytes)
+        if self.is_moving:
+            taken_bytes = -(-length // PAGE_BYTES) * PAGE_BYTES
+            return files.data_taken_bytes + taken_bytes <= self.capacity_bytes
         if not self._shape.is_computed:
             return True  # what belongs here was counted unit by unit
         # It was counted by the span. Others may fill here as well, as much as they have promised.
@@ -251,6 +258,25 @@ class Tier:
                 self.path,
                 error.strerror,
             )
+
+    def drop(self, unit: int) -> bool:
+        """Give back the room of a unit; False where somebody is filling it.
+
+        The state goes first: who reads the unit meanwhile finds that it is gone.
+        """
+        files = self._files
+        enter(files)
+        if not files.locks.claim(unit):
+            return False
+        try:
+            if files.state_of(unit):
+                files.set_state(unit, 0)
+            offset, length = self._shape.extent(unit)
+            # Units that come and go have pages of their own: the last one goes whole.
+            files.punch(offset, -(-length // PAGE_BYTES) * PAGE_BYTES)
+        finally:
+            self.release(unit)
+        return True
 
     def forget(self, unit: int) -> None:
         """Let a unit count as absent, whatever lies there."""
@@ -413,6 +439,28 @@ class Tiers:
             added_bytes = self._spread.placed_bytes[number] - before.placed_bytes[number]
             promise(tier._files, spans, added_bytes, self.shape.size_bytes)
         self._take(self._spread)
+
+    def begin_moving(self) -> None:
+        """Let units come and go from now on: `keep` and `drop` say which."""
+        assert not self._is_placed, "only after open_tiers(…, placed=False)"
+        assert isinstance(self._spread, UnitPlaces), "only where units are known one by one"
+        for tier in self.tiers:
+            tier.is_moving = True
+            promise(tier._files, np.ones(1, np.bool_), tier.capacity_bytes, self.shape.size_bytes)
+
+    def keep(self, units: Ints, number: int) -> None:
+        """Let units belong to a tier; they are fetched into it when they are used."""
+        assert isinstance(self._spread, UnitPlaces)
+        self._spread.put(units, number)
+
+    def drop(self, unit: int) -> bool:
+        """Let a unit belong to no tier, and give back its room; False where it is being filled."""
+        assert isinstance(self._spread, UnitPlaces)
+        number = self.tier_of_one(unit)
+        if number != NOWHERE and not self.tiers[number].drop(unit):
+            return False
+        self._spread.put(np.array([unit]), NOWHERE)
+        return True
 
     @property
     def capacity_bytes(self) -> int:

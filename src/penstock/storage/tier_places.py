@@ -79,6 +79,13 @@ class UnitPlaces:
         """Return the number of a unit's tier."""
         return int(self._numbers[unit])
 
+    def put(self, units: Ints, number: int) -> None:
+        """Let units belong to a tier, or to none.
+
+        Other threads may be asking: they see each unit in its old place or in its new one.
+        """
+        self._numbers[units] = number
+
     def with_spans(
         self, shape: TierShape, span_bytes: int, spans: Bools, capacities: Sequence[int]
     ) -> UnitPlaces:

@@ -27,6 +27,9 @@ Bools = npt.NDArray[np.bool_]
 CHUNK_UNITS = 1 << 16
 """Units looked at together where all of them must be."""
 
+PAGE_BYTES = 4096
+"""What memory and disks give and take room by."""
+
 
 class Column(Protocol):
     """Numbers of units, each made when it is asked for."""

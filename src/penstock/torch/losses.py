@@ -94,17 +94,17 @@ class GroupExchange:
     def begin(self, ids: Ints, losses: Any, digest: int) -> GatheredLosses:
         """Send this rank's losses on their way."""
         share, count = self._share_max, len(ids)
-        head = np.zeros(_HEAD + 2 * share, np.int32)
-        head[0] = count
-        head[1:_HEAD] = np.array([digest], np.uint64).view(np.int32)
-        head[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
-        mine = torch.zeros(_HEAD + 3 * share, dtype=torch.int32, device=self._device)
-        mine[: len(head)] = torch.from_numpy(head).to(self._device)
+        mine = np.zeros(_HEAD + 3 * share, np.int32)
+        mine[0] = count
+        mine[1:_HEAD] = np.array([digest], np.uint64).view(np.int32)
+        mine[_HEAD : _HEAD + 2 * count] = np.ascontiguousarray(ids, np.int64).view(np.int32)
+        at = slice(_HEAD + 2 * share, _HEAD + 2 * share + count)
         values = torch.as_tensor(losses).detach().to(self._device, torch.float32)
-        mine[len(head) : len(head) + count] = values.view(torch.int32)
-        parts = torch.empty(self._num_ranks * len(mine), dtype=torch.int32, device=self._device)
-        work = distributed.all_gather_into_tensor(parts, mine, group=self._group, async_op=True)
-        return GatheredLosses(work, parts.view(self._num_ranks, -1), share)
+        sent = torch.from_numpy(mine).to(self._device)
+        sent[at] = values.view(torch.int32)
+        parts = torch.empty(self._num_ranks, len(mine), dtype=torch.int32, device=self._device)
+        work = distributed.all_gather(list(parts), sent, group=self._group, async_op=True)
+        return GatheredLosses(work, parts, share)
 
 
 class GatheredLosses:

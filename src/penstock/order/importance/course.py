@@ -82,7 +82,8 @@ class ImportanceCourse:
 
     def close_window(self) -> None:
         """Go on to the next window; the one after it can be drawn now."""
-        self._known.pop(self._window, None)
+        # The last window stays for a while: whoever fills caches may still look through it.
+        self._known.pop(self._window - 1, None)
         before, now = self._steps
         self._closed.append(before)
         if len(self._closed) > self.order.num_windows:
@@ -100,7 +101,7 @@ class ImportanceCourse:
 
     def draws(self, window: int) -> WindowDraws:
         """Return the draws of the present window or of the next one."""
-        assert window in self.known_windows, (window, self._window)
+        assert window in self.known_windows or window in self._known, (window, self._window)
         if window not in self._known:
             table = self.table
             if window > self._window:

@@ -30,7 +30,7 @@ class Importance:
     4
     """
 
-    window: float | int = 0.1
+    window: float | int = 0.25
     """Draws that are made at a time: a share of the epoch, or a whole number above 1. Scores are up
     to two windows old when they are used."""
     floor: float = 0.2
@@ -44,6 +44,8 @@ class Importance:
     """Plain epochs before the first window that goes by scores."""
     miss_cost: float = 10.0
     """For "cost-aware": time to read a sample that is not cached, in times of one that is."""
+    cached: float = 0.2
+    """For "cost-aware": share of the samples that the caches of all nodes hold together."""
 
     def __post_init__(self) -> None:
         if isinstance(self.window, bool) or not _is_window(self.window):
@@ -64,6 +66,8 @@ class Importance:
         object.__setattr__(self, "warmup", count_of("warmup", self.warmup, least=0))
         if number_of("miss_cost", self.miss_cost) < 1:
             raise OptionError(f"miss_cost must be at least 1, got {self.miss_cost!r}")
+        if number_of("cached", self.cached) > 1:
+            raise OptionError(f"cached must lie between 0 and 1, got {self.cached!r}")
 
     def num_windows(self, num_samples: int) -> int:
         """Return how many windows an epoch has."""
@@ -74,7 +78,9 @@ class Importance:
         """Return the options as one text; equal options describe themselves equally."""
         score = self.score if isinstance(self.score, str) else _name_of(self.score)
         text = f"floor={float(self.floor)!r} score={score} warmup={self.warmup}"
-        return text + f" miss_cost={float(self.miss_cost)!r}" * (self.score == "cost-aware")
+        if self.score == "cost-aware":
+            text += f" miss_cost={float(self.miss_cost)!r} cached={float(self.cached)!r}"
+        return text
 
 
 def _is_window(window: Any) -> bool:

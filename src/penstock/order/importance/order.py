@@ -144,13 +144,16 @@ class ImportanceOrder:
     ) -> WindowDraws:
         """Return what is used in a window, from the scores of two windows before.
 
-        `near` says which samples will probably be cached, for cost-aware draws.
+        `near` says which samples will probably be cached, for cost-aware draws; without it, those
+        of the highest scores: a cache that goes by importance holds them.
         """
         epoch, start, stop = self.span(window)
         if epoch < self.options.warmup:
             return self._plain(window, "warm-up")
         if window < DELAY or not table.num_seen.any():
             return self._plain(window, "nothing is scored yet")
+        if near is None and self.options.score == "cost-aware":
+            near = self._near(table)
         preference = self._preference(table, near)
         chances = probabilities(
             preference,
@@ -176,6 +179,13 @@ class ImportanceOrder:
         ids = self.plain.ids(epoch, start, stop)
         weights = np.ones(len(ids), np.float32)
         return WindowDraws(window=window, ids=ids, weights=weights, chances=None, reason=reason)
+
+    def _near(self, table: ScoreTable) -> npt.NDArray[np.bool_]:
+        """Return the samples of the highest scores, as many as caches hold."""
+        near = np.zeros(self.num_ids, bool)
+        scores = self._preference(table, None)
+        near[np.argsort(-scores, kind="stable")[: round(self.options.cached * self.num_ids)]] = True
+        return near
 
     def _preference(self, table: ScoreTable, near: npt.NDArray[np.bool_] | None) -> Whole:
         points = table.score.astype(np.int64)

@@ -1,0 +1,266 @@
+"""Tiers whose units come and go, as the windows of an importance order ask for it.
+
+`flow.residency` decides which units are kept. Here its decisions are carried out, step by step and
+in the order of planning: a unit that is admitted gets a place in a tier, and whoever uses it first
+fetches it. A unit that is evicted loses its place at once, so that later batches do not count on
+it. Its bytes are dropped when the batches that were planned before are over.
+
+All ranks of a node go through the same string, each at its own pace. Should one drop what another
+still wants to read, the other finds it gone and reads the store: slower, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.dataset.part import Ints
+from penstock.engine.holding import Holding
+from penstock.engine.job import Group
+from penstock.engine.stream import Stream
+from penstock.flow.residency import Gaps, Residency
+from penstock.order.importance import WindowDraws
+from penstock.plan.placement import paged
+from penstock.storage.tier_places import NOWHERE
+
+_PARTS = 4
+"""Parts of a window that are decided at a time: the next window may be known by then."""
+_STEPS_LATER = 2
+"""Batches between the last use of a unit and its end: other ranks of the node may be behind."""
+_SLACK_SHARE = 10
+"""This part of the capacity, at most, is for units that come before others have gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepPlan:
+    admitted: Ints
+    evicted: Ints
+
+
+class TierResidency:
+    """What the tiers of a node keep while a run goes on."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        start: tuple[int, int],
+        holding: Holding,
+        look_ahead_bytes: int,
+    ) -> None:
+        assert stream.course is not None
+        self._stream, self._course, self._holding = stream, stream.course, holding
+        lengths = holding.layout.lengths
+        assert isinstance(lengths, np.ndarray)
+        self._lengths = paged(lengths)
+        self._room = [tier.capacity_bytes for tier in holding.tiers.tiers]
+        capacity_bytes = sum(self._room)
+        slack_bytes = min(capacity_bytes // _SLACK_SHARE, look_ahead_bytes)
+        self._residency = Residency(self._lengths, capacity_bytes - slack_bytes)
+        self._hits = holding.hits
+        self._steps = _Steps(stream, *start)
+        self._plans: deque[_StepPlan] = deque()
+        self._leaving: Ints = np.empty(0, np.int64)
+        self._drops: deque[tuple[int, Ints]] = deque()
+        """Units to drop, with the batch after which nobody here needs them."""
+        self._num_taken = 0
+        self.is_coming: Callable[[int], bool] = lambda unit: False
+        """Whether an earlier batch is having a unit fetched."""
+        self._gaps_of: WindowDraws | None = None
+        self._known_gaps: Gaps = np.empty(0)
+        self._unit_ids: tuple[Ints, Ints] | None = None
+        self._hold_what_is_there()
+
+    def _hold_what_is_there(self) -> None:
+        """Keep what lies in the tiers, of an earlier iteration or of an earlier run."""
+        holding, residency = self._holding, self._residency
+        units = np.arange(len(self._lengths))
+        holding.keeps[:] = False
+        holding.tiers.keep(units, NOWHERE)
+        for number, tier in enumerate(holding.tiers.tiers):
+            here = units[tier.present(units) & ~holding.keeps]
+            holding.tiers.keep(here, number)
+            kept = here[residency.hold(here)]
+            holding.keeps[kept] = True
+            self._room[number] -= int(self._lengths[kept].sum())
+            self._drops.append((-_STEPS_LATER - 1, here[~holding.keeps[here]]))
+
+    # -- carrying out ------------------------------------------------------------------------
+
+    def begin(self, groups: list[Group], num_steps: int) -> None:
+        """Give places to what the batches of a job bring in."""
+        self._drop_due()
+        for group in groups:
+            for table in self._holding.places(group):
+                self._count(table.units)
+        self._leaving = np.empty(0, np.int64)
+        for _ in range(num_steps):
+            if not self._plans:
+                self._decide()
+            plan = self._plans.popleft()
+            for unit in plan.admitted.tolist():
+                self._admit(unit)
+            staying = np.setdiff1d(self._leaving, plan.admitted)
+            self._leaving = np.union1d(staying, plan.evicted)
+
+    def _count(self, units: Ints) -> None:
+        tiers, keeps = self._holding.tiers, self._holding.keeps
+        is_hit = keeps[units] & tiers.held(units)
+        for place in np.flatnonzero(keeps[units] & ~is_hit).tolist():
+            is_hit[place] = self.is_coming(int(units[place]))
+        lengths = self._holding.layout.lengths
+        self._hits.count(lengths[units], is_hit)
+
+    def _admit(self, unit: int) -> None:
+        """Let a unit belong to the fastest tier that has room for it."""
+        holding, length = self._holding, int(self._lengths[unit])
+        if holding.keeps[unit]:
+            return  # It left and came back within one job.
+        where = holding.tiers.tier_of_one(unit)
+        if where == NOWHERE:
+            fits = [number for number, room in enumerate(self._room) if length <= room]
+            if not fits:
+                return
+            where = fits[0]
+            holding.tiers.keep(np.array([unit]), where)
+        self._room[where] -= length
+        holding.keeps[unit] = True
+
+    def end(self, number: int) -> None:
+        """Take the places of what makes room, now that the job itself is planned."""
+        holding = self._holding
+        units = self._leaving[holding.keeps[self._leaving]]
+        tier_of = holding.tiers.tier_of(units)
+        for tier in range(len(self._room)):
+            self._room[tier] += int(self._lengths[units[tier_of == tier]].sum())
+        holding.keeps[units] = False
+        self._hits.num_evicted += len(units)
+        if len(units):
+            self._drops.append((number, units))
+
+    def taken(self, number: int) -> None:
+        """Take note that the training loop has a batch."""
+        self._num_taken = number + 1
+
+    def _drop_due(self) -> None:
+        holding = self._holding
+        while self._drops and self._drops[0][0] + _STEPS_LATER < self._num_taken:
+            number, units = self._drops.popleft()
+            units = units[~holding.keeps[units]]  # Some may have come back since.
+            busy = [unit for unit in units.tolist() if not holding.tiers.drop(unit)]
+            if busy:
+                self._drops.append((number + _STEPS_LATER, np.array(busy)))
+
+    # -- deciding ----------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Decide about the next steps, with all that is known by now."""
+        order = self._course.order
+        window = order.num_samples // order.num_windows
+        num_steps = max(1, window // (_PARTS * self._stream.global_batch_size))
+        parts = [self._units(*self._steps.next())]
+        while len(parts) < num_steps and self._course.is_known(*self._steps.end):
+            parts.append(self._units(*self._steps.next()))
+        used = np.concatenate(parts)
+        self._hits.remember(used)
+        found = self._residency.window(used, self._future(), self._gaps())
+        ends = np.cumsum([len(units) for units in parts])
+        first = 0
+        for stop in ends.tolist():
+            is_here = (found.evicted_at >= first) & (found.evicted_at < stop)
+            came = np.flatnonzero(found.is_admitted[first:stop]) + first
+            admitted = dict(zip(used[came].tolist(), came.tolist(), strict=True))
+            left = zip(found.evicted[is_here].tolist(), found.evicted_at[is_here], strict=True)
+            # One that left and came back in the same step stays.
+            evicted = [unit for unit, at in left if admitted.get(unit, -1) <= at]
+            plan = [np.array(list(units), np.int64) for units in (admitted, set(evicted))]
+            self._plans.append(_StepPlan(*plan))
+            first = stop
+
+    def _future(self) -> Ints:
+        """Return the units that this node uses in all later steps that are known."""
+        steps = self._steps.copy()
+        parts = [np.empty(0, np.int64)]
+        while self._course.is_known(*steps.end):
+            parts.append(self._units(*steps.next()))
+        return np.concatenate(parts)
+
+    def _units(self, epoch: int, first: int, stop: int) -> Ints:
+        """Return the units that this node uses in a step, in the order of use."""
+        steps, world = self._stream.steps(), self._stream.world
+        low, _ = steps.share(world.rank - world.local_rank)
+        _, high = steps.share(world.rank - world.local_rank + world.num_local_ranks - 1)
+        return self._units_of(
+            self._course.ids(epoch, min(stop, first + low), min(stop, first + high))
+        )
+
+    def _units_of(self, ids: Ints) -> Ints:
+        places, units = [], []
+        for bound, where, local_ids in self._stream.dataset.groups(ids):
+            group = Group(bound=bound, where=where, local_ids=local_ids)
+            for table in self._holding.places(group):
+                places.append(where)
+                units.append(table.units)
+        order = np.argsort(np.concatenate([np.empty(0, np.int64), *places]), kind="stable")
+        found: Ints = np.concatenate([np.empty(0, np.int64), *units])[order]
+        return found
+
+    def _gaps(self) -> Gaps:
+        """Return by unit how many uses are expected until it comes again."""
+        draws = self._course.draws(self._course.known_windows[-1])
+        if draws is not self._gaps_of:
+            self._gaps_of = draws
+            num_ids = self._course.order.num_ids
+            chances = np.full(num_ids, 1 / num_ids)
+            if draws.chances is not None:
+                chances = draws.chances.points / draws.chances.total
+            if self._unit_ids is None:
+                self._unit_ids = self._ids_of_units()
+            ids, units = self._unit_ids
+            of_unit = np.bincount(units, chances[ids], minlength=len(self._lengths))
+            a_sample = len(units) / num_ids
+            self._known_gaps = a_sample / np.maximum(of_unit, 1e-300)
+        return self._known_gaps
+
+    def _ids_of_units(self) -> tuple[Ints, Ints]:
+        """Return samples and units that belong together."""
+        ids, units = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for bound, where, local_ids in self._stream.dataset.groups(
+            np.arange(self._course.order.num_ids)
+        ):
+            group = Group(bound=bound, where=where, local_ids=local_ids)
+            for table in self._holding.places(group):
+                ids.append(where)
+                units.append(table.units)
+        return np.concatenate(ids), np.concatenate(units)
+
+
+class _Steps:
+    """The steps of a run, one after the other."""
+
+    def __init__(self, stream: Stream, epoch: int, position: int) -> None:
+        self._stream, self._epoch, self._position = stream, epoch, position
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Epoch of the next step, and the position behind it."""
+        return self._epoch, min(self._position + self._size, self._stream.order.num_samples)
+
+    @property
+    def _size(self) -> int:
+        return self._stream.global_batch_size
+
+    def next(self) -> tuple[int, int, int]:
+        """Return epoch, first position and end of the next step."""
+        epoch, first, (_, stop) = self._epoch, self._position, self.end
+        self._position = stop
+        left = self._stream.order.num_samples - stop
+        if left == 0 or (self._stream.drop_last and left < self._size):
+            self._epoch, self._position = epoch + 1, 0
+        return epoch, first, stop
+
+    def copy(self) -> _Steps:
+        """Return the same steps, to go on by themselves."""
+        return _Steps(self._stream, self._epoch, self._position)
