@@ -45,7 +45,7 @@ def interval(values: Sequence[float]) -> Interval:
 def time_to(target: float, accuracies: Floats, seconds: Floats) -> float | None:
     """When a curve first reaches an accuracy, with a straight line between measurements.
 
-    >>> time_to(0.85, np.array([0.8, 0.9]), np.array([10.0, 20.0]))
+    >>> time_to(0.75, np.array([0.5, 1.0]), np.array([10.0, 20.0]))
     15.0
     """
     reached = np.flatnonzero(accuracies >= target)
