@@ -86,13 +86,15 @@ def make_run(
         reader = _reader(wanted, pool, around, apart)
         maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream, wanted.look_ahead_bytes)
+    residency = None
+    if stream.course is not None and around.holding is not None and around.holding.is_moving:
+        residency = TierResidency(stream, span.start, around.holding, wanted.look_ahead_bytes)
+    if residency is not None:
+        batches_a_job = 1  # Its decisions are made batch by batch.
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
     fetcher = Fetcher(flow, requests_max=num_requests, live=around.live)
-    residency = None
-    if stream.course is not None and around.holding is not None and around.holding.is_moving:
-        residency = TierResidency(stream, span.start, around.holding, wanted.look_ahead_bytes)
     stager = _stager(
         wanted, stream.world, pool, fetcher, around, unpacked=unpacked, residency=residency
     )

@@ -133,7 +133,7 @@ class Stager:
         self.latest = job.slots[-1], number
         self._num_jobs += 1
         if self.residency is not None:
-            self.residency.begin(job.groups, len(job.slots))
+            self.residency.begin(job.groups)
         self._split(job)
         if self.residency is not None:
             self.residency.end(number)

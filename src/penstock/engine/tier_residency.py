@@ -89,21 +89,18 @@ class TierResidency:
 
     # -- carrying out ------------------------------------------------------------------------
 
-    def begin(self, groups: list[Group], num_steps: int) -> None:
-        """Give places to what the batches of a job bring in."""
+    def begin(self, groups: list[Group]) -> None:
+        """Give places to what a batch brings in."""
         self._drop_due()
         for group in groups:
             for table in self._holding.places(group):
                 self._count(table.units)
-        self._leaving = np.empty(0, np.int64)
-        for _ in range(num_steps):
-            if not self._plans:
-                self._decide()
-            plan = self._plans.popleft()
-            for unit in plan.admitted.tolist():
-                self._admit(unit)
-            staying = np.setdiff1d(self._leaving, plan.admitted)
-            self._leaving = np.union1d(staying, plan.evicted)
+        if not self._plans:
+            self._decide()
+        plan = self._plans.popleft()
+        for unit in plan.admitted.tolist():
+            self._admit(unit)
+        self._leaving = plan.evicted
 
     def _count(self, units: Ints) -> None:
         tiers, keeps = self._holding.tiers, self._holding.keeps
@@ -116,8 +113,6 @@ class TierResidency:
     def _admit(self, unit: int) -> None:
         """Let a unit belong to the fastest tier that has room for it."""
         holding, length = self._holding, int(self._lengths[unit])
-        if holding.keeps[unit]:
-            return  # It left and came back within one job.
         where = holding.tiers.tier_of_one(unit)
         if where == NOWHERE:
             fits = [number for number, room in enumerate(self._room) if length <= room]
@@ -129,7 +124,7 @@ class TierResidency:
         holding.keeps[unit] = True
 
     def end(self, number: int) -> None:
-        """Take the places of what makes room, now that the job itself is planned."""
+        """Take the places of what makes room, now that the batch itself is planned."""
         holding = self._holding
         units = self._leaving[holding.keeps[self._leaving]]
         tier_of = holding.tiers.tier_of(units)

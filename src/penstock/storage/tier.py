@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
 
@@ -83,6 +85,9 @@ class Tier:
         self._spares: Spares | None = None
         self.is_moving = False
         """Whether units come and go here, and the room is counted with each."""
+        # Guards the bytes of units that are being written: threads must not count on the same room.
+        self._writing = threading.Lock()
+        self._writing_bytes = 0
 
     def belong(self, places: Places, number: int, *, has_spares: bool) -> None:
         """Say which units belong here; `has_spares` where others may lie here as well."""
@@ -198,10 +203,11 @@ class Tier:
             files.set_state(unit, 0)
         try:
             self._look_at_memory(length)
-            if not self._has_room(length):
-                return False
-            if length:
-                self._write_bytes(data.cast("B"), offset)
+            with self._reserved(length) as has_room:
+                if not has_room:
+                    return False
+                if length:
+                    self._write_bytes(data.cast("B"), offset)
             files.write_sums(unit, data.cast("B"), offset)
             # Last, so that nobody ever sees a unit that is not all there.
             files.set_state(unit, files.generation)
@@ -210,14 +216,30 @@ class Tier:
             return False
         return not files.is_lost
 
+    @contextmanager
+    def _reserved(self, length: int) -> Iterator[bool]:
+        """Say whether there is room for a unit; where units come and go, keep it for this one."""
+        if not self.is_moving:
+            yield self._has_room(length)
+            return
+        needed_bytes = -(-length // PAGE_BYTES) * PAGE_BYTES
+        with self._writing:
+            has_room = self._has_room(needed_bytes + self._writing_bytes)
+            needed_bytes *= has_room
+            self._writing_bytes += needed_bytes
+        try:
+            yield has_room
+        finally:
+            with self._writing:
+                self._writing_bytes -= needed_bytes
+
     def _has_room(self, length: int) -> bool:
         """Return whether so much fits into the capacity, after dropping what is spare for it."""
         files = self._files
         if self._spares is not None:
             self._spares.make_room(length, self.capacity_bytes)
         if self.is_moving:
-            taken_bytes = -(-length // PAGE_BYTES) * PAGE_BYTES
-            return files.data_taken_bytes + taken_bytes <= self.capacity_bytes
+            return files.data_taken_bytes + length <= self.capacity_bytes
         if not self._shape.is_computed:
             return True  # what belongs here was counted unit by unit
         # It was counted by the span. Others may fill here as well, as much as they have promised.
