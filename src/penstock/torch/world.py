@@ -29,12 +29,12 @@ def world_of(group: distributed.ProcessGroup | DeviceMesh | None = None) -> Worl
         )
     members = _members(group)
     me = distributed.get_rank()
-    _members_of[_name(members)] = members
     if me not in members:
         raise OptionError(
             f"rank {me} is no member of this group (its members are {members}); "
             "call world_of with the group that this rank belongs to"
         )
+    _members_of[_name(members)] = members
     return _world(members, members.index(me))
 
 
