@@ -188,9 +188,8 @@ def test_unseen_samples_are_as_probable_as_the_hardest() -> None:
 
 
 def test_cost_aware_draws_prefer_what_is_cached() -> None:
-    order = order_of(100, window=0.5, score="cost-aware", miss_cost=9.0, floor=0.01)
-    near = np.arange(100) < 30
-    draws = order.draws(6, table_of([4096] * 100), near)
+    order = order_of(100, window=0.5, score="cost-aware", miss_cost=9.0, cached=0.3, floor=0.01)
+    draws = order.draws(6, table_of([4100] * 30 + [4096] * 70))
     assert draws.chances is not None
     points = draws.chances.points
     assert points[0] / points[99] == pytest.approx(3, rel=0.05)

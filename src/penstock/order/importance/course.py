@@ -12,10 +12,10 @@ tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +27,15 @@ from penstock.order.importance.scores import ScoreTable, StepLosses
 from penstock.order.keys import Ids
 from penstock.order.orders import Description, check_range
 
-Near: TypeAlias = Callable[[int], npt.NDArray[np.bool_] | None]
-"""Returns which samples will probably be cached when a window is used."""
-
 _FORMAT = 1
 
 
 class ImportanceCourse:
     """An importance order as far as it is known."""
 
-    def __init__(self, order: ImportanceOrder, window: int = 0, near: Near | None = None) -> None:
+    def __init__(self, order: ImportanceOrder, window: int = 0) -> None:
         """Begin in a window, with nothing scored."""
         self.order = order
-        self.near = near
         self._table = ScoreTable(order.num_ids)
         self._window = window
         self._steps: list[list[StepLosses]] = [[], []]
@@ -116,8 +112,7 @@ class ImportanceCourse:
             if window > self._window:
                 table = table.copy()
                 drift = table.learn(self._steps[0], self.order.options)
-            near = None if self.near is None else self.near(window)
-            drawn = self.order.draws(window, table, near)
+            drawn = self.order.draws(window, table)
             epoch, _, _ = self.order.span(window)
             self._known[window] = replace(drawn, epoch=epoch, drift=drift)
         return self._known[window]

@@ -144,30 +144,22 @@ class ImportanceOrder:
 
     # -- drawing -----------------------------------------------------------------------------
 
-    def draws(
-        self, window: int, table: ScoreTable, near: npt.NDArray[np.bool_] | None = None
-    ) -> WindowDraws:
-        """Return what is used in a window, from the scores of two windows before.
-
-        `near` says which samples will probably be cached, for cost-aware draws; without it, those
-        of the highest scores: a cache that goes by importance holds them.
-        """
+    def draws(self, window: int, table: ScoreTable) -> WindowDraws:
+        """Return what is used in a window, from the scores of two windows before."""
         epoch, start, stop = self.span(window)
         if epoch < self.options.warmup:
             return self._plain(window, "warm-up")
         if window < DELAY or not table.num_seen.any():
             return self._plain(window, "nothing is scored yet")
-        if near is None and self.options.score == "cost-aware":
-            near = self._near(table)
-        preference = self._preference(table, near)
+        points = _points_of(table)
         chances = probabilities(
-            preference,
+            self._cost_aware(points) if self.options.score == "cost-aware" else points,
             sizes=self.sizes,
             shares=self.shares,
             floor=self.options.floor,
             draws=stop - start,
         )
-        reason = self._reason(chances, table)
+        reason = self._reason(chances, points)
         if reason:
             return self._plain(window, reason)
         ids = draw(chances, stop - start, seed=self.seed, window=window)
@@ -185,31 +177,31 @@ class ImportanceOrder:
         weights = np.ones(len(ids), np.float32)
         return WindowDraws(window=window, ids=ids, weights=weights, chances=None, reason=reason)
 
-    def _near(self, table: ScoreTable) -> npt.NDArray[np.bool_]:
-        """Return the samples of the highest scores, as many as caches hold."""
-        near = np.zeros(self.num_ids, bool)
-        scores = self._preference(table, None)
-        near[np.argsort(-scores, kind="stable")[: round(self.options.cached * self.num_ids)]] = True
-        return near
+    def _cost_aware(self, points: Whole) -> Whole:
+        """Return points over the square root of what a read costs.
 
-    def _preference(self, table: ScoreTable, near: npt.NDArray[np.bool_] | None) -> Whole:
-        points = table.score.astype(np.int64)
-        # Unseen samples come first: as if each were the hardest.
-        points[table.num_seen == 0] = points.max()
-        if self.options.score == "cost-aware" and near is not None:
-            points <<= _COST_BITS
-            # Variance times cost is least where p goes with norm / √cost.
-            points[~near] = points[~near] // round(2**_COST_BITS * self.options.miss_cost**0.5)
-            points[near] >>= _COST_BITS
-        return points
+        Variance times cost is least with that. The cached set that serves such draws best is that
+        of the highest points, so these count as cached: all ranks know them without a word.
+        """
+        far = np.ones(len(points), bool)
+        num_cached = round(self.options.cached * len(points))
+        far[np.argsort(-points, kind="stable")[:num_cached]] = False
+        root = round(2**_COST_BITS * self.options.miss_cost**0.5)
+        return np.where(far, (points << _COST_BITS) // root, points)
 
-    def _reason(self, chances: Probabilities, table: ScoreTable) -> str:
+    def _reason(self, chances: Probabilities, points: Whole) -> str:
         """Return why a window had better be plain; empty where it had not."""
         effective = chances.effective_share
         if effective < EFFECTIVE_MIN:
             return f"its draws would be worth too little: {effective:.0%} of uniform ones"
-        norms = self._preference(table, None).astype(np.float64)
-        gain = chances.gain(norms)
+        gain = chances.gain(points.astype(np.float64))
         if self.options.score != "cost-aware" and gain < GAIN_MIN:
             return f"its scores are alike: the gradient would vary {gain:.3f} times less"
         return ""
+
+
+def _points_of(table: ScoreTable) -> Whole:
+    """Return the scores; unseen samples come first, as if each were the hardest."""
+    points = table.score.astype(np.int64)
+    points[table.num_seen == 0] = points.max()
+    return points

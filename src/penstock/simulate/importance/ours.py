@@ -5,6 +5,8 @@ The same values decide here and in a run: `ImportanceCourse` draws, `Residency` 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from penstock.flow.residency import Gaps, Residency
@@ -33,9 +35,8 @@ class ImportanceSource:
     ) -> None:
         self.name = name
         plain = GlobalOrder(num_samples=num_samples, seed=seed)
-        self.course = ImportanceCourse(
-            ImportanceOrder(plain=plain, options=options), near=self._near
-        )
+        options = replace(options, cached=cache_samples / num_samples)
+        self.course = ImportanceCourse(ImportanceOrder(plain=plain, options=options))
         self._residency = Residency(np.ones(num_samples, np.int64), cache_samples)
         self._ids: Ids = np.empty(0, np.int64)
         self._hits: Bools = np.empty(0, np.bool_)
@@ -68,12 +69,6 @@ class ImportanceSource:
 
     def validated(self, accuracy: float) -> None:
         """Ignore the accuracy."""
-
-    def _near(self, window: int) -> Bools:
-        """Return what is cached now: a window is drawn before the cache gets there."""
-        near = np.zeros(self.course.order.num_ids, np.bool_)
-        near[self._residency.held] = True
-        return near
 
 
 def expected_gaps(chances: Probabilities | None, num_samples: int) -> Gaps:
