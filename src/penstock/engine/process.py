@@ -351,7 +351,10 @@ class EngineProcess:
             run = self._run
             if run is None or run.number != taken.run:
                 continue
-            self._engine.observed(taken.losses)
+            try:
+                self._engine.observed(taken.losses)
+            except BaseException as error:  # Whoever waits for the next batch must see it.
+                self.send(MadeBatches(run=run.number, error=packed_error(error)))
             run.notice(taken)
 
     def _give_up(self, memory: Any) -> None:

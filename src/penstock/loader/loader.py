@@ -255,6 +255,8 @@ class Loader:
         found = newest_for_all(self.dataset, place, key)
         if found is self.dataset:
             return False
+        if self.importance is not None and self.importance.num_observed:
+            _log.warning("the scores of samples belong to the version before, and begin anew")
         self._move_to(replace(self._options, dataset=found))
         return True
 

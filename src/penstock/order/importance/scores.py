@@ -28,6 +28,7 @@ BY_LOSS = ("loss", "cost-aware")
 """Scores that are a moving average of the loss."""
 _POINTS_MAX = 2**31 - 1
 _PLACE_MAX = 2**16 - 1
+_RANKS_MIN = 64
 _RANK_OFFSET = 10
 """SHADE's: the hardest of 64 samples is drawn 1.86 times as often as the easiest."""
 
@@ -124,6 +125,9 @@ def check_score(step: StepLosses, options: Importance) -> None:
 
 def _points(losses: Floats, ranks: Ids, options: Importance) -> Ids:
     if options.score == "loss-rank":
+        if 1 < len(ranks) < _RANKS_MIN:
+            # In a small batch ranks differ too little to say anything: they are spread.
+            ranks = ranks * (_RANKS_MIN - 1) // (len(ranks) - 1)
         points = np.log(_RANK_OFFSET + ranks) * LOG_RANK_POINTS
         return np.asarray(np.rint(points), np.int64)
     if callable(options.score):
