@@ -468,6 +468,15 @@ class Tiers:
         assert isinstance(self._spread, UnitPlaces), "only where units are known one by one"
         for tier in self.tiers:
             tier.is_moving = True
+            if not tier._files.punch(self.shape.size_bytes, PAGE_BYTES):
+                tier.capacity_bytes = 0
+                _log.warning(
+                    "the %s tier %s is not used: its file system cannot give back the room of "
+                    "single samples, which importance sampling needs; ext4, xfs, btrfs and tmpfs "
+                    "can",
+                    tier.kind,
+                    tier.path,
+                )
             promise(tier._files, np.ones(1, np.bool_), tier.capacity_bytes, self.shape.size_bytes)
 
     def keep(self, units: Ints, number: int) -> None:
