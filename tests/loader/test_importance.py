@@ -510,7 +510,7 @@ def test_a_window_smaller_than_a_batch_is_refused_with_a_size_that_works(
         pytest.raises(OptionError, match=r"10 draws .* 12; give window=48") as caught,
     ):
         next(iter(loader))
-    window = int(str(caught.value).rpartition("=")[2])
+    window = int(str(caught.value).partition("window=")[2].partition(",")[0])
     stream_of(loader_of(rows, shuffle=Importance(window=window)))
 
 

@@ -1,25 +1,30 @@
-"""How well a cache does whose units come and go, against the most that was possible."""
+"""How well a cache does whose units come and go, against the most that was possible.
+
+Both shares are of the same uses: those of the latest batches. Sizes are those that units take.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
 from penstock.plan.bound import belady_bytes
-from penstock.plan.placement import paged
 
-_STRING_MAX = 1 << 18
-"""Uses that are remembered: the comparison takes a microsecond or two for each."""
+_NUM_PARTS = 8
+_PART_USES = 1 << 15
+"""The latest parts of so many uses are compared; that takes a microsecond or two for each use."""
 _GROWN = 1.1
-"""The comparison is made again when so many times as many uses are remembered."""
+"""The comparison is made again when so many times as many uses were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheHits:
-    """Hits by bytes."""
+    """Hits by bytes, in the latest batches."""
 
     used_bytes: int
     """Bytes that batches of this rank have used."""
@@ -41,44 +46,57 @@ class CacheHits:
         )
 
 
+@dataclass(slots=True)
+class _Part:
+    held: Ints
+    """Units that lay there when it began."""
+    string: list[Ints] = field(default_factory=list)
+    """Units that the node has used, in order."""
+    num_uses: int = 0
+    used_bytes: int = 0
+    hit_bytes: int = 0
+
+
 class HitCounter:
-    """Counts hits, and remembers the string of uses as long as it is short."""
+    """Counts hits, and remembers the string of the latest uses."""
 
     def __init__(self) -> None:
-        self._used_bytes = self._hit_bytes = self.num_evicted = 0
-        self._parts: list[Ints] = []
-        self._num_remembered = 0
+        self.num_evicted = 0
+        self._parts: deque[_Part] = deque(maxlen=_NUM_PARTS)
+        self._num_uses = 0
         self._most = (0, 0.0)
-        """The most that was possible, and for how many uses."""
+        """For how many uses the most that was possible was computed, and what it was."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more is counted, so that both shares are of the same uses."""
-        return self._num_remembered >= _STRING_MAX
+    def begin_step(self, string: Ints, held: Callable[[], Ints]) -> None:
+        """Take note of the units that the node uses in a step; `held` returns what lies there."""
+        if not self._parts or self._parts[-1].num_uses >= _PART_USES:
+            self._parts.append(_Part(held()))
+        self._parts[-1].string.append(string)
+        self._parts[-1].num_uses += len(string)
+        self._num_uses += len(string)
 
-    def remember(self, used: Ints) -> None:
-        """Take note of the units that the node uses next."""
-        if not self.is_full:
-            self._parts.append(used)
-            self._num_remembered += len(used)
+    def count(self, sizes: Ints, is_hit: npt.NDArray[np.bool_]) -> None:
+        """Take note of what this rank uses in the step."""
+        self._parts[-1].used_bytes += int(sizes.sum())
+        self._parts[-1].hit_bytes += int(sizes[is_hit].sum())
 
-    def count(self, lengths: Ints, is_hit: npt.NDArray[np.bool_]) -> None:
-        """Take note of what a batch uses."""
-        if not self.is_full:
-            self._used_bytes += int(lengths.sum())
-            self._hit_bytes += int(lengths[is_hit].sum())
-
-    def hits(self, lengths: Ints, capacity_bytes: int) -> CacheHits:
-        """Return the hits so far, for units of some lengths."""
-        if self._num_remembered > _GROWN * self._most[0]:
-            self._most = self._num_remembered, self._most_share(lengths, capacity_bytes)
+    def hits(self, sizes: Ints, capacity_bytes: int) -> CacheHits:
+        """Return the latest hits, for units of some sizes."""
+        parts = list(self._parts)
+        if self._num_uses > _GROWN * self._most[0]:
+            self._most = self._num_uses, _most_share(parts, sizes, capacity_bytes)
         return CacheHits(
-            used_bytes=self._used_bytes,
-            hit_bytes=self._hit_bytes,
+            used_bytes=sum(part.used_bytes for part in parts),
+            hit_bytes=sum(part.hit_bytes for part in parts),
             most_share=self._most[1],
             num_evicted=self.num_evicted,
         )
 
-    def _most_share(self, lengths: Ints, capacity_bytes: int) -> float:
-        string, sizes = np.concatenate(self._parts), paged(lengths)
-        return 1 - belady_bytes(string, sizes, capacity_bytes) / max(1, int(sizes[string].sum()))
+
+def _most_share(parts: list[_Part], sizes: Ints, capacity_bytes: int) -> float:
+    string = np.concatenate([units for part in parts for units in part.string])
+    # What lay there at the beginning was read before: as uses in front, which are not counted.
+    held = parts[0].held
+    read_bytes = belady_bytes(np.concatenate([held, string]), sizes, capacity_bytes)
+    read_bytes -= int(sizes[held].sum())
+    return 1 - read_bytes / max(1, int(sizes[string].sum()))

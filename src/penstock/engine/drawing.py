@@ -7,6 +7,7 @@ Batches of later windows are not planned before the training process says that a
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.engine.draws_seen import DrawsSeen
@@ -54,10 +55,10 @@ class DrawnRun:
         known: Callable[[int | None], None],
         seen: DrawsSeen,
     ) -> None:
-        """`known` is told how many batches of the run can be planned; None: all."""
+        """`known` is a method that is told how many batches can be planned; None: all."""
         assert stream.course is not None
         self.course = stream.course
-        self._known = known
+        self._known = weakref.WeakMethod(known)  # A run that is over must go.
         self._seen = seen
         self._ends = _ends(stream, start, end_epoch)
         self._next_end = next(self._ends, None)
@@ -80,7 +81,9 @@ class DrawnRun:
             self._num_known += 1
             self._next_end = next(self._ends, None)
         # Also the end of the run is known, or nobody would ever look for it.
-        self._known(None if self._next_end is None else self._num_known)
+        known = self._known()
+        if known is not None:
+            known(None if self._next_end is None else self._num_known)
 
 
 def _ends(
@@ -102,12 +105,15 @@ def known_slots(stream: Stream, epoch: int, position: int) -> Iterator[Slot]:
     """
     course, size = stream.course, stream.global_batch_size
     assert course is not None
-    while course.order.window_at(epoch, position) < course.window:
-        position += size
-        if position >= stream.order.num_samples:
-            epoch, position = epoch + 1, 0
-    slots = stream.slots(epoch, position, None)
-    for end in _ends(stream, (epoch, position), None):
-        if not course.is_known(*end):
+    now, first, _ = course.order.span(course.window)
+    if epoch < now:
+        epoch, position = now, 0
+    if epoch == now and position < first:
+        position += -(-(first - position) // size) * size
+    slots = stream.slots(epoch, min(position, stream.order.num_samples), None)
+    for end in _ends(stream, (epoch, min(position, stream.order.num_samples)), None):
+        # Whoever is slow may find that its window is gone.
+        is_past = course.order.window_at(end[0], end[1] - 1) < course.window
+        if is_past or not course.is_known(*end):
             return
         yield next(slots)

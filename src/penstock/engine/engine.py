@@ -6,10 +6,12 @@ inside of it (`workers="here"`) or speaks with one in a process of its own (`eng
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.around import Around
@@ -25,12 +27,11 @@ from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
 from penstock.machine import default_machine_path, load_machine
 from penstock.order import order_hash
-from penstock.order.importance import ImportanceCourse, ImportanceOrder
+from penstock.order.importance import ImportanceCourse, ImportanceOrder, StepLosses
 from penstock.trace import Recorder
 from penstock.world import World
 
 if TYPE_CHECKING:
-    from penstock.engine.messages import LossNotice
     from penstock.engine.shared import SharedPool
     from penstock.engine.workers import Workers
     from penstock.peers.rendezvous import Rendezvous
@@ -81,6 +82,8 @@ class Engine:
         self._live: LiveRates | None = None
         self._world = World()
         self._drawn: DrawnRun | None = None
+        # Held while windows are drawn, so that a summary does not see half of one.
+        self._drawing = threading.Lock()
 
     def begin(self, begin: RunStart) -> Runner:
         """Return what makes the batches of an iteration; it is not started yet."""
@@ -113,11 +116,11 @@ class Engine:
         assert begin.scores is not None
         return SharedCourse.from_state(self.options.order, begin.scores)
 
-    def observed(self, notices: Sequence[LossNotice]) -> None:
+    def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
         """Take over losses of the run."""
-        for notice in notices:
-            if self._drawn is not None:
-                self._drawn.observed(notice.steps, closes_window=notice.closes_window)
+        if self._drawn is not None:
+            with self._drawing:
+                self._drawn.observed(steps, closes_window=closes_window)
 
     def stream(self, world: World, course: ImportanceCourse | None = None) -> Stream:
         """Return the stream of batches of a rank."""
@@ -190,7 +193,8 @@ class Engine:
                 seen.peers, seen.events = cluster.stats(), tuple(cluster.log)
                 seen.cache_bytes = cluster.capacity_bytes
             seen.kept = opened.holding.kept(seen.cache_bytes)
-        return seen
+        with self._drawing:
+            return replace(seen, draws=copy.deepcopy(seen.draws))
 
     @property
     def holds(self) -> object:

@@ -26,7 +26,7 @@ from penstock.engine.cache_hits import CacheHits, HitCounter
 from penstock.engine.job import Group, Piece
 from penstock.engine.stats import Counters, TierStats
 from penstock.engine.warmth import Warmth
-from penstock.plan.placement import Floats, Kept, kept_by, layout_of, paged_layout_of
+from penstock.plan.placement import Floats, Kept, kept_by, layout_of, paged, paged_layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
@@ -146,7 +146,8 @@ class Holding:
         if not self.is_moving:
             return None
         assert isinstance(self.layout.lengths, np.ndarray)
-        return self.hits.hits(self.layout.lengths, sum(t.capacity_bytes for t in self.tiers.tiers))
+        sizes = paged(self.layout.lengths)
+        return self.hits.hits(sizes, sum(t.capacity_bytes for t in self.tiers.tiers))
 
     # -- by sample ---------------------------------------------------------------------------
 

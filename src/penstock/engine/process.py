@@ -352,7 +352,8 @@ class EngineProcess:
             if run is None or run.number != taken.run:
                 continue
             try:
-                self._engine.observed(taken.losses)
+                for losses in taken.losses:
+                    self._engine.observed(losses.steps, losses.closes_window)
             except BaseException as error:  # Whoever waits for the next batch must see it.
                 self.send(MadeBatches(run=run.number, error=packed_error(error)))
             run.notice(taken)

@@ -5,8 +5,9 @@ in the order of planning: a unit that is admitted gets a place in a tier, and wh
 fetches it. A unit that is evicted loses its place at once, so that later batches do not count on
 it. Its bytes are dropped when the batches that were planned before are over.
 
-All ranks of a node go through the same string, each at its own pace. Should one drop what another
-still wants to read, the other finds it gone and reads the store: slower, never wrong.
+All ranks of a node go through the same string, each at its own pace and with what it knows when it
+plans, so they may decide differently. Should one drop what another still wants to read, the other
+finds it gone and reads the store: slower, never wrong.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _SLACK_SHARE = 10
 
 @dataclass(frozen=True, slots=True)
 class _StepPlan:
+    used: Ints
     admitted: Ints
     evicted: Ints
 
@@ -71,6 +73,8 @@ class TierResidency:
         self._gaps_of: WindowDraws | None = None
         self._known_gaps: Gaps = np.empty(0)
         self._unit_ids: tuple[Ints, Ints] | None = None
+        self._step_units: dict[tuple[int, int], Ints] = {}
+        """Of the steps that are known and not decided, by epoch and first position."""
         self._hold_what_is_there()
 
     def _hold_what_is_there(self) -> None:
@@ -92,12 +96,13 @@ class TierResidency:
     def begin(self, groups: list[Group]) -> None:
         """Give places to what a batch brings in."""
         self._drop_due()
-        for group in groups:
-            for table in self._holding.places(group):
-                self._count(table.units)
         if not self._plans:
             self._decide()
         plan = self._plans.popleft()
+        self._hits.begin_step(plan.used, lambda: np.flatnonzero(self._holding.keeps))
+        for group in groups:
+            for table in self._holding.places(group):
+                self._count(table.units)
         for unit in plan.admitted.tolist():
             self._admit(unit)
         self._leaving = plan.evicted
@@ -107,8 +112,7 @@ class TierResidency:
         is_hit = keeps[units] & tiers.held(units)
         for place in np.flatnonzero(keeps[units] & ~is_hit).tolist():
             is_hit[place] = self.is_coming(int(units[place]))
-        lengths = self._holding.layout.lengths
-        self._hits.count(lengths[units], is_hit)
+        self._hits.count(self._lengths[units], is_hit)
 
     def _admit(self, unit: int) -> None:
         """Let a unit belong to the fastest tier that has room for it."""
@@ -117,6 +121,7 @@ class TierResidency:
         if where == NOWHERE:
             fits = [number for number, room in enumerate(self._room) if length <= room]
             if not fits:
+                self._residency.forget(unit)
                 return
             where = fits[0]
             holding.tiers.keep(np.array([unit]), where)
@@ -155,11 +160,10 @@ class TierResidency:
         order = self._course.order
         window = order.num_samples // order.num_windows
         num_steps = max(1, window // (_PARTS * self._stream.global_batch_size))
-        parts = [self._units(*self._steps.next())]
+        parts = [self._taken_units()]
         while len(parts) < num_steps and self._course.is_known(*self._steps.end):
-            parts.append(self._units(*self._steps.next()))
+            parts.append(self._taken_units())
         used = np.concatenate(parts)
-        self._hits.remember(used)
         found = self._residency.window(used, self._future(), self._gaps())
         ends = np.cumsum([len(units) for units in parts])
         first = 0
@@ -170,9 +174,16 @@ class TierResidency:
             left = zip(found.evicted[is_here].tolist(), found.evicted_at[is_here], strict=True)
             # One that left and came back in the same step stays.
             evicted = [unit for unit, at in left if admitted.get(unit, -1) <= at]
-            plan = [np.array(list(units), np.int64) for units in (admitted, set(evicted))]
-            self._plans.append(_StepPlan(*plan))
+            came_and_left = [np.array(list(u), np.int64) for u in (admitted, set(evicted))]
+            self._plans.append(_StepPlan(used[first:stop], *came_and_left))
             first = stop
+
+    def _taken_units(self) -> Ints:
+        """Return the units of the next step, and go on to the one after it."""
+        epoch, first, stop = self._steps.next()
+        units = self._units(epoch, first, stop)
+        del self._step_units[epoch, first]
+        return units
 
     def _future(self) -> Ints:
         """Return the units that this node uses in all later steps that are known."""
@@ -184,12 +195,16 @@ class TierResidency:
 
     def _units(self, epoch: int, first: int, stop: int) -> Ints:
         """Return the units that this node uses in a step, in the order of use."""
+        known = self._step_units.get((epoch, first))
+        if known is not None:
+            return known
         steps, world = self._stream.steps(), self._stream.world
         low, _ = steps.share(world.rank - world.local_rank)
         _, high = steps.share(world.rank - world.local_rank + world.num_local_ranks - 1)
-        return self._units_of(
-            self._course.ids(epoch, min(stop, first + low), min(stop, first + high))
-        )
+        begin, end = min(stop, first + low), min(stop, first + high)
+        units = self._units_of(self._course.ids(epoch, begin, end))
+        self._step_units[epoch, first] = units
+        return units
 
     def _units_of(self, ids: Ints) -> Ints:
         places, units = [], []
@@ -237,6 +252,13 @@ class _Steps:
 
     def __init__(self, stream: Stream, epoch: int, position: int) -> None:
         self._stream, self._epoch, self._position = stream, epoch, position
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Go on to the next epoch where no batch is left in this one."""
+        left = self._stream.order.num_samples - self._position
+        if left == 0 or (self._stream.drop_last and left < self._size):
+            self._epoch, self._position = self._epoch + 1, 0
 
     @property
     def end(self) -> tuple[int, int]:
@@ -251,9 +273,7 @@ class _Steps:
         """Return epoch, first position and end of the next step."""
         epoch, first, (_, stop) = self._epoch, self._position, self.end
         self._position = stop
-        left = self._stream.order.num_samples - stop
-        if left == 0 or (self._stream.drop_last and left < self._size):
-            self._epoch, self._position = epoch + 1, 0
+        self._begin_epoch()
         return epoch, first, stop
 
     def copy(self) -> _Steps:

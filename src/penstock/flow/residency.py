@@ -9,8 +9,7 @@ unit's *key* is its next use if that is known, else the end of what is known plu
     keys; those are evicted. Else it is used and not kept.
 
 SHADE's rule, which evicts the least important sample, is the second half of this one. The decisions
-of a window are a value: every rank of a node computes the same, and carries them out at its own
-pace.
+of a window are a value: whoever knows the same string decides the same.
 """
 
 from __future__ import annotations
@@ -64,6 +63,11 @@ class Residency:
         self._keys.update(dict.fromkeys(units[fits].tolist(), 0.0))
         self.held_bytes += int(self._lengths[units[fits]].sum())
         return fits
+
+    def forget(self, unit: int) -> None:
+        """Take note that a unit could not be kept."""
+        if self._keys.pop(unit, None) is not None:
+            self.held_bytes -= int(self._lengths[unit])
 
     def window(self, used: Ints, used_next: Ints, gaps: Gaps) -> WindowResidency:
         """Go through a window.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,7 +80,8 @@ class LoaderImportance:
             wide = min(order.num_samples, 4 * global_batch_size)
             raise OptionError(
                 f"a window of {window:,} draws is smaller than a global batch of "
-                f"{global_batch_size:,}; give window={wide}"
+                f"{global_batch_size:,}; give window={wide}, or go on with a saved state and a "
+                f"global batch of at most {window:,}"
             )
         # What is queued belongs to windows of the iteration before; the queue stays bounded where
         # loops are left early, again and again.
@@ -90,11 +92,20 @@ class LoaderImportance:
         first = order.window_at(*start) if start[1] < order.num_samples else None
         now = self._course.window
         if first is not None and now not in (first - 1, first):
-            self._course.move_to(first)
+            with self._observed.changing:
+                self._course.move_to(first)
 
     def forward_to(self, forward: Callable[[Sequence[StepLosses], bool], None]) -> None:
-        """Name who draws, for the iteration that begins."""
-        self._observed.forward = forward
+        """Name the method of whoever draws, for the iteration that begins."""
+        # Weak: a run knows these scores, and a loader that nobody holds must go at once.
+        method = weakref.WeakMethod(forward)
+
+        def told(steps: Sequence[StepLosses], closes_window: bool) -> None:
+            found = method()
+            if found is not None:
+                found(steps, closes_window)
+
+        self._observed.forward = told
 
     def scores(self, begin_anew: Callable[[], None] = lambda: None) -> Mapping[str, Any]:
         """Return the state of the course; whoever tells of its changes begins anew with it."""
@@ -133,8 +144,8 @@ class LoaderImportance:
 
     def to_state(self) -> dict[str, Any]:
         """Return all scores, as tensors where torch is in use: `torch.load` takes those."""
-        state = self._course.to_state()
-        queued = self._observed.queued()
+        queued = self._observed.queued()  # First: it may wait for other ranks.
+        state = dict(self.scores())
         before, now = state["steps"]
         state["steps"], state["queued"] = [before, now + len(queued)], len(queued)
         sizes = np.array([len(step.ids) for step in queued], np.int64)
@@ -177,8 +188,10 @@ class LoaderImportance:
 
         Waits for losses of this rank's latest batches that other ranks have not reported yet.
         """
-        table = self._course.latest_table()
-        table.learn(self._observed.queued(), self.order.options)
+        queued = self._observed.queued()
+        with self._observed.changing:
+            table = self._course.latest_table()
+        table.learn(queued, self.order.options)
         return table
 
     def summary(self, seen: DrawsSeen) -> tuple[DrawsSeen, tuple[str, ...]]:
@@ -237,7 +250,8 @@ class LoaderImportance:
         return path
 
     def __repr__(self) -> str:
-        table = self._course.latest_table()  # Without what other ranks have to report first.
+        with self._observed.changing:
+            table = self._course.latest_table()  # Without what other ranks have to report first.
         scored = float((table.num_seen > 0).mean())
         return (
             f"LoaderImportance(window {self._course.window}, {self.num_observed:,} batches "

@@ -31,7 +31,7 @@ from penstock.engine.decode import Collate, Transform
 from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import Slot
-from penstock.engine.messages import EngineTold, LossNotice
+from penstock.engine.messages import EngineTold
 from penstock.engine.opening import refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
@@ -356,9 +356,7 @@ class Loader:
         engine = self._engine
         runner = engine.begin(replace(start, scores=None if scores is None else scores()))
         if importance is not None:
-            importance.forward_to(
-                lambda steps, closes: engine.observed([LossNotice(steps, closes)])
-            )
+            importance.forward_to(engine.observed)
         here = HereRun(runner) if stages is None else StagedHere(runner, stages)
         return here, engine.holds
 

@@ -177,6 +177,12 @@ class ObservedLosses:
                 f"{_SLOTS_KEPT} batches of this iteration; call observe once for each batch, soon "
                 "after its step"
             )
+        device = getattr(getattr(batch.ids, "device", None), "type", "cpu")
+        if device == "cpu" and not np.array_equal(np.asarray(batch.ids), slot.ids):
+            raise StateError(
+                f"batch {key[1]} of epoch {key[0]} has other samples than the one that this loader "
+                "gave; observe belongs to the loader that the batch came from"
+            )
         ids, losses = slot.ids, _checked(losses, len(slot.ids))
         del self._slots[key]  # Not before: whoever gave a scalar can call again.
         if self.exchange is None:

@@ -468,7 +468,7 @@ class Tiers:
         assert isinstance(self._spread, UnitPlaces), "only where units are known one by one"
         for tier in self.tiers:
             tier.is_moving = True
-            if not tier._files.punch(self.shape.size_bytes, PAGE_BYTES):
+            if not tier._files.can_punch():
                 tier.capacity_bytes = 0
                 _log.warning(
                     "the %s tier %s is not used: its file system cannot give back the room of "

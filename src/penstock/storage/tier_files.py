@@ -52,7 +52,7 @@ from penstock.storage.tier_header import (
     read_header,
 )
 from penstock.storage.tier_locks import RecordLocks
-from penstock.storage.tier_shape import CHUNK_UNITS, Bools, Ints, TierShape
+from penstock.storage.tier_shape import CHUNK_UNITS, PAGE_BYTES, Bools, Ints, TierShape
 from penstock.units import show_bytes
 
 UNKNOWN_GENERATION = 255
@@ -287,6 +287,20 @@ class TierFiles:
                 f"the units of the data set, and cannot have it ({error.strerror}); ext4 ends "
                 "files at 17.6 TB: give a folder on XFS, or open parts of the data set"
             ) from error
+
+    def can_punch(self) -> bool:
+        """Return whether this file system gives back the room of single pages."""
+        try:
+            descriptor = os.open(self.folder.path, os.O_TMPFILE | os.O_RDWR)
+        except OSError:
+            return self.punch(self.data_bytes, PAGE_BYTES)
+        try:
+            os.pwrite(descriptor, bytes([1]) * PAGE_BYTES, 0)
+            return punch(descriptor, 0, PAGE_BYTES) and not os.fstat(descriptor).st_blocks
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
     def punch(self, offset: int, length: int) -> bool:
         """Give the room of some bytes back; they read as zeros afterwards."""

@@ -91,6 +91,10 @@ class GroupExchange:
         self._share_max = share_max
         on_gpu = distributed.get_backend(self._group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
+        self._stream: Any = None
+        """Waits for other ranks, so that the training loop's own does not."""
+        if on_gpu:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def begin(self, ids: Ints, losses: Any, mark: StepMark) -> GatheredLosses:
         """Send this rank's losses on their way."""
@@ -105,7 +109,7 @@ class GroupExchange:
         sent[at] = values.view(torch.int32)
         parts = torch.empty(self._num_ranks, len(mine), dtype=torch.int32, device=self._device)
         work = distributed.all_gather(list(parts), sent, group=self._group, async_op=True)
-        return GatheredLosses(work, parts, share)
+        return GatheredLosses(work, parts, share, self._stream)
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor where the collective wants it."""
@@ -118,14 +122,16 @@ class GroupExchange:
 class GatheredLosses:
     """Losses of all ranks that are being gathered."""
 
-    def __init__(self, work: Any, parts: torch.Tensor, share: int) -> None:
+    def __init__(self, work: Any, parts: torch.Tensor, share: int, stream: Any) -> None:
         self._work = work
         self._parts = parts
         self._share = share
         self._copy: HostCopy | HostTensor | None = None
-        if parts.device.type == "cuda":
-            work.wait()  # Only the stream waits.
-            self._copy = copy_to_host(parts)
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                work.wait()  # Only this stream waits.
+                self._copy = copy_to_host(parts)
+            parts.record_stream(stream)
 
     def is_here(self) -> bool:
         """Return whether everything has come."""

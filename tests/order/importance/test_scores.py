@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError
-from penstock.order.importance import Importance, ScoreTable, StepLosses
+from penstock.order import GlobalOrder
+from penstock.order.importance import Importance, ImportanceOrder, ScoreTable, StepLosses
 from penstock.order.importance.scores import LOG_RANK_POINTS
 
 NUM_SAMPLES = 40
@@ -37,13 +38,36 @@ def test_a_table_does_not_depend_on_the_order_of_samples_inside_a_step(
 
 
 @given(step=steps, bad=st.sampled_from([np.nan, np.inf, -np.inf]), kind=kinds, data=st.data())
-def test_losses_that_are_no_numbers_change_nothing(
+def test_losses_that_are_no_numbers_change_no_other_sample(
     step: list[tuple[int, float]], bad: float, kind: str, data: st.DataObject
 ) -> None:
     others = data.draw(st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=9))
     with_bad = data.draw(st.permutations([*step, *((i, bad) for i in others)]))
-    assert learnt([with_bad], kind).digest() == learnt([step], kind).digest()
+    found, expected = learnt([with_bad], kind), learnt([step], kind)
+    assert found.score.tolist() == expected.score.tolist()
+    known = sorted({i for i, _ in step})
+    assert found.hardness[known].tolist() == expected.hardness[known].tolist()
+    broken = sorted(set(others) - set(known))
+    assert (found.hardness[broken] == 65535).all()
+    assert (found.num_seen[broken] == 1).all()
+    # An overflow of a whole step says nothing.
     assert learnt([[(i, bad) for i in others]] if others else [], kind).num_seen.sum() == 0
+
+
+def test_a_sample_that_never_has_a_finite_loss_is_drawn_as_often_as_the_average() -> None:
+    order = ImportanceOrder(
+        plain=GlobalOrder(num_samples=NUM_SAMPLES, seed=1), options=Importance(warmup=0, window=1)
+    )
+    table = ScoreTable(NUM_SAMPLES)
+    losses = np.linspace(1, 2, NUM_SAMPLES, dtype=np.float32)
+    losses[7] = np.inf
+    for _ in range(4):
+        table.learn([StepLosses(np.arange(NUM_SAMPLES), losses)], order.options)
+    draws = order.draws(5, table)
+    assert draws.chances is not None
+    points = np.delete(draws.chances.points, 7)
+    assert abs(draws.chances.points[7] / points.mean() - 1) < 0.01
+    assert table.difficulty(order.options)[7] == table.difficulty(order.options).max()
 
 
 def test_a_rank_is_one_in_its_step_and_its_score_the_logarithm_of_it() -> None:

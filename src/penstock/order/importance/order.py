@@ -201,7 +201,13 @@ class ImportanceOrder:
 
 
 def _points_of(table: ScoreTable) -> Whole:
-    """Return the scores; unseen samples come first, as if each were the hardest."""
+    """Return the scores; unseen samples come first, as if each were the hardest.
+
+    Samples that never had a finite loss count as average: to draw them more often helps nobody.
+    """
     points = table.score.astype(np.int64)
+    has_score = points > 0
+    if has_score.any():
+        points[~has_score] = int(points.sum()) // int(has_score.sum())
     points[table.num_seen == 0] = points.max()
     return points

@@ -45,7 +45,7 @@ class ScoreTable:
 
     def __init__(self, num_samples: int) -> None:
         self.score: Points = np.zeros(num_samples, np.uint32)
-        """What draws go by; 0 where a sample was not seen yet."""
+        """What draws go by; 0 where a sample was not seen yet, or never had a finite loss."""
         self.hardness: npt.NDArray[np.uint16] = np.zeros(num_samples, np.uint16)
         """Moving average of a sample's place in its batch by loss: 0 easiest, 65,535 hardest."""
         self.num_seen: npt.NDArray[np.uint8] = np.zeros(num_samples, np.uint8)
@@ -72,14 +72,15 @@ class ScoreTable:
 
     def _learn(self, step: StepLosses, options: Importance) -> tuple[int, int]:
         """Return the sum of distances, and of how many samples, for the drift."""
-        is_number = np.isfinite(step.losses)  # An overflow says nothing about a sample.
+        is_number = np.isfinite(step.losses)
+        if not is_number.any():
+            return 0, 0  # An overflow says nothing about single samples.
+        self._learn_broken(np.setdiff1d(step.ids[~is_number], step.ids[is_number]))
         ids, losses = step.ids[is_number], step.losses[is_number]
         # By id, so that equal losses have the same places whoever computed them. Of a sample that
         # occurs several times, its largest loss comes last and counts.
         order = np.lexsort((losses, ids))
         ids, losses = ids[order], losses[order]
-        if not len(ids):
-            return 0, 0
         ranks = np.empty(len(ids), np.int64)
         ranks[np.argsort(losses, kind="stable")] = np.arange(len(ids))
         is_new = self.num_seen[ids] == 0
@@ -95,6 +96,13 @@ class ScoreTable:
         self.num_seen[ids] = np.minimum(254, self.num_seen[ids]) + 1
         return distance, len(ids) - int(is_new.sum())
 
+    def _learn_broken(self, ids: Ids) -> None:
+        """Take note of samples without a finite loss: hard for people, and no harder to draw."""
+        before = self.hardness[ids].astype(np.int64)
+        is_new = self.num_seen[ids] == 0
+        self.hardness[ids] = np.where(is_new, _PLACE_MAX, (3 * before + _PLACE_MAX) // 4)
+        self.num_seen[ids] = np.minimum(254, self.num_seen[ids]) + 1
+
     def difficulty(self, options: Importance) -> npt.NDArray[np.float64]:
         """Return how hard each sample is, for people; only for samples that were scored.
 
@@ -102,7 +110,8 @@ class ScoreTable:
         a batch says little. Else the hardness, from 0 to 1.
         """
         if options.score in BY_LOSS:
-            return self.score / LOSS_POINTS
+            # Without a finite loss, as hard as the hardest.
+            return np.where(self.score > 0, self.score, self.score.max()) / LOSS_POINTS
         return self.hardness / _PLACE_MAX
 
     def digest(self) -> int:
