@@ -180,7 +180,7 @@ def test_there_is_a_page_before_anything_was_observed(
 
 
 def test_hits_stand_beside_what_was_possible(tmp_path: Path) -> None:
-    np.save(tmp_path / "rows.npy", np.zeros((NUM_SAMPLES, 1000), np.uint8))
+    np.save(tmp_path / "rows.npy", np.zeros((NUM_SAMPLES, 2500), np.uint8))
     dataset = penstock.open(tmp_path / "rows.npy")
     loader, _ = trained(dataset, tiers=[penstock.Memory("2MB", folder=str(tmp_path))])
     hits = loader.stats().cache_hits

@@ -189,3 +189,18 @@ def test_a_loader_that_nobody_holds_goes_at_once(remote: penstock.Dataset) -> No
         assert client() is None
     finally:
         gc.enable()
+
+
+def test_samples_much_smaller_than_a_page_are_kept_in_runs_for_good(tmp_path: Path) -> None:
+    """A page for each would hold little: here 64 of 4,096 bytes."""
+    np.save(tmp_path / "rows.npy", np.arange(40_000 * 8, dtype=np.int64).reshape(-1, 8))
+    dataset = penstock.open(tmp_path / "rows.npy")
+    losses = np.random.default_rng(0).lognormal(size=40_000).astype(np.float32)
+    options = options_of(workers="here", epochs=3, global_batch_size=1000)
+    with penstock.Loader(dataset, **options, tiers=[Memory("1MB")]) as loader:
+        for batch in loader:
+            assert (batch["data"][:, 0] == 8 * batch.ids).all()
+            loader.observe(batch, losses[batch.ids])
+        stats = loader.stats()
+    assert stats.tiers[0].held_bytes > 500_000
+    assert stats.cache_hits is None

@@ -26,12 +26,13 @@ from penstock.engine.cache_hits import CacheHits, HitCounter
 from penstock.engine.job import Group, Piece
 from penstock.engine.stats import Counters, TierStats
 from penstock.engine.warmth import Warmth
+from penstock.plan.cuts import UNITS_MAX
 from penstock.plan.placement import Floats, Kept, kept_by, layout_of, paged, paged_layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers
-from penstock.storage.tier_shape import TierShape
+from penstock.storage.tier_shape import PAGE_BYTES, TierShape
 from penstock.storage.tier_sizes import Wish
 
 Flags = npt.NDArray[np.bool_]
@@ -67,14 +68,16 @@ class Holding:
         """Open the tiers; `placed` says that what they hold does not depend on other nodes.
 
         Wishes may depend on the shape of what is kept. `moving` names an order whose windows decide
-        what is kept: then units come and go, and the tiers are for jobs with that order alone.
+        what is kept: then units come and go, and the tiers are for jobs with that order alone. Tiny
+        samples stay all the same.
         """
-        self.is_moving = bool(moving)
+        self.is_moving = bool(moving) and _can_move(dataset)
         uses = None
-        if moving:
+        if self.is_moving:
             self.units = Units.alone(dataset)
             self.layout = paged_layout_of(self.units)
         else:
+            moving = ""
             self.units = Units.of(dataset)
             uses = _uses(dataset, self.units) if isinstance(dataset, Mixture) else None
             self.layout = layout_of(self.units, uses)
@@ -312,6 +315,17 @@ class Holding:
             if chosen.any():
                 size_bytes = int(lengths[chosen].sum())
                 counters.add_reads(tier.source, size_bytes, int(chosen.sum()), 0.0)
+
+
+def _can_move(dataset: Dataset | Mixture) -> bool:
+    """Return whether single samples can come and go: they fill half a page, and can be counted.
+
+    Pages of smaller ones would hold little else than nothing; those are kept in runs, for good.
+    """
+    several = datasets_of(dataset)
+    num_samples = sum(len(one) for one in several)
+    size_bytes = sum(one.size_bytes for one in several)
+    return num_samples <= UNITS_MAX and size_bytes >= num_samples * PAGE_BYTES // 2
 
 
 def _passed_by(dataset: Dataset | Mixture) -> dict[int, PassedBytes]:
