@@ -68,3 +68,10 @@ def blobs(tmp_path: Path) -> penstock.Dataset:
         samples = [{"bin": bytes([i % 251]) * (1000 + i), "cls": str(i).encode()} for i in numbers]
         write_tar(tmp_path / "blobs" / f"x-{shard:03}.tar", samples, shard * 100)
     return penstock.open(tmp_path / "blobs")
+
+
+@pytest.fixture
+def meeting_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ranks without a process group find each other."""
+    monkeypatch.setenv("PENSTOCK_RENDEZVOUS", str(tmp_path / "meet"))
+    return tmp_path / "meet"

@@ -13,35 +13,40 @@ from collections.abc import Callable, Iterator, Sequence
 from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.job import Slot
 from penstock.engine.stream import Stream
-from penstock.order.importance import ImportanceCourse, StepLosses, WindowDraws
+from penstock.order.importance import (
+    ImportanceCourse,
+    ImportanceOrder,
+    StepLosses,
+    WindowDraws,
+)
 from penstock.order.importance.order import DELAY
 
 
 class SharedCourse(ImportanceCourse):
     """A course that one thread plans from while another one brings losses."""
 
-    _lock: threading.RLock
+    def __init__(self, order: ImportanceOrder, window: int = 0) -> None:
+        """Begin in a window, with nothing scored."""
+        super().__init__(order, window)
+        # Held while windows are drawn or closed: a window that is being drawn must not lose the
+        # scores that it is drawn from. Reentrant, because closing one draws another.
+        self._lock = threading.RLock()
 
     def draws(self, window: int) -> WindowDraws:
         """As `ImportanceCourse`."""
-        with self._guard():
+        with self._lock:
             return super().draws(window)
 
     def observe(self, step: StepLosses) -> None:
         """As `ImportanceCourse`."""
-        with self._guard():
+        with self._lock:
             super().observe(step)
 
     def close_window(self) -> None:
         """As `ImportanceCourse`; also draw the window that has become known."""
-        with self._guard():
+        with self._lock:
             super().close_window()
             self.draws(self.known_windows[-1])
-
-    def _guard(self) -> threading.RLock:
-        if "_lock" not in self.__dict__:
-            self._lock = threading.RLock()
-        return self._lock
 
 
 class DrawnRun:

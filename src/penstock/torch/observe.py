@@ -46,8 +46,9 @@ class WeightedLossMixin:
 
     def sample_losses(self, outputs: Any, inputs: Any) -> torch.Tensor:
         """Return one loss a sample from what the model returned and what it was given."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has to define sample_losses(self, outputs, inputs)"
+        raise OptionError(
+            f"{type(self).__name__} has no sample_losses(self, outputs, inputs); define one that "
+            "returns one loss a sample"
         )
 
     def training_step(

@@ -10,7 +10,7 @@ from penstock.errors import OptionError
 from penstock.order import Ids
 from penstock.plan.bound import lru_hit_ratio
 from penstock.simulate.importance import SOURCES, source_of
-from penstock.simulate.importance.pads import Progress, Smoothing, log_ranks
+from penstock.simulate.importance.pads import AccuracyTrend, Smoothing, log_ranks
 from penstock.simulate.importance.selective import SelectiveSource
 from penstock.simulate.importance.shade import ShadeSource
 from penstock.simulate.importance.shade_released import ShadeReleasedSource
@@ -195,7 +195,7 @@ def test_smoothing_starts_at_a_hundredth_of_the_loss_and_follows_it() -> None:
 
 
 def test_progress_is_the_mean_of_the_last_three_changes() -> None:
-    progress = Progress()
+    progress = AccuracyTrend()
     said = [progress.improves]
     for accuracy in (10.0, 20.0, 15.0, 14.0, 18.0, 16.0, 16.0):
         progress.validated(accuracy)

@@ -83,7 +83,7 @@ class Smoothing:
         self._previous = loss
 
 
-class Progress:
+class AccuracyTrend:
     """Whether validation accuracy improves: the mean of its last three changes is above zero."""
 
     def __init__(self) -> None:

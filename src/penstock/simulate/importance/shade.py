@@ -20,7 +20,7 @@ from penstock.simulate.importance.base import Bools, Drawn, Floats
 from penstock.simulate.importance.caches import PriorityCache, access_all, cached_of
 from penstock.simulate.importance.pads import (
     FIRST_WEIGHT,
-    Progress,
+    AccuracyTrend,
     Smoothing,
     log_ranks,
     multinomial,
@@ -53,7 +53,7 @@ class ShadeSource:
         self._replication = replication
         self._rng = np.random.default_rng(key_of(seed, self.name))
         self._smoothing = Smoothing()
-        self._progress = Progress()
+        self._progress = AccuracyTrend()
 
     def draw(self) -> Drawn:
         """Return as many draws as there are samples."""

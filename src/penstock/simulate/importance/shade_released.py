@@ -22,7 +22,7 @@ from penstock.simulate.importance.base import Bools, Drawn, Floats
 from penstock.simulate.importance.caches import Priority, PriorityQueue
 from penstock.simulate.importance.pads import (
     FIRST_WEIGHT,
-    Progress,
+    AccuracyTrend,
     Smoothing,
     log_ranks,
     multinomial,
@@ -149,7 +149,7 @@ class ShadeReleasedSource:
         self._batch_size = batch_size // num_ranks
         self._cached = _Cached(cache_samples)
         self._replication = replication
-        self._progress = Progress()
+        self._progress = AccuracyTrend()
         self._epoch = 0
         self._ranks = [
             _Rank(
