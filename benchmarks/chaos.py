@@ -19,11 +19,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from penstock.simulate.cluster import replay_line
-from penstock.simulate.cluster_check import Verdict, judged
+from penstock.simulate.cluster_check import ClusterVerdict, judged
 from penstock.simulate.cluster_job import ClusterJob
 from penstock.simulate.cluster_world import ClusterWorld
 
-Outcome = tuple[int, list[str], bool, Verdict]
+Outcome = tuple[int, list[str], bool, ClusterVerdict]
 
 
 def played(seed: int, nodes: int | None, faults: int | None) -> Outcome:

@@ -1,6 +1,6 @@
 """Does a loader keep up when a job grows to 1,024 nodes and the store does not?
 
-    python -m benchmarks.scale [--nodes 4,16,64,256,1024] [--svg docs/images/scale.svg]
+    python -m benchmarks.scale [--nodes 4,16,64,256,1024] [--html scale.html]
 
 Simulated (`penstock.simulate`), from `examples/scenarios/scale.toml`: one data set, one store of
 fixed bandwidth, nodes whose caches together hold half of the set or all of it. Printed is the time
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.simulate import Result, load_scenario, sweep
-from penstock.simulate.chart import LATER_EPOCH, chart_svg, title_of
+from penstock.simulate.page import LATER_EPOCH, results_html, title_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "The job grows, the store does not"
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", default=str(ROOT / "examples/scenarios/scale.toml"))
     parser.add_argument("--nodes", default="", help="default: those of the scenario")
-    parser.add_argument("--svg", default=str(ROOT / "docs/images/scale.svg"))
+    parser.add_argument("--html", default="", help="write the chart and the results as a page")
     args = parser.parse_args()
     scenario = load_scenario(args.scenario)
     begin = time.perf_counter()
@@ -53,10 +53,9 @@ def main() -> None:
             print(f"Cache {share:.0%} of the data set: {what}, by nodes")
             table(some, of)
             print()
-    path = Path(args.svg)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(chart_svg(results, TITLE, LATER_EPOCH))
-    print(f"chart in {path}")
+    if args.html:
+        Path(args.html).write_text(results_html(results, TITLE, LATER_EPOCH), encoding="utf-8")
+        print(f"page in {args.html}")
 
 
 if __name__ == "__main__":

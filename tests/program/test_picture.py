@@ -1,14 +1,13 @@
-"""Pictures are whole documents that need nothing else, on one scale."""
+"""Pictures of lanes: every task, on one scale."""
 
 import json
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 from penstock.program import R, Region, S, language, mesh, program
 from penstock.program.cost import Costs, Link
 from penstock.program.explain import Explanation, explain
-from penstock.program.picture import Picture, perfetto_json, picture_html, picture_svg
+from penstock.program.picture import Picture, perfetto_json, picture_chart, picture_html
 
 COSTS = Costs(links=(("tp", Link(bytes_s=1e8)),))
 
@@ -31,52 +30,31 @@ def _pair() -> tuple[list[Picture], list[Explanation]]:
     ], said
 
 
-def _rects(svg: str) -> list[ET.Element]:
-    found = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
-    return [rect for rect in found if len(rect)]
-
-
-def test_each_task_is_drawn_in_proportion_to_its_time() -> None:
+def test_each_task_is_a_span_in_its_lane_as_long_as_it_takes() -> None:
     pictures, _ = _pair()
-    rects = _rects(picture_svg(pictures, "lanes"))
-    assert len(rects) == 3 + 12
-    spans = [span for picture in pictures for span in picture.timeline.spans]
-    wide = sum(float(rect.attrib["width"]) for rect in rects)
-    longest = max(rects, key=lambda rect: float(rect.attrib["width"]))
-    share = max(s.seconds for s in spans) / sum(s.seconds for s in spans)
-    assert abs(float(longest.attrib["width"]) / wide - share) < 0.01
+    for picture in pictures:
+        chart = picture_chart(picture, 1.0)
+        drawn = {
+            (chart.lanes[lane], label, round(end - start, 9))
+            for kind in chart.spans
+            for lane, label, start, end in zip(
+                kind.lanes, kind.labels, kind.starts, kind.ends, strict=True
+            )
+        }
+        spans = picture.timeline.spans
+        assert drawn == {(s.task.lane, s.task.name, round(s.seconds, 9)) for s in spans}
+        assert chart.marks[0].x == picture.window_s
 
 
-def test_names_are_text_and_not_markup() -> None:
-    pictures, _ = _pair()
-    svg = picture_svg(pictures, 'a "title" <x>')
-    ET.fromstring(svg)
-    assert "<b>" not in svg
-
-
-def test_numbers_stand_beside_a_name_of_any_length() -> None:
-    timeline = _pair()[0][0].timeline
-    names = ("short", "in chunks, overlapped", "word " * 20)
-    svg = picture_svg([Picture(name=name, timeline=timeline) for name in names], "lanes")
-    texts = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
-    heads = [text for text in texts if text.find("*[@class='name']") is not None]
-    shown = [[span.text for span in head if "class" in span.attrib] for head in heads]
-    assert [name for name, _ in shown][:2] == list(names[:2])
-    assert all("a step" in numbers for _, numbers in shown)
-    # In their column where the name leaves room, and after it where it does not.
-    spots = [head[-1].attrib for head in heads]
-    assert ["x" in spot for spot in spots] == [True, False, False]
-    assert ["dx" in spot for spot in spots] == [False, True, True]
-    assert len(shown[2][0]) < 45
-    assert heads[2][0].text == names[2]
-
-
-def test_documents_need_nothing_from_elsewhere_and_know_the_dark() -> None:
+def test_all_timelines_of_a_page_have_one_scale_and_their_numbers() -> None:
     pictures, said = _pair()
-    page = picture_html(pictures, "lanes", said)
-    links = re.findall(r"(?:href|src|url|@import)[=(]?\s*[\"']?(\w+://[^\"' )]+)", page)
-    assert links == []
-    assert "prefers-color-scheme:dark" in page
+    page = picture_html(pictures, 'a "title" <x>', said)
+    blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    before_s, after_s = (json.loads(block)["x"]["high"] for block in blocks)
+    assert before_s == after_s >= max(p.window_s for p in pictures)
+    assert "<h3>before &lt;b&gt;</h3>" in page
+    assert page.count("a step · ") >= 2
+    assert "after &amp; more, in words" in page
     assert "In short" in page
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.peers.members import Members
 from penstock.simulate import cluster
 from penstock.simulate.cluster import play, replay_line
-from penstock.simulate.cluster_check import Verdict, judged
+from penstock.simulate.cluster_check import ClusterVerdict, judged
 from penstock.simulate.cluster_faults import Fault, Kind
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_rank import ClusterRank
@@ -18,7 +18,7 @@ from penstock.simulate.cluster_reads import ClusterReads
 from penstock.simulate.cluster_world import ClusterWorld
 
 
-def judge(job: ClusterJob) -> tuple[ClusterWorld, Verdict]:
+def judge(job: ClusterJob) -> tuple[ClusterWorld, ClusterVerdict]:
     world = ClusterWorld(job)
     verdict = judged(world)
     assert verdict.failures == (), f"{job}: {verdict.failures}"

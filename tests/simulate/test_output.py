@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from tests.simulate.scenarios import cached
 
+from penstock.charts import BarChart, LineChart
 from penstock.cli.main import main
 from penstock.simulate import Result, run, sweep
-from penstock.simulate.chart import LATER_EPOCH, chart_svg, panels_of
-from penstock.simulate.page import COLUMNS, page_html, row_of
+from penstock.simulate.page import (
+    COLUMNS,
+    LATER_EPOCH,
+    panels_of,
+    results_charts,
+    results_html,
+    row_of,
+)
 
-SVG = "{http://www.w3.org/2000/svg}"
 SCENARIO = """
 name = "a <small> cluster"
 [dataset]
@@ -39,64 +44,52 @@ write = { counts = [1], bytes_s = ["9 GB"] }
 """
 
 
-def words(svg: str) -> list[str]:
-    return [node.text or "" for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-
-
-def test_one_point_is_bars_with_a_label_and_a_value_each() -> None:
+def test_one_point_is_bars_with_a_name_and_a_value_each() -> None:
     results = [run(cached(0.5), name) for name in ("naive", "lbann-dynamic", "ours", "perfect")]
-    shown = words(chart_svg(results, "title"))
-    assert {"naive", "Penstock", "perfect", "1.00", "title"} <= set(shown)
-    assert "LBANN dynamic" not in shown
-    assert any("time over computing alone" in word for word in shown)
+    (chart,) = results_charts(results)
+    assert isinstance(chart, BarChart)
+    assert list(chart.categories) == ["naive", "Penstock", "perfect"]  # LBANN needs more memory.
+    assert list(chart.bars[0].values)[-1] == pytest.approx(1.0)
+    assert list(chart.highlighted) == [1]
+    assert results_charts([results[1]]) == []
 
 
-def test_a_sweep_is_lines_with_axes_and_a_legend() -> None:
+def test_a_sweep_is_a_line_for_each_policy() -> None:
     results = list(sweep(cached(1), policies=["lru", "ours"], nodes=[2, 4, 8]))
-    svg = chart_svg(results, "title")
-    shown = words(svg)
-    assert {"nodes", "time over computing alone", "LRU", "Penstock", "2", "4", "8"} <= set(shown)
-    lines = ElementTree.fromstring(svg).findall(f"{SVG}polyline")
-    assert [len(line.attrib["points"].split()) for line in lines] == [3, 3]
-    assert len({line.attrib["class"] for line in lines}) == 2
-    assert "prefers-color-scheme:dark" in svg
+    (chart,) = results_charts(results)
+    assert isinstance(chart, LineChart)
+    assert (chart.x.name, chart.y.name) == ("nodes", "time over computing alone")
+    assert [(line.name, list(line.x)) for line in chart.lines] == [
+        ("LRU", [2, 4, 8]),
+        ("Penstock", [2, 4, 8]),
+    ]
+    assert list(chart.lines[0].y) == [r.time_ratio for r in results if r.policy == "lru"]
 
 
 def test_seconds_have_a_line_for_the_least_possible() -> None:
     results = list(sweep(cached(0.5), policies=["lru", "ours"], nodes=[2, 4, 8]))
-    svg = chart_svg(results, "title", LATER_EPOCH)
-    assert {"the least possible", "seconds of an epoch after the first", "0.3"} <= set(words(svg))
-    assert len(ElementTree.fromstring(svg).findall(f"{SVG}polyline")) == 3
+    (chart,) = results_charts(results, LATER_EPOCH)
+    assert isinstance(chart, LineChart)
+    assert [line.name for line in chart.lines] == ["LRU", "Penstock", "the least possible"]
     assert all(r.epoch_s[-1] >= r.least_later_s * (1 - 1e-9) for r in results)
 
 
-def test_a_sweep_of_both_has_a_panel_for_each_capacity() -> None:
+def test_a_sweep_of_both_has_a_chart_for_each_capacity() -> None:
     results = list(sweep(cached(1), policies=["ours"], nodes=[2, 4], cache=[0.5, 1]))
-    assert [name for name, _ in panels_of(results)] == [
-        "cache 50% of the data set",
-        "cache 100% of the data set",
-    ]
-    assert words(chart_svg(results, "t")).count("nodes") == 2
-    assert "cache over data set" in words(chart_svg(results[:2], "t"))
-
-
-def test_lines_stay_inside_the_picture() -> None:
-    results = list(sweep(cached(1), nodes=[1, 2, 8], cache=[0.1, 1]))
-    root = ElementTree.fromstring(chart_svg(results, "t"))
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    for line in root.iter(f"{SVG}polyline"):
-        for point in line.attrib["points"].split():
-            x, y = map(float, point.split(","))
-            assert 0 <= x <= width
-            assert 0 <= y <= height
+    names = ["cache 50% of the data set", "cache 100% of the data set"]
+    assert [name for name, _ in panels_of(results)] == names
+    charts = results_charts(results)
+    assert [chart.title for chart in charts] == names
+    (by_cache,) = results_charts([r for r in results if r.nodes == 2])
+    assert isinstance(by_cache, LineChart)
+    assert by_cache.x.name == "cache over data set"
 
 
 def test_the_page_has_the_chart_and_every_row_escaped() -> None:
     results = [run(cached(0.5), name) for name in ("ours", "lbann-dynamic")]
-    page = page_html(results, "a <b> title")
-    assert "<svg" in page
-    assert "a &lt;b&gt; title" in page
-    assert page.count("<tr") == 3
+    page = results_html(results, "a <b> title")
+    assert page.count('class="chart"') == 1
+    assert "<h1>a &lt;b&gt; title</h1>" in page
     assert "do not fit into" in page
 
 
@@ -115,15 +108,14 @@ def path(tmp_path: Path) -> str:
 def test_the_command_prints_a_table_and_a_chart(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    svg, html = tmp_path / "o.svg", tmp_path / "o.html"
-    assert main(["simulate", path, "--svg", str(svg), "--html", str(html)]) == 0
+    html = tmp_path / "o.html"
+    assert main(["simulate", path, "--html", str(html)]) == 0
     printed = capsys.readouterr().out
     assert "4 nodes, cache 50% of the data set" in printed
     assert "█" in printed
     assert "LBANN dynamic: it needs the whole set in memory" in printed
     assert max(map(len, printed.splitlines()[:-4])) <= 80
-    assert "a &lt;small&gt; cluster" in svg.read_text()
-    assert "<table>" in html.read_text()
+    assert "<h1>a &lt;small&gt; cluster</h1>" in html.read_text()
 
 
 def test_the_command_sweeps(path: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,14 @@ from penstock.cli.options import add_json
 from penstock.cli.progress import Progress
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
-from penstock.simulate.chart import chart_svg, panels_of, title_of
-from penstock.simulate.page import COLUMNS, LEGEND, page_html, row_of
+from penstock.simulate.page import (
+    COLUMNS,
+    LEGEND,
+    panels_of,
+    results_html,
+    row_of,
+    title_of,
+)
 from penstock.simulate.policies import POLICIES, check_policy
 from penstock.simulate.result import Result
 from penstock.simulate.scenario import Scenario, load_scenario
@@ -30,7 +36,7 @@ Policies
 Examples
   penstock simulate cluster.toml
   penstock simulate cluster.toml --policies ours,nopfs,lru --nodes 4,16,64
-  penstock simulate cluster.toml --cache 0.1,0.5,1 --svg out.svg --html out.html
+  penstock simulate cluster.toml --cache 0.1,0.5,1 --html out.html
 """
 
 
@@ -48,8 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", metavar="0.1,1", default="", help="capacity of all nodes over the data set"
     )
-    parser.add_argument("--svg", metavar="FILE", help="write the chart")
-    parser.add_argument("--html", metavar="FILE", help="write the chart and the table as a page")
+    parser.add_argument("--html", metavar="FILE", help="write charts and the table as a page")
     add_json(parser)
 
 
@@ -58,19 +63,17 @@ def run(args: argparse.Namespace) -> int:
     scenario = load_scenario(args.scenario)
     results = _results(scenario, args)
     title = scenario.name or Path(args.scenario).stem
-    if args.svg:
-        Path(args.svg).write_text(chart_svg(results, title))
     if args.html:
-        Path(args.html).write_text(page_html(results, title))
+        Path(args.html).write_text(results_html(results, title), encoding="utf-8")
     if args.json:
         print_json({"scenario": title, "results": [_plain(r) for r in results]})
         return 0
     screen = Screen()
     _show_scenario(screen, scenario, title)
     _show_results(screen, results)
-    for path in filter(None, (args.svg, args.html)):
+    if args.html:
         screen.line()
-        screen.line(f"wrote {path}")
+        screen.line(f"wrote {args.html}")
     return 0
 
 

@@ -1,22 +1,37 @@
 """The report of importance sampling: one HTML page that needs nothing else.
 
-Each section is a function from a view to HTML, or to nothing where there is nothing to show. A new
-number is one more line in `_tiles`, or one more section.
+Each section is a function from a view to the parts of the section, or to none where there is
+nothing to show. A new number is one more line in `_numbers`, or one more section.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.charts import (
+    Axis,
+    BarChart,
+    Bars,
+    Fold,
+    Line,
+    LineChart,
+    Listing,
+    Mark,
+    Page,
+    PageSection,
+    PageTable,
+    Part,
+    Prose,
+    Tiles,
+    page_html,
+)
 from penstock.dataset.part import Ints
 from penstock.engine.cache_hits import CacheHits
 from penstock.engine.draws_seen import DrawsSeen, WindowSeen
-from penstock.loader.importance_plots import Line, bars_svg, lines_svg, round_ticks
 from penstock.order.importance import ImportanceOrder, ScoreTable, WindowDraws
 from penstock.order.importance.order import EFFECTIVE_MIN
 from penstock.order.importance.scores import BY_LOSS
@@ -26,38 +41,6 @@ _BINS = 40
 _SUSPECTS_SHOWN = 500
 _TIMES = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 255))
 """How often a sample was scored, in groups."""
-_DRIFT_TOPS = (0.1, 0.2, 0.4, 1.0)
-_STYLE = """
-:root{color-scheme:light dark;--back:#fff;--text:#1b1f24;--dim:#57606a;--line:#d8dee4;
---first:#c1121f;--second:#0b6e99;--bar:#0b6e99;--plain:#eef1f4;--card:#f6f8fa}
-@media (prefers-color-scheme:dark){:root{--back:#0d1117;--text:#e6edf3;--dim:#9198a1;
---line:#30363d;--first:#ff6b76;--second:#4fb7e5;--bar:#4fb7e5;--plain:#1c222b;--card:#161b22}}
-body{background:var(--back);color:var(--text);font:14px/1.5 system-ui,sans-serif;max-width:62rem;
-margin:2rem auto;padding:0 1.2rem}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2.2rem 0 .4rem}h3{font-size:.95rem;margin:0}
-p{margin:.3rem 0}.dim,figcaption{color:var(--dim)}figcaption{font-size:.85rem}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.7rem;
-margin:1.2rem 0}
-.tile{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:.6rem .8rem}
-.tile b{display:block;font-size:1.35rem;font-weight:600}.tile span{color:var(--dim);
-font-size:.85rem}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr));
-gap:1.2rem 1.6rem}
-figure{margin:0}svg{width:100%;height:auto;display:block}
-svg text{font:11px system-ui,sans-serif;fill:var(--dim)}
-.grid{stroke:var(--line)}.axis{stroke:var(--dim)}.bar{fill:var(--bar)}.plain{fill:var(--plain)}
-.mark{stroke:var(--first);stroke-width:1.5;stroke-dasharray:4 3}
-polyline{fill:none;stroke-width:2}polyline.first,line.first{stroke:var(--first)}
-polyline.second,line.second{stroke:var(--second);stroke-dasharray:6 3}
-circle.first{fill:var(--first)}circle.second{fill:var(--second)}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:.2rem .9rem .2rem 0;text-align:right;border-bottom:1px solid var(--line)}
-th{color:var(--dim);font-weight:500}th.left,td.left{text-align:left}
-.ids{font:12px/1.6 ui-monospace,monospace;background:var(--card);border:1px solid var(--line);
-border-radius:6px;padding:.6rem .8rem;overflow-wrap:anywhere;max-height:12rem;overflow:auto}
-.track{background:var(--plain);height:1rem;border-radius:3px;margin:.15rem 0 .6rem}
-.track div{background:var(--bar);height:100%;border-radius:3px}summary{cursor:pointer}
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,35 +59,27 @@ class ImportanceView:
     """What the next window would be, from all scores that are known."""
 
 
-def page_html(view: ImportanceView) -> str:
+def importance_html(view: ImportanceView) -> str:
     """Return the page."""
-    title = "Importance sampling"
     order, options = view.order, view.order.options
     name = options.score if isinstance(options.score, str) else "a function"
-    said = (
+    lead = (
         f"{show_count(order.num_ids)} samples in windows of "
         f"{show_count(order.num_samples // order.num_windows)} draws · score {name} · floor "
         f"{options.floor:g} · {show_count(view.num_observed)} batches observed"
     )
-    sections = (_tiles, _samples, _windows, _coverage, _cache, _plain_windows, _hardest, _suspects)
-    body = "\n".join(section(view) for section in sections)
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n"
-        f'<p class="dim">{escape(said)}</p>\n{body}</html>\n'
-    )
-
-
-# -- numbers -------------------------------------------------------------------------------------
-
-
-def _tiles(view: ImportanceView) -> str:
-    tiles = "".join(
-        f'<div class="tile"><b>{escape(number)}</b><span>{escape(said)}</span></div>'
-        for number, said in _numbers(view)
-    )
-    return f'<div class="tiles">{tiles}</div>'
+    sections: dict[str, list[Part]] = {
+        "In short": [Tiles(tiles=list(_numbers(view)))],
+        "Samples": _samples(view),
+        "Windows": _windows(view.draws),
+        "Coverage": _coverage(view),
+        "Cache hits": _cache(view.hits),
+        "Windows that were plain": _plain_windows(view.draws),
+        "Hardest samples": _hardest(view),
+        "Suspected label errors": _suspects(view.suspects),
+    }
+    shown = [PageSection(title=title, parts=parts) for title, parts in sections.items() if parts]
+    return page_html(Page(title="Importance sampling", lead=lead, sections=shown))
 
 
 def _numbers(view: ImportanceView) -> Iterator[tuple[str, str]]:
@@ -127,103 +102,108 @@ def _numbers(view: ImportanceView) -> Iterator[tuple[str, str]]:
     yield show_count(len(view.suspects)), "samples that stay hardest: look at their labels"
 
 
-# -- plots ---------------------------------------------------------------------------------------
+# -- charts --------------------------------------------------------------------------------------
 
 
-def _figure(title: str, svg: str, caption: str) -> str:
-    return f"<figure><h3>{title}</h3>\n{svg}\n<figcaption>{caption}</figcaption></figure>"
-
-
-def _samples(view: ImportanceView) -> str:
+def _samples(view: ImportanceView) -> list[Part]:
     is_known = view.table.num_seen > 0
     if not is_known.any():
-        return "<h2>Samples</h2><p>No losses were observed yet.</p>"
+        return [Prose(text="No losses were observed yet.")]
     difficulty = view.table.difficulty(view.order.options)[is_known]
     if view.order.options.score in BY_LOSS:
         top = float(np.quantile(difficulty, 0.995)) or 1.0
         axis = "average loss"
-        said = (
-            "Latest losses count most, and the last bar has everything above it as well. A long "
+        reading = (
+            "Latest losses count most, and the last bin has everything above it as well. A long "
             "tail: a few samples have most of the loss, and are drawn very often."
         )
     else:
         top, axis = 1.0, "0 easiest – 1 hardest"
-        said = (
+        reading = (
             "Hardness is the average place of a sample in its batch, by loss. A hump in the "
             "middle: losses hardly tell samples apart. Two ends: some samples stay easy, some stay "
             "hard."
         )
-    hard = _figure("How hard samples are", _histogram(difficulty, top, axis), said)
-    return f'<h2>Samples</h2><div class="pair">{hard}{_chances(view.next_draws)}</div>'
+    hard = _histogram("How hard samples are", reading, difficulty, top, x=axis, marks=())
+    return [hard, _chances(view.next_draws)]
 
 
-def _chances(draws: WindowDraws) -> str:
+def _chances(draws: WindowDraws) -> Part:
     title, chances = "How often samples would be drawn now", draws.chances
     if chances is None:
-        return _figure(title, "", f"All alike: {escape(draws.reason)}.")
+        return Prose(text=f"{title}: all alike, since {draws.reason}.")
     times = chances.points / np.maximum(1, chances.base)
     top = max(2.0, float(np.ceil(np.quantile(times, 0.995))))
-    return _figure(
-        title,
-        _histogram(times, top, "times as often as in a plain epoch", 1.0),
-        "The dashed line is a plain epoch. A sample to its right is drawn more often than that and "
+    reading = (
+        "A sample to the right of the dashed line is drawn more often than in a plain epoch and "
         "counts less in the loss, so that the gradient stays right on average. None lies below the "
-        f"floor; the most is {times.max():.1f}.",
+        f"floor; the most is {times.max():.1f}."
     )
+    axis, mark = "times as often as in a plain epoch", Mark(label="a plain epoch", x=1.0)
+    return _histogram(title, reading, times, top, x=axis, marks=(mark,))
 
 
 def _histogram(
-    values: npt.NDArray[np.float64], top: float, axis: str, mark: float | None = None
-) -> str:
-    ticks = round_ticks(top)
-    top = ticks[-1]
+    title: str,
+    reading: str,
+    values: npt.NDArray[np.float64],
+    top: float,
+    *,
+    x: str,
+    marks: Sequence[Mark],
+) -> LineChart:
     counts, edges = np.histogram(np.minimum(values, top), _BINS, (0, top))
-    tips = [
-        f"{a:.2f} to {b:.2f}: {show_count(int(count))} samples"
-        for a, b, count in zip(edges, edges[1:], counts, strict=False)
-    ]
-    labels = [(tick / top * _BINS, f"{tick:g}") for tick in ticks]
-    place = None if mark is None else mark / top * _BINS
-    return bars_svg(counts.tolist(), labels, tips, axes=(axis, "samples"), mark=place)
+    line = Line(name="samples", x=edges, y=[*counts.tolist(), 0], style="filled step")
+    return LineChart(
+        title=title,
+        reading=reading,
+        x=Axis(name=x),
+        y=Axis(name="samples"),
+        lines=[line],
+        marks=marks,
+        is_half=True,
+    )
 
 
-def _windows(view: ImportanceView) -> str:
-    windows = view.draws.windows
+def _windows(draws: DrawsSeen) -> list[Part]:
+    windows = draws.windows
     if not windows:
-        return ""
+        return []
     numbers = [w.window for w in windows]
-    is_plain = [bool(w.reason) for w in windows]
-    effective = Line(name="effective size", values=[w.effective_share for w in windows])
-    distinct = Line(
-        name="distinct samples",
-        values=[w.num_distinct / w.num_draws for w in windows],
-        kind="second",
+    plain = [(w.window - 0.5, w.window + 0.5) for w in windows if w.reason]
+    effective = [w.effective_share for w in windows]
+    distinct = [w.num_distinct / w.num_draws for w in windows]
+    drift = [float("nan") if w.drift is None else w.drift for w in windows]
+    shares = LineChart(
+        title="What the draws of a window are worth",
+        reading="Effective sample size (Σw)² / Σw², and distinct samples, as shares of the draws. "
+        f"Shaded windows were plain. A window worth less than {EFFECTIVE_MIN:.0%} is plain.",
+        x=Axis(name="window"),
+        y=Axis(name="share of the draws", unit="share", low=0, high=1),
+        lines=[
+            Line(name="effective size", x=numbers, y=effective),
+            Line(name="distinct samples", x=numbers, y=distinct),
+        ],
+        shaded=plain,
+        is_half=True,
     )
-    drift = Line(name="drift", values=[w.drift for w in windows])
-    most = max((w.drift for w in windows if w.drift is not None), default=0.0)
-    top = next(t for t in _DRIFT_TOPS if most <= t)
-    shares = _figure(
-        "What the draws of a window are worth",
-        lines_svg(numbers, [effective, distinct], is_plain, axes=("window", "")),
-        "Effective sample size (Σw)² / Σw², and distinct samples, as shares of the draws. Shaded "
-        f"windows were plain. A window worth less than {EFFECTIVE_MIN:.0%} is plain.",
+    moved = LineChart(
+        title="Drift of scores",
+        reading="How far a sample had moved in its batch since it was scored before, on average. "
+        "0: scores are as good as new. From 25 % on, its place is chance. It jumps where draws "
+        "change from plain to importance: a sample then meets harder ones.",
+        x=Axis(name="window that was drawn from them"),
+        y=Axis(name="drift", unit="share", low=0),
+        lines=[Line(name="drift", x=numbers, y=drift)],
+        shaded=plain,
+        is_half=True,
     )
-    moved = _figure(
-        "Drift of scores",
-        lines_svg(
-            numbers, [drift], is_plain, axes=("window that was drawn from them", ""), most=top
-        ),
-        "How far a sample had moved in its batch since it was scored before, on average. 0: scores "
-        "are as good as new. From 25 % on, its place is chance. It jumps where draws change from "
-        "plain to importance: a sample then meets harder ones.",
-    )
-    before = view.draws.num_windows - len(windows)
-    older = f'<p class="dim">{before} earlier windows are not shown.</p>' if before else ""
-    return f'<h2>Windows</h2><div class="pair">{shares}{moved}</div>{older}{_by_window(windows)}'
+    before = draws.num_windows - len(windows)
+    older = f"{before} earlier windows are not shown."
+    return [shares, moved, *([Prose(text=older, kind="dim")] if before else []), _reasons(windows)]
 
 
-def _by_window(windows: Sequence[WindowSeen]) -> str:
-    head = ("window", "epoch", "draws", "distinct", "effective size", "drift")
+def _reasons(windows: Sequence[WindowSeen]) -> Fold:
     rows = [
         (
             str(w.window),
@@ -236,108 +216,81 @@ def _by_window(windows: Sequence[WindowSeen]) -> str:
         )
         for w in windows
     ]
-    return f"<details><summary>The numbers</summary>{_table((*head, 'drawn'), rows)}</details>"
+    head = ("window", "epoch", "draws", "distinct", "effective size", "drift", "drawn")
+    return Fold(summary="All windows", parts=[PageTable(head=head, rows=rows, left=(-1,))])
 
 
-def _coverage(view: ImportanceView) -> str:
-    num_ids, epochs = view.order.num_ids, view.draws.epochs
-    figures = []
-    if epochs:
-        whole = view.order.num_samples
-        figures.append(
-            _figure(
-                "Distinct samples by epoch",
-                bars_svg(
-                    [e.num_distinct / num_ids for e in epochs],
-                    _epoch_labels([e.epoch for e in epochs]),
-                    [
-                        f"epoch {e.epoch}: {show_count(e.num_distinct)} of {show_count(num_ids)} "
-                        f"samples in {show_count(e.num_draws)} draws"
-                        for e in epochs
-                    ],
-                    axes=("epoch", ""),
-                    is_share=True,
-                ),
-                "A plain epoch draws every sample once. "
-                + (
-                    f"Of epoch {epochs[-1].epoch}, {epochs[-1].num_draws / whole:.0%} is drawn."
-                    if epochs[-1].num_draws < whole
-                    else "Drawn by importance, the easy ones are left out now and then."
-                ),
-            )
-        )
-    figures.append(_times_scored(view))
-    return f'<h2>Coverage</h2><div class="pair">{"".join(figures)}</div>'
+def _coverage(view: ImportanceView) -> list[Part]:
+    return [*_by_epoch(view), _times_scored(view)]
 
 
-def _epoch_labels(epochs: Sequence[int]) -> list[tuple[float, str]]:
-    every = -(-len(epochs) // 8)
-    return [(n + 0.5, str(epochs[n])) for n in range(0, len(epochs), every)]
+def _by_epoch(view: ImportanceView) -> Iterator[BarChart]:
+    num_ids, epochs, whole = view.order.num_ids, view.draws.epochs, view.order.num_samples
+    if not epochs:
+        return
+    last = epochs[-1]
+    if last.num_draws < whole:
+        state = f"Of epoch {last.epoch}, {last.num_draws / whole:.0%} is drawn."
+    else:
+        state = "Drawn by importance, the easy ones are left out now and then."
+    yield BarChart(
+        title="Distinct samples by epoch",
+        reading=f"A plain epoch draws every sample once. {state} Epoch {last.epoch} drew "
+        f"{show_count(last.num_distinct)} of {show_count(num_ids)} samples in "
+        f"{show_count(last.num_draws)} draws.",
+        category=Axis(name="epoch"),
+        categories=[str(e.epoch) for e in epochs],
+        value=Axis(name="share of the samples", unit="share", high=1),
+        bars=[Bars(name="distinct samples", values=[e.num_distinct / num_ids for e in epochs])],
+        is_half=True,
+    )
 
 
-def _times_scored(view: ImportanceView) -> str:
+def _times_scored(view: ImportanceView) -> BarChart:
     times, num_ids = view.table.num_seen, view.order.num_ids
     groups = [(a, b) for a, b in _TIMES if a <= times.max()]
-    counts = [int(((times >= a) & (times <= b)).sum()) for a, b in groups]
-    names = [str(a) if a == b else f"{a}–{b}" if b < 255 else f"{a}+" for a, b in groups]
+    shares = [float(((times >= a) & (times <= b)).sum()) / num_ids for a, b in groups]
     never, seldom = (times == 0).mean(), (times == 1).mean()
-    return _figure(
-        "How often samples were scored",
-        bars_svg(
-            [count / num_ids for count in counts],
-            [(number + 0.5, name) for number, name in enumerate(names)],
-            [
-                f"{name} times: {show_count(c)} samples"
-                for name, c in zip(names, counts, strict=True)
-            ],
-            axes=("times", ""),
-            is_share=True,
-        ),
-        f"In the whole run. {never:.1%} of the samples were never scored, {seldom:.1%} once.",
+    return BarChart(
+        title="How often samples were scored",
+        reading=f"In the whole run. {never:.1%} of the samples were never scored, {seldom:.1%} "
+        "once.",
+        category=Axis(name="times"),
+        categories=[str(a) if a == b else f"{a}–{b}" if b < 255 else f"{a}+" for a, b in groups],
+        value=Axis(name="share of the samples", unit="share", high=1),
+        bars=[Bars(name="samples", values=shares)],
+        is_half=True,
     )
 
 
-def _cache(view: ImportanceView) -> str:
-    if view.hits is None:
-        return ""
-    hits = view.hits
-    rows = (("this run", hits.share), ("the most possible (byte-MIN)", hits.most_share))
-    tracks = "".join(
-        f"<p>{name}: <b>{share:.1%}</b></p>"
-        f'<div class="track"><div style="width:{share:.1%}"></div></div>'
-        for name, share in rows
+def _cache(hits: CacheHits | None) -> list[Part]:
+    if hits is None:
+        return []
+    chart = BarChart(
+        title="Cache hits by bytes",
+        reading="The second bar is a cache of the same size that knows the whole order beforehand; "
+        f"no other does better. {show_count(hits.num_evicted)} units were evicted.",
+        category=Axis(name="cache"),
+        categories=["this run", "the most possible (byte-MIN)"],
+        value=Axis(name="share of the bytes that were used", unit="share", high=1),
+        bars=[Bars(name="hits", values=[hits.share, hits.most_share])],
+        is_horizontal=True,
+        has_labels=True,
     )
-    return (
-        f"<h2>Cache hits</h2>{tracks}"
-        '<p class="dim">Shares of the bytes that were used. The second is a cache of the same size '
-        "that knows the whole order beforehand; no other does better. "
-        f"{show_count(hits.num_evicted)} units were evicted.</p>"
-    )
+    return [chart]
 
 
 # -- lists ---------------------------------------------------------------------------------------
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table; its last column is text."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        *numbers, text = (escape(cell) for cell in cells)
-        inside = "".join(f"<{tag}>{number}</{tag}>" for number in numbers)
-        return f'<tr>{inside}<{tag} class="left">{text}</{tag}></tr>\n'
-
-    return f"<table>\n{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
-
-
-def _plain_windows(view: ImportanceView) -> str:
+def _plain_windows(draws: DrawsSeen) -> list[Part]:
     reasons: dict[str, list[int]] = {}
-    for window in view.draws.windows:
+    for window in draws.windows:
         if window.reason:
             reasons.setdefault(window.reason, []).append(window.window)
-    if not reasons:
-        return ""
     rows = [(str(len(numbers)), _ranges(numbers), reason) for reason, numbers in reasons.items()]
-    return f"<h2>Windows that were plain</h2>{_table(('windows', 'which', 'why'), rows)}"
+    head = ("windows", "which", "why")
+    return [PageTable(head=head, rows=rows, left=(-1,))] if rows else []
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -351,9 +304,9 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs)
 
 
-def _hardest(view: ImportanceView) -> str:
+def _hardest(view: ImportanceView) -> list[Part]:
     if not len(view.hardest):
-        return ""
+        return []
     table, options = view.table, view.order.options
     difficulty = table.difficulty(options)
     suspects = set(view.suspects.tolist())
@@ -367,20 +320,18 @@ def _hardest(view: ImportanceView) -> str:
         for i in view.hardest.tolist()
     ]
     by = "average loss" if options.score in BY_LOSS else "hardness"
-    head = ("sample", by, "times scored", "")
-    return f"<h2>Hardest samples</h2>{_table(head, rows)}"
+    return [PageTable(head=("sample", by, "times scored", ""), rows=rows, left=(-1,))]
 
 
-def _suspects(view: ImportanceView) -> str:
-    found = view.suspects
-    said = (
-        "These were scored four times or more, and are among the hardest 2 % of all samples. Wrong "
-        "labels and broken inputs look like that; so do rare, valid samples. "
-        "<code>dataset[i]</code> shows one, <code>loader.importance.suspects()</code> has them all."
-    )
+def _suspects(found: Ints) -> list[Part]:
     if not len(found):
-        return "<h2>Suspected label errors</h2><p>No sample stays hardest.</p>"
+        return [Prose(text="No sample stays hardest.")]
     shown = ", ".join(map(str, found[:_SUSPECTS_SHOWN].tolist()))
     more = len(found) - _SUSPECTS_SHOWN
     rest = f" … and {show_count(more)} more" if more > 0 else ""
-    return f'<h2>Suspected label errors</h2><p>{said}</p><div class="ids">{shown}{rest}</div>'
+    meaning = (
+        "These were scored four times or more, and are among the hardest 2 % of all samples. Wrong "
+        "labels and broken inputs look like that; so do rare, valid samples. `dataset[i]` shows "
+        "one, `loader.importance.suspects()` has them all."
+    )
+    return [Prose(text=meaning), Listing(text=shown + rest, is_wrapped=True)]

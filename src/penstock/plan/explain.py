@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.plan.cost import connection_bytes_s, whole_block_share
 from penstock.plan.planner import EpochPlan, Plan
 from penstock.plan.traffic import RUN_BYTES
-from penstock.plan.what_if import WhatIf, blocks_first_gain_s, what_if
+from penstock.plan.what_if import PlanGain, blocks_first_gain_s, what_if
 from penstock.units import show_bytes, show_count, show_seconds
 
 WIDTH = 100
@@ -212,7 +212,7 @@ def _advice(plan: Plan) -> list[str]:
     return []
 
 
-def _gains(plan: Plan, several: Sequence[WhatIf]) -> tuple[str, ...]:
+def _gains(plan: Plan, several: Sequence[PlanGain]) -> tuple[str, ...]:
     rows = []
     for change in several:
         share = change.gain_s / plan.total_s if plan.total_s else 0.0
@@ -226,6 +226,6 @@ def _gains(plan: Plan, several: Sequence[WhatIf]) -> tuple[str, ...]:
     return tuple(f"{what:<{wide}}   {gain}" for what, gain in rows)
 
 
-def _gain(share: float, change: WhatIf) -> str:
+def _gain(share: float, change: PlanGain) -> str:
     word = "sooner" if share > 0 else "later"
     return f"{show_seconds(abs(change.gain_s))} ({abs(share):.0%}) {word}"

@@ -14,7 +14,7 @@ _DISK_BYTES_S = 2e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class PlanGain:
     """A plan with one thing changed."""
 
     what: str
@@ -26,7 +26,7 @@ class WhatIf:
     """How much less it reads from the store."""
 
 
-def what_if(plan: Plan) -> tuple[WhatIf, ...]:
+def what_if(plan: Plan) -> tuple[PlanGain, ...]:
     """Return what each of a few changes would buy."""
     changed = [(what, replace(plan, machine=machine)) for what, machine in _other_machines(plan)]
     changed += [(what, replace(plan, work=work)) for what, work in _other_peers(plan.work)]
@@ -35,7 +35,7 @@ def what_if(plan: Plan) -> tuple[WhatIf, ...]:
         changed.append(('shuffle="blocks-first"', replace(plan, work=cold)))
     total_s, store_bytes = plan.total_s, plan.store_bytes
     return tuple(
-        WhatIf(
+        PlanGain(
             what=what,
             plan=other,
             gain_s=total_s - other.total_s,

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from penstock.simulate.cluster_check import Verdict, judged
+from penstock.simulate.cluster_check import ClusterVerdict, judged
 from penstock.simulate.cluster_job import ClusterJob
 from penstock.simulate.cluster_world import ClusterWorld
 
 
-def play(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Verdict:
+def play(seed: int, *, nodes: int | None = None, faults: int | None = None) -> ClusterVerdict:
     """Play one schedule; everything about it follows from these numbers.
 
     >>> play(7, nodes=2, faults=0).failures

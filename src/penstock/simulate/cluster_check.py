@@ -57,7 +57,7 @@ _LOSING = (*DEADLY, "freeze", "cut", "one-way", "corrupt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ClusterVerdict:
     """What came of a schedule."""
 
     failures: tuple[str, ...]
@@ -71,7 +71,7 @@ class Verdict:
     time_s: float
 
 
-def judged(world: ClusterWorld) -> Verdict:
+def judged(world: ClusterWorld) -> ClusterVerdict:
     """Run a world, and return whether all that must be true is."""
     log = world.run()
     job, faults = world.job, world.job.faults
@@ -98,7 +98,7 @@ def judged(world: ClusterWorld) -> Verdict:
         failures.append(f"{again} bytes of second copies, {rationed:.0f} are allowed")
     world.talk()
     failures += _divided(world)
-    return Verdict(
+    return ClusterVerdict(
         failures=tuple(failures),
         store_ratio=store_bytes / allowed,
         extra_share=max(0.0, store_bytes - bound) / job.size_bytes,

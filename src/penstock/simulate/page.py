@@ -1,11 +1,29 @@
-"""A page of results: the chart and the table in one HTML file that needs nothing else."""
+"""A page of results: charts and the table in one HTML file that needs nothing else.
+
+One point of a sweep is bars, several are lines over nodes or over capacity.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from penstock.simulate.chart import chart_svg, title_of
+from penstock.charts import (
+    ACCENT,
+    MUTED,
+    Axis,
+    BarChart,
+    Bars,
+    Chart,
+    Line,
+    LineChart,
+    Page,
+    PageSection,
+    PageTable,
+    Prose,
+    page_html,
+)
+from penstock.simulate.policies import POLICIES
 from penstock.simulate.result import Result
 from penstock.units import show_bytes
 
@@ -20,17 +38,83 @@ LEGEND = (
     "local, peers: shares of all bytes moved. seen: samples used at least once."
 )
 
-_STYLE = """
-:root{color-scheme:light dark;--line:#d8dee4;--dim:#57606a;--back:#fff;--text:#1b1f24}
-@media (prefers-color-scheme:dark){:root{--line:#30363d;--dim:#9198a1;--back:#0d1117;
---text:#e6edf3}}
-body{background:var(--back);color:var(--text);font:14px/1.5 system-ui,sans-serif;max-width:60rem;
-margin:2rem auto;padding:0 1rem}svg{max-width:100%;height:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
-th:first-child,td:first-child{text-align:left}th{color:var(--dim);font-weight:500}
-tr.ours td{font-weight:600}.dim{color:var(--dim)}
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What is drawn of a result."""
+
+    axis: Axis
+    """What its values mean."""
+    of: Callable[[Result], float]
+    """The value of a result."""
+    least: Callable[[Result], float] | None = None
+    """What no policy can go below, for a line of its own."""
+
+
+OVER_COMPUTING = Measure(
+    axis=Axis(name="time over computing alone", log=True), of=lambda r: r.time_ratio
+)
+LATER_EPOCH = Measure(
+    axis=Axis(name="time of an epoch after the first", unit="s", log=True),
+    of=lambda r: r.epoch_s[-1],
+    least=lambda r: r.least_later_s,
+)
+
+
+def results_html(results: Sequence[Result], title: str, measure: Measure = OVER_COMPUTING) -> str:
+    """Return the page."""
+    rows = [row_of(r)[:4] if r.why_not else row_of(r) for r in results]
+    ours = [number for number, r in enumerate(results) if r.policy == "ours"]
+    table = PageTable(head=COLUMNS, rows=rows, strong=ours)
+    charts = results_charts(results, measure)
+    sections = [
+        PageSection(title="Times", parts=charts),
+        PageSection(title="Results", parts=[table, Prose(text=LEGEND, kind="dim")]),
+    ]
+    return page_html(Page(title=title, sections=sections))
+
+
+def results_charts(results: Sequence[Result], measure: Measure = OVER_COMPUTING) -> list[Chart]:
+    """Return bars of one point, or lines of a sweep: a chart for each of `panels_of`."""
+    shown = [r for r in results if not r.why_not]
+    if not shown:
+        return []
+    if len({(r.nodes, round(r.cache_share, 3)) for r in shown}) == 1:
+        return [_bars(shown, measure)]
+    by_nodes = len({r.nodes for r in shown}) > 1
+    names = list(dict.fromkeys(r.policy for r in results if r.policy != "ours"))
+    x = Axis(name="nodes", log=True) if by_nodes else Axis(name="cache over data set", unit="share")
+    return [
+        LineChart(
+            title=panel or f"By {x.name}",
+            reading="Lower is better; a policy has the same colour in all charts.",
+            x=x,
+            y=measure.axis,
+            lines=_lines(part, measure, names, by_nodes=by_nodes),
+        )
+        for panel, part in panels_of(shown)
+    ]
+
+
+def panels_of(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Return results apart by capacity where both nodes and capacity were swept, else together."""
+    nodes = {r.nodes for r in results}
+    shares = sorted({round(r.cache_share, 3) for r in results})
+    points = {(r.nodes, round(r.cache_share, 3)) for r in results}
+    if len(nodes) == 1 or len(shares) == 1 or len(points) < len(nodes) * len(shares):
+        return [("", list(results))]
+    return [
+        (
+            f"cache {share:.0%} of the data set",
+            [r for r in results if round(r.cache_share, 3) == share],
+        )
+        for share in shares
+    ]
+
+
+def title_of(policy: str) -> str:
+    """Return a policy's name for people."""
+    return POLICIES[policy].title if policy in POLICIES else policy
 
 
 def row_of(result: Result) -> list[str]:
@@ -56,22 +140,38 @@ def row_of(result: Result) -> list[str]:
     ]
 
 
-def page_html(results: Sequence[Result], title: str) -> str:
-    """Return the page."""
-    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style>\n<h1>{escape(title)}</h1>\n{chart_svg(results, title)}"
-        f"<table>\n<tr>{head}</tr>\n{''.join(map(_row, results))}</table>\n"
-        f'<p class="dim">{escape(LEGEND)}</p></html>\n'
+def _bars(results: Sequence[Result], measure: Measure) -> BarChart:
+    return BarChart(
+        title=measure.axis.name,
+        reading="Shorter is better.",
+        category=Axis(name="policy"),
+        categories=[title_of(r.policy) for r in results],
+        value=measure.axis,
+        bars=[Bars(name=measure.axis.name, values=[measure.of(r) for r in results])],
+        is_horizontal=True,
+        has_labels=True,
+        highlighted=[number for number, r in enumerate(results) if r.policy == "ours"],
     )
 
 
-def _row(result: Result) -> str:
-    cells = row_of(result)
-    if result.why_not:
-        rest = f'<td colspan="{len(COLUMNS) - 3}" class="dim">{escape(result.why_not)}</td>'
-        return "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in cells[:3]) + rest + "</tr>\n"
-    kind = ' class="ours"' if result.policy == "ours" else ""
-    return f"<tr{kind}>" + "".join(f"<td>{escape(c)}</td>" for c in cells) + "</tr>\n"
+def _lines(
+    results: Sequence[Result], measure: Measure, names: Sequence[str], *, by_nodes: bool
+) -> list[Line]:
+    """Return the lines of one chart; a policy has the same colour in all of them."""
+    points: dict[str, dict[float, float]] = {}
+    least: dict[float, float] = {}
+    for r in results:
+        x = float(r.nodes) if by_nodes else r.cache_share
+        points.setdefault(r.policy, {})[x] = measure.of(r)
+        if measure.least is not None:
+            least[x] = measure.least(r)
+    out = [
+        _line(title_of(name), some, names.index(name) if name in names else ACCENT)
+        for name, some in points.items()
+    ]
+    return [*out, _line("the least possible", least, MUTED)] if least else out
+
+
+def _line(name: str, points: dict[float, float], colour: int) -> Line:
+    places = sorted(points)
+    return Line(name=name, x=places, y=[points[x] for x in places], colour=colour)

@@ -32,6 +32,7 @@ from penstock.program.timeline import Span, Timeline
 from penstock.step.bucketing import bucket_of
 from penstock.step.calling import call_of
 from penstock.step.comms.comm import Comm
+from penstock.step.comms.recording import begun_ns, record_step
 from penstock.step.computing import prepared
 from penstock.step.dtensor import local_of
 from penstock.step.dtypes import torch_dtype
@@ -225,6 +226,7 @@ class Step:
                 f"an earlier step of {self.program.name} has failed, and ranks may be at different "
                 "places in it; close it and compile it again, on all ranks"
             )
+        begin_ns = begun_ns()
         self._take(given)
         plan, keeps_times = self._whole_plan, self.keeps_times
         order = None if self._streams is None else Order(self._streams)
@@ -232,6 +234,7 @@ class Step:
         self._is_broken = True
         iteration.run()
         self._is_broken = False
+        record_step(begin_ns)
         if keeps_times:
             self._keep_times(iteration)
         self._ended_s = time.perf_counter()
