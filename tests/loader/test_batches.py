@@ -1,7 +1,6 @@
 """What a batch holds: arrays, ragged lists, padding, bytes; and that nothing is overwritten."""
 
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import penstock
 from penstock.engine.block_stage import BlockStage
 from penstock.engine.buffers import BufferPool
 from penstock.errors import DecodeError, OptionError
+from penstock.trace import Kind, read_trace
 
 from .conftest import MakeRows, write_tar
 
@@ -197,14 +197,13 @@ def test_stats_count_bytes_samples_and_time(blobs: penstock.Dataset) -> None:
 
 
 def test_a_trace_tells_what_happened(blobs: penstock.Dataset, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with penstock.Loader(blobs, batch_size=30, trace=path) as loader:
+    with penstock.Loader(blobs, batch_size=30, trace=tmp_path / "run") as loader:
         list(loader)
-    events = json.loads(path.read_text())["traceEvents"]
-    names = [e["name"] for e in events]
-    assert names.count("deliver") == 10
-    assert {"plan", "work", "finish", "stall"} <= set(names)
-    assert sum(e["args"]["samples"] for e in events if e["name"] == "work") == 300
+    trace = read_trace(tmp_path / "run")
+    assert trace.of(Kind.NEXT)["step"].tolist() == list(range(10))
+    assert trace.of(Kind.NEXT)["count"].sum() == 300
+    assert trace.of(Kind.DECODE)["count"].sum() == 300
+    assert len(trace.of(Kind.PLAN)) == 10
 
 
 def test_a_batch_moves_as_a_whole(make_rows: MakeRows) -> None:

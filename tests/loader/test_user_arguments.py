@@ -71,13 +71,13 @@ LOADER = [
     ({"workers": "process"}, r"workers='process' is called workers='processes' now"),
     ({"assignment": "near"}, r"assignment='near': there are 'fixed' and 'locality'"),
     ({"peers": None}, r"peers.* must be True or False, got None"),
-    ({"trace": True}, r"trace must be the name of a file to write, got True"),
+    ({"trace": True}, r"trace must be the name of a folder to record in, got True"),
 ]
 VIEW = [
     ({"workers": "process"}, r"give that num_workers="),
     ({"num_workers": 4}, r"no option 'num_workers': It has samples, world, batch_size"),
     ({"peers": True}, r"use penstock\.Loader for peers="),
-    ({"trace": "x.json"}, r"use it for trace="),
+    ({"trace": "run"}, r"use it for trace="),
     ({"samples": 1}, r"samples must be True or False"),
     ({"samples": True, "pad": {"data": 0}}, r"give it collate_fn="),
 ]

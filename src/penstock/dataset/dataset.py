@@ -49,6 +49,9 @@ class Dataset(Sequence[dict[str, Any]]):
         self.selection = selection
         self.passed: PassedBytes | None = None
         """What was read to index it, until tiers take it; not of a copy in another process."""
+        self.opened_ns = (0, 0)
+        """From when to when it was opened, its index looked up or built (perf_counter_ns); not of a
+        copy in another process."""
         self._parts = tuple(parts)
         self._decoders: Decoders = dict(decoders or {})
         starts = np.cumsum([0] + [p.num_samples for p in self._parts])
@@ -254,7 +257,7 @@ class Dataset(Sequence[dict[str, Any]]):
             "origin": self.origin,
         }
         other = Dataset(**own | changes)
-        other.passed = self.passed
+        other.passed, other.opened_ns = self.passed, self.opened_ns
         return other
 
     def latest(self) -> Dataset:

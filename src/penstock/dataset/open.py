@@ -13,10 +13,11 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from penstock.dataset.bound import Decoders, checked_decoders
 from penstock.dataset.build import Report
@@ -58,6 +59,23 @@ _VERSION = re.compile(r"(.+)/v(\d{1,12})\.json")
 Uri = str | Path | Sequence[str | Path]
 
 
+P = ParamSpec("P")
+
+
+def _timed(call: Callable[P, Dataset]) -> Callable[P, Dataset]:
+    """Have a data set remember when it was opened: the trace of a loader begins with that."""
+
+    @wraps(call)
+    def opened(*args: P.args, **kwargs: P.kwargs) -> Dataset:
+        begin_ns = time.perf_counter_ns()
+        dataset = call(*args, **kwargs)
+        dataset.opened_ns = begin_ns, time.perf_counter_ns()
+        return dataset
+
+    return opened
+
+
+@_timed
 def open(
     uri: Uri,
     *,

@@ -22,7 +22,7 @@ from penstock.engine.shared import SharedParcel, SharedPool, packed
 from penstock.engine.sinks import Layout, Sinks
 from penstock.engine.stages import GroupStage
 from penstock.engine.stats import Counters
-from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkRequest
+from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkFor, WorkRequest
 from penstock.engine.workers import DEPTH, WorkerHandle, Workers
 from penstock.flow.planning import pieces_of_batch
 
@@ -31,6 +31,8 @@ _SAMPLES_A_PIECE_MIN = 4
 
 class ApartMaker:
     """Makes batches with the help of worker processes."""
+
+    decodes_here = False
 
     def __init__(
         self,
@@ -135,10 +137,15 @@ class ApartMaker:
             num_samples=job.num_samples,
             targets=targets,
             whole=self._is_whole,
+            work_for=self._work_for(job),
             fresh=fresh,
             gone=handle.outbox.stale(),
         )
         return request, files
+
+    def _work_for(self, job: Job) -> WorkFor | None:
+        recorder, slot = self._counters.recorder, job.slots[0]
+        return None if recorder is None else WorkFor(recorder.rank, slot.step, slot.epoch)
 
     def _targets(self, sinks: Sinks) -> dict[str, RowTarget]:
         out = {}

@@ -19,12 +19,16 @@ class Around:
     """Objects that a run uses and does not own."""
 
     counters: Counters
-    recorder: Recorder | None = None
     live: LiveRates | None = None
     holding: Holding | None = None
     """The tiers of this node."""
     cluster: Cluster | None = None
     """The other nodes."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records the run, if it is traced."""
+        return self.counters.recorder
 
     @property
     def capacity_bytes(self) -> int:

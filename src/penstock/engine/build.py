@@ -94,7 +94,7 @@ def make_run(
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
-    fetcher = Fetcher(flow, requests_max=num_requests, live=around.live)
+    fetcher = Fetcher(flow, requests_max=num_requests, live=around.live, recorder=around.recorder)
     stager = _stager(
         wanted, stream.world, pool, fetcher, around, unpacked=unpacked, residency=residency
     )

@@ -22,11 +22,13 @@ from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
 from penstock.engine.holding import Holding
 from penstock.engine.peer_parts import ask_in_pieces
+from penstock.engine.peer_reads import Asked
 from penstock.engine.stats import Counters, PeerStats
 from penstock.errors import PeerError
 from penstock.flow.choice import peer_of
 from penstock.flow.holders import Holders
 from penstock.peers.base import Answer, Ask
+from penstock.trace import Flag, Kind
 from penstock.world import World
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ _LOOK_S = 0.2
 _ANSWERS_BYTES = 64 << 20
 """Memory for answers that is kept for the next ones."""
 _EVENTS_MAX = 16
+_CLOCK_S = 1.0
+"""How long the first node may take to say what time it is."""
 
 _log = logging.getLogger("penstock.loader")
 
@@ -184,9 +188,61 @@ class Cluster:
         """Return memory for an answer."""
         return self._pool.view(size_bytes)
 
-    def count(self, size_bytes: int, num_ranges: int, seconds: float) -> None:
+    def begun(self, source: str) -> Asked:
+        """Return what `count` and `failed` are told, for a question that is asked now."""
+        recorder = self._counters.recorder
+        if recorder is None:
+            return Asked(source, 0)
+        return Asked(source, time.perf_counter_ns(), *recorder.doing)
+
+    def count(self, asked: Asked, size_bytes: int, num_ranges: int, answer: Answer) -> None:
         """Count what came from a peer."""
-        self._counters.add_reads(SOURCE, size_bytes, num_ranges, seconds)
+        self._counters.add_reads(SOURCE, size_bytes, num_ranges, answer.seconds)
+        if self._counters.recorder is not None and asked.begin_ns:
+            now_ns = time.perf_counter_ns()
+            waited_ns = now_ns - asked.begin_ns - round(answer.seconds * 1e9)
+            self._record(
+                asked, now_ns, size_bytes, num_ranges, waited_ns if answer.was_parked else 0
+            )
+
+    def failed(self, asked: Asked) -> None:
+        """Take note that a peer did not answer."""
+        if self._counters.recorder is not None and asked.begin_ns:
+            asked = asked._replace(flags=asked.flags | Flag.ERROR)
+            self._record(asked, time.perf_counter_ns(), 0, 0, 0)
+
+    def _record(
+        self, asked: Asked, now_ns: int, size_bytes: int, num_ranges: int, wait_ns: int
+    ) -> None:
+        recorder = self._counters.recorder
+        assert recorder is not None
+        node = self._neighbours.member(peer_of(asked.source) or "").node
+        recorder.span(
+            Kind.PEER_REQUEST,
+            asked.begin_ns,
+            now_ns,
+            source_id=recorder.name(f"peer:{node}"),
+            size_bytes=size_bytes,
+            count=num_ranges,
+            wait_ns=max(0, wait_ns),
+            step=asked.step,
+            epoch=asked.epoch,
+            flags=asked.flags,
+        )
+
+    @property
+    def clock_of_first(self) -> Callable[[], int] | None:
+        """What asks the first node of the run for its clock; None on that node itself."""
+        name = next((n for n in self._neighbours.names if self._neighbours.member(n).node == 0), "")
+        if not name or name == self._neighbours.me:
+            return None
+        member, client = self._neighbours.member(name), self._carried.client
+
+        def ask() -> int:
+            status = client.status(member.name, member.addresses, timeout_s=_CLOCK_S)
+            return int(status.get("clock_ns", 0))
+
+        return ask
 
     # -- now and then ----------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ def stays_bytes(bounds: Sequence[BoundPart]) -> bool:
 class ColumnMaker:
     """Makes batches of columns."""
 
+    decodes_here = True
+
     def __init__(
         self, pool: BufferPool, reader: SampleReader, counters: Counters, *, num_threads: int
     ) -> None:

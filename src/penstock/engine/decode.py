@@ -27,6 +27,7 @@ from penstock.engine.reads import SampleReader
 from penstock.engine.sinks import Sinks
 from penstock.engine.stats import Counters
 from penstock.order import key_of
+from penstock.trace import Kind, Recorder
 
 _SAMPLES_A_PIECE_MIN = 4
 """Handing over a piece costs some microseconds, so it should not be done for each sample."""
@@ -97,6 +98,8 @@ class SampleMaker:
     def __init__(self, wishes: Wishes, *, seeds: bool) -> None:
         self.wishes = wishes
         self._seeds = seeds
+        self.recorder: Recorder | None = None
+        """What records how long transforms take."""
         self._with_generator = wants_generator(wishes.transform)
         self.only_copies = wishes.transform is None and wishes.collate is None
         """Whether samples only ever go into the arrays of a batch, so that views will do."""
@@ -107,6 +110,9 @@ class SampleMaker:
         """Yield transformed samples."""
         decode = bound.views if self.only_copies else bound.decoded
         rows = zip(local_ids.tolist(), encoded, uses.ids, uses.numbers, strict=True)
+        if self.recorder is not None and self.wishes.transform is not None:
+            yield from self._timed(self.recorder, bound, decode, rows, uses.epoch)
+            return
         for local, sample, i, number in rows:
             decoded = decode(sample, local)
             try:
@@ -114,6 +120,29 @@ class SampleMaker:
             except Exception as error:
                 error.add_note(f"in the transform of {bound.where(local)}")
                 raise
+
+    def _timed(
+        self,
+        recorder: Recorder,
+        bound: BoundPart,
+        decode: Callable[[Sample, int], dict[str, Any]],
+        rows: Iterable[tuple[int, Sample, int, int]],
+        epoch: int,
+    ) -> Iterator[Any]:
+        """Yield transformed samples, and record how long the transform took for all of them."""
+        first_ns = taken_ns = count = 0
+        for local, sample, i, number in rows:
+            decoded = decode(sample, local)
+            begin_ns = time.perf_counter_ns()
+            try:
+                made = self._transformed(decoded, epoch, i, number)
+            except Exception as error:
+                error.add_note(f"in the transform of {bound.where(local)}")
+                raise
+            taken_ns += time.perf_counter_ns() - begin_ns
+            first_ns, count = first_ns or begin_ns, count + 1
+            yield made
+        recorder.span(Kind.TRANSFORM, first_ns, first_ns + taken_ns, count=count)
 
     def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int, use: int) -> Any:
         wishes = self.wishes
@@ -136,6 +165,8 @@ def seed_generators(key: int) -> None:
 class DecodeMaker:
     """Makes batches of samples that are decoded one by one."""
 
+    decodes_here = True
+
     def __init__(
         self,
         wishes: Wishes,
@@ -147,6 +178,7 @@ class DecodeMaker:
     ) -> None:
         self._wishes = wishes
         self._maker = SampleMaker(wishes, seeds=False)
+        self._maker.recorder = counters.recorder
         self._pool = pool
         self._reader = reader
         self._counters = counters

@@ -10,8 +10,10 @@ import copy
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.around import Around
@@ -23,12 +25,13 @@ from penstock.engine.options import LoaderOptions
 from penstock.engine.runner import Runner
 from penstock.engine.stats import Counters, Seen
 from penstock.engine.stream import Stream, stream_of
+from penstock.engine.tracing import Tracing
 from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
 from penstock.machine import default_machine_path, load_machine
 from penstock.order import order_hash
 from penstock.order.importance import ImportanceCourse, ImportanceOrder, StepLosses
-from penstock.trace import Recorder
+from penstock.trace import Recorder, recorder_of
 from penstock.world import World
 
 if TYPE_CHECKING:
@@ -57,6 +60,8 @@ class RunStart:
     """Whether the other nodes are still to be met; an engine that was started again is alone."""
     scores: Mapping[str, Any] | None = None
     """State of the `ImportanceCourse`, where the order depends on losses."""
+    training_pid: int = field(default_factory=os.getpid)
+    """The process that iterates."""
 
 
 class Engine:
@@ -69,11 +74,9 @@ class Engine:
         rendezvous: Callable[[World], Rendezvous] | None = None,
         number: Callable[[World], int] = number_of_meeting,
         apart: Apart | None = None,
-        recorder: Recorder | None = None,
     ) -> None:
         self.options = options
         self.counters = Counters()
-        self.recorder = recorder
         self._rendezvous = rendezvous
         self._number = number
         self._apart = apart
@@ -82,17 +85,24 @@ class Engine:
         self._live: LiveRates | None = None
         self._world = World()
         self._drawn: DrawnRun | None = None
+        self._tracing: Tracing | None = None
+        """What is recorded beside the work of a traced run."""
         # Held while windows are drawn, so that a summary does not see half of one.
         self._drawing = threading.Lock()
 
     def begin(self, begin: RunStart) -> Runner:
         """Return what makes the batches of an iteration; it is not started yet."""
         self._world = begin.world
+        if self.options.trace is not None:
+            # In the training process there is one already, with a role of its own.
+            rank = begin.world.rank
+            self.counters.recorder = recorder_of(self.options.trace, role="engine", rank=rank)
         self._open(begin)
         opened = self._opened
+        if self.counters.recorder is not None and self._tracing is None:
+            self._tracing = self._begin_tracing(self.counters.recorder, begin)
         around = Around(
             counters=self.counters,
-            recorder=self.recorder,
             live=self.live_rates(),
             holding=None if opened is None else opened.holding,
             cluster=None if opened is None else opened.cluster,
@@ -109,6 +119,20 @@ class Engine:
                 stream, span.start, span.end_epoch, runner.known, self._seen.draws
             )
         return runner
+
+    def _begin_tracing(self, recorder: Recorder, begin: RunStart) -> Tracing:
+        workers = None if self._apart is None else self._apart.workers.pids
+        cluster = None if self._opened is None else self._opened.cluster
+        tracing = Tracing(
+            recorder,
+            pids=partial(_pids, begin.training_pid, workers),
+            world=begin.world,
+            clock=None if cluster is None else cluster.clock_of_first,
+        )
+        tracing.start(self.seen().tiers)
+        # Also where nobody closes this: the thread that samples does not hold it.
+        weakref.finalize(self, tracing.stop)
+        return tracing
 
     def _course(self, begin: RunStart) -> SharedCourse | None:
         if not isinstance(self.options.order, ImportanceOrder):
@@ -203,7 +227,16 @@ class Engine:
 
     def close(self) -> None:
         """Let go of tiers and other nodes."""
+        seen = self.seen() if self._opened is not None or self._tracing is not None else None
+        if self._tracing is not None and seen is not None:
+            self._tracing.end(seen.tiers)
+            self._tracing = None
         if self._opened is not None:
-            self.seen()
             self._opened.close()
             self._opened = None
+
+
+def _pids(training_pid: int, workers: Callable[[], list[int]] | None) -> list[int]:
+    """Return the processes of a run: the training process, this one, its workers."""
+    own = dict.fromkeys([training_pid, os.getpid()])
+    return [*own, *(workers() if workers is not None else ())]

@@ -37,6 +37,7 @@ from penstock.flow.limit import MARKS_MAX
 from penstock.flow.live import STORE, LiveRates
 from penstock.flow.reading import gap_bytes, reads_block_whole, stores_of
 from penstock.storage.retry import waiting_since
+from penstock.trace import Flag, Recorder
 
 _JOIN_S = 1.0
 """How long the end of a run waits for reads under way: one that hangs would hang for longer."""
@@ -90,13 +91,25 @@ class PeerRead(Read, Protocol):
         ...
 
 
+class For(NamedTuple):
+    """What reads are wanted for, as a trace says it."""
+
+    step: int = -1
+    epoch: int = -1
+    flags: int = 0
+
+
+NOBODY = For()
+
+
 class _Fetching:
     """A read that is wanted."""
 
-    __slots__ = ("began_s", "done", "error", "is_of_peer", "is_over", "num_out", "read")
+    __slots__ = ("began_s", "done", "error", "is_of_peer", "is_over", "num_out", "read", "what_for")
 
-    def __init__(self, read: Read, done: Done) -> None:
+    def __init__(self, read: Read, done: Done, what_for: For) -> None:
         self.read = read
+        self.what_for = what_for
         self.is_of_peer = peer_of(read.sources[0]) is not None
         self.done = done
         self.num_out = 0
@@ -116,8 +129,10 @@ class Fetcher:
         requests_max: int,
         live: LiveRates | None = None,
         clock: Clock | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._flow = flow
+        self._recorder = recorder
         self._live = live
         self._requests_max = requests_max
         self._threads_max = requests_max + _HEDGE_THREADS + 1
@@ -175,7 +190,7 @@ class Fetcher:
 
     # -- what the runner says ----------------------------------------------------------------
 
-    def want(self, wants: Sequence[tuple[Read, Done]], step: int) -> None:
+    def want(self, wants: Sequence[tuple[Read, Done]], step: int, what_for: For = NOBODY) -> None:
         """Have reads done for a step; whichever thread did one calls what stands beside it."""
         if not wants:
             return
@@ -184,7 +199,7 @@ class Fetcher:
             for read, done in wants:
                 number = self._num_wanted
                 self._num_wanted += 1
-                fetching = self._fetching[number] = _Fetching(read, done)
+                fetching = self._fetching[number] = _Fetching(read, done, what_for)
                 self._num_of_peers += fetching.is_of_peer
                 fetches.append(
                     Fetch(
@@ -286,6 +301,11 @@ class Fetcher:
                     self._tick.wait(None if wake_s is None else -late_s)
 
     def _do(self, begin: Begin, fetching: _Fetching) -> None:
+        if self._recorder is not None:
+            step, epoch, flags = fetching.what_for
+            # A copy whose forerunner has failed is the next attempt, not a hedge.
+            is_hedge = begin.copy > 0 and fetching.num_out > 1
+            self._recorder.working_on(step, epoch, flags | Flag.HEDGE * is_hedge)
         if peer_of(begin.source) is not None:
             self._ask(begin, fetching)
             return

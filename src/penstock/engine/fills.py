@@ -19,6 +19,7 @@ from penstock.engine.holding import Holding
 from penstock.flow import SourceRates
 from penstock.flow.reading import ClaimPatience
 from penstock.storage.tier import Tier
+from penstock.trace import Kind, Recorder
 
 _LOOK_S = 0.002
 """Between two looks whether somebody else has finished a unit."""
@@ -130,8 +131,10 @@ class Fills:
         *,
         of_peers: OfPeers | None = None,
         is_damaged: Callable[[int, memoryview], bool] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.holding = holding
+        self._recorder = recorder
         self._of_peers = of_peers
         self.is_damaged = is_damaged or (lambda unit, data: False)
         """Whether bytes are not those of a unit, as far as the index knows."""
@@ -251,7 +254,7 @@ class Fills:
         """Take a claimed unit from another tier of the node, if it is there."""
         data = self.holding.read_elsewhere(fill.unit)
         if data is not None:
-            self._take(fill, data, may_write=True)
+            self._take([fill], [data], may_write=True)
         return data is not None
 
     def still_missing(self, claimed: list[Fill]) -> list[Fill]:
@@ -263,8 +266,7 @@ class Fills:
     def fetch(self, run: list[Fill], *, may_write: bool) -> int:
         """Fetch neighbouring units from their store; return how often it had to be asked again."""
         parts, num_retries = self._fetch(run[0].unit, len(run))
-        for fill, data in zip(run, parts, strict=True):
-            self._take(fill, data, may_write=may_write)
+        self._take(run, parts, may_write=may_write)
         return num_retries
 
     def take_copy(self, fill: Fill, data: memoryview) -> None:
@@ -273,17 +275,34 @@ class Fills:
             fill.data = data
             return
         try:
-            self._take(fill, data, may_write=True)
+            self._take([fill], [data], may_write=True)
         finally:
             self.release(fill)
 
     def take_claimed(self, fill: Fill, data: memoryview) -> None:
         """Put into the tier what a peer has sent for a unit that we have claimed."""
-        self._take(fill, data, may_write=True)
+        self._take([fill], [data], may_write=True)
 
-    def _take(self, fill: Fill, data: memoryview, *, may_write: bool) -> None:
-        """Put bytes into the tier; what cannot go there is kept for those who wait for it."""
-        tier = fill.claimed
-        has_written = may_write and tier is not None and tier.write(fill.unit, data)
-        if fill.keeps_data or not has_written:
+    def _take(self, fills: list[Fill], parts: list[memoryview], *, may_write: bool) -> None:
+        """Put bytes into the tiers; what cannot go there is kept for those who wait for it."""
+        begin_ns = 0 if self._recorder is None else time.perf_counter_ns()
+        written: dict[str, tuple[int, int]] = {}
+        for fill, data in zip(fills, parts, strict=True):
+            tier = fill.claimed
+            if may_write and tier is not None and tier.write(fill.unit, data):
+                count, size_bytes = written.get(tier.source, (0, 0))
+                written[tier.source] = count + 1, size_bytes + len(data)
+                if not fill.keeps_data:
+                    continue
             fill.data = data
+        if self._recorder is not None:
+            now_ns = time.perf_counter_ns()
+            for source, (count, size_bytes) in written.items():
+                self._recorder.span(
+                    Kind.TIER_FILL,
+                    begin_ns,
+                    now_ns,
+                    source_id=self._recorder.name(source),
+                    size_bytes=size_bytes,
+                    count=count,
+                )

@@ -40,6 +40,8 @@ def can_gather(bounds: tuple[BoundPart, ...]) -> bool:
 class GatherMaker:
     """Makes batches of fixed rows."""
 
+    decodes_here = True
+
     def __init__(
         self, bounds: tuple[BoundPart, ...], pool: BufferPool, reader: SampleReader
     ) -> None:

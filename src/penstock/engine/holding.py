@@ -34,6 +34,7 @@ from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import PAGE_BYTES, TierShape
 from penstock.storage.tier_sizes import Wish
+from penstock.trace import Kind
 
 Flags = npt.NDArray[np.bool_]
 
@@ -295,8 +296,7 @@ class Holding:
                 ):
                     damaged = tier.copy(units, inside, sizes, view, starts[chosen])
                 held[chosen[damaged]] = False
-                seconds = time.perf_counter() - begin
-                counters.add_reads(tier.source, int(sizes.sum()), len(chosen), seconds)
+                count_tier_read(tier, begin, int(sizes.sum()), len(chosen), counters)
         return np.flatnonzero(~held)
 
     def _ranges_in(
@@ -313,8 +313,27 @@ class Holding:
         for number, tier in enumerate(self.tiers.tiers):
             chosen = held & (tier_of == number)
             if chosen.any():
-                size_bytes = int(lengths[chosen].sum())
-                counters.add_reads(tier.source, size_bytes, int(chosen.sum()), 0.0)
+                begin = time.perf_counter()
+                count_tier_read(
+                    tier, begin, int(lengths[chosen].sum()), int(chosen.sum()), counters
+                )
+
+
+def count_tier_read(
+    tier: Tier, begin_s: float, size_bytes: int, num_samples: int, counters: Counters
+) -> None:
+    """Count what was read from a tier since `begin_s`, and record it."""
+    now_s = time.perf_counter()
+    counters.add_reads(tier.source, size_bytes, num_samples, now_s - begin_s)
+    if (recorder := counters.recorder) is not None:
+        recorder.span(
+            Kind.TIER_READ,
+            round(begin_s * 1e9),
+            round(now_s * 1e9),
+            source_id=recorder.name(tier.source),
+            size_bytes=size_bytes,
+            count=num_samples,
+        )
 
 
 def _can_move(dataset: Dataset | Mixture) -> bool:

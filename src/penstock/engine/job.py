@@ -135,6 +135,9 @@ class Job:
 class Maker(Protocol):
     """One way to turn bytes into batches."""
 
+    decodes_here: bool
+    """Whether `work` does the work itself; else worker processes do, and record it."""
+
     def plan(self, job: Job) -> list[Piece]:
         """Prepare a job and return the pieces it falls into."""
         ...

@@ -39,6 +39,7 @@ from penstock.plan.homes import Node, cluster_homes
 from penstock.plan.spans import spans_of
 from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Disk, Memory, Wish
+from penstock.trace import Recorder
 from penstock.units import bytes_of
 from penstock.world import World
 
@@ -121,7 +122,8 @@ def join_cluster(here: Here, counters: Counters) -> Cluster:
     if not holding.tiers.tiers and world.is_first_of_node:
         _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
     filling = Filling(holding, here.num_samples)
-    serving = _serving(here, filling) if world.is_first_of_node else None
+    recorder = counters.recorder
+    serving = _serving(here, filling, recorder) if world.is_first_of_node else None
     try:
         joined = join(
             here.rendezvous,
@@ -152,12 +154,12 @@ def _refuse_no_room(joined: Joined) -> None:
         raise OptionError(NO_TIERS)
 
 
-def _serving(here: Here, filling: Filling) -> Serving:
+def _serving(here: Here, filling: Filling, recorder: Recorder | None) -> Serving:
     """Return the server of this node: the node service, or one in this process."""
     holding, grant = here.holding, here.grant
     if grant.node is not None and grant.opened is not None:
         return ServedByNode(grant.node, grant.opened, holding.name, filling)
-    return ServedHere(holding, filling, holding.tiers.identity, _transport())
+    return ServedHere(holding, filling, holding.tiers.identity, _transport(), recorder)
 
 
 def _member(here: Here, serving: Serving) -> Member:

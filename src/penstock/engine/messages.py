@@ -64,6 +64,8 @@ class MadeBatches(NamedTuple):
     counted: Counted | None = None
     decode_ns: tuple[int, int] = (0, 0)
     """From when to when they were made."""
+    size_bytes: int = 0
+    """Of all of them."""
 
 
 class FrontNotice(NamedTuple):

@@ -24,6 +24,7 @@ from penstock.order import BlocksOrder, ColdOrder, Order
 from penstock.order.importance import Importance
 from penstock.order.keys import seed_of
 from penstock.storage.tier_sizes import Disk, Memory
+from penstock.trace.recorder import TRACE_VARIABLE
 from penstock.units import bytes_of
 from penstock.world import World
 
@@ -212,7 +213,12 @@ def _peers_of(peers: Any) -> bool | str:
     return flag_of("peers, if it does not name a folder or bucket,", peers)
 
 
-def _trace_of(trace: Any) -> str | Path | None:
-    if trace is None or isinstance(trace, str | Path):
-        return trace
-    raise OptionError(f"trace must be the name of a file to write, got {trace!r}")
+def _trace_of(trace: Any) -> str | None:
+    if trace is None:
+        # `penstock trace` sets it, for loaders of programs that know nothing of tracing.
+        trace = os.environ.get(TRACE_VARIABLE) or None
+    if trace is None:
+        return None
+    if isinstance(trace, str | Path):
+        return str(Path(trace).absolute())  # Engine and workers may stand elsewhere.
+    raise OptionError(f"trace must be the name of a folder to record in, got {trace!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -34,6 +34,16 @@ _WAIT_S = 600.0
 """A peer may take so long to have what it fetches itself; it says that it is there meanwhile."""
 _BRING_S = 5.0
 """A peer that is asked for what it has now answers, or is given up sooner than this."""
+
+
+class Asked(NamedTuple):
+    """A question to a peer, as it is recorded once it is answered."""
+
+    source: str
+    begin_ns: int
+    step: int = -1
+    epoch: int = -1
+    flags: int = 0
 
 
 class Asking(Protocol):
@@ -63,8 +73,16 @@ class Asking(Protocol):
         """Return memory for an answer."""
         ...
 
-    def count(self, size_bytes: int, num_ranges: int, seconds: float) -> None:
+    def begun(self, source: str) -> Asked:
+        """Return what `count` and `failed` are told, for a question that is asked now."""
+        ...
+
+    def count(self, asked: Asked, size_bytes: int, num_ranges: int, answer: Answer) -> None:
         """Count what came from a peer."""
+        ...
+
+    def failed(self, asked: Asked) -> None:
+        """Take note that a peer did not answer."""
         ...
 
     @property
@@ -152,10 +170,13 @@ class RangesRead:
         missing = self._missing()
         ranges = self.wanted.ranges[missing]
         into = self._cluster.buffer(int(ranges[:, 4].sum()))
+        asked = self._cluster.begun(source)
 
         def done(answer: Answer | PeerError) -> None:
-            if not isinstance(answer, PeerError):
-                answer = self._arrived(source, missing, into, answer) or answer
+            if isinstance(answer, PeerError):
+                self._cluster.failed(asked)
+            else:
+                answer = self._arrived(asked, missing, into, answer) or answer
             answered(answer if isinstance(answer, PeerError) else None)
 
         wait_s = _WAIT_S if self._may_wait_at(source) else 0.0
@@ -163,9 +184,10 @@ class RangesRead:
         self._cluster.ask(source, ask, into, parked=deferred, done=done)
 
     def _arrived(
-        self, source: str, missing: list[int], into: memoryview, answer: Answer
+        self, asked: Asked, missing: list[int], into: memoryview, answer: Answer
     ) -> PeerError | None:
         """Take what is good; return an error if that is not all of it."""
+        source = asked.source
         wanted, absent = self.wanted, set(answer.absent)
         lengths = wanted.ranges[missing, 4].tolist()
         sums = _expected(wanted, missing, answer)
@@ -181,7 +203,7 @@ class RangesRead:
                 continue
             size_bytes += lengths[i]
             self._take(number, data)
-        self._cluster.count(size_bytes, len(missing) - len(absent), answer.seconds)
+        self._cluster.count(asked, size_bytes, len(missing) - len(absent), answer)
         if damaged:
             self._cluster.blame(source, f"other bytes than were indexed of {damaged}")
             return PeerError(f"{source} sent wrong bytes of {damaged}", kind="broken")
@@ -232,11 +254,12 @@ class UnitsRead(FillRun):
         """Ask a peer for all of them."""
         into = self._cluster.buffer(self.size_bytes)
         self._is_asked = True
+        asked = self._cluster.begun(source)
 
         def take(answer: Answer) -> None:
             error: BaseException | None
             try:
-                error = self._arrived(source, into, answer, self._work.take_copy)
+                error = self._arrived(asked, into, answer, self._work.take_copy)
             except BaseException as raised:  # It is raised where the batch is asked for.
                 error = raised
             self._is_asked = False
@@ -244,6 +267,7 @@ class UnitsRead(FillRun):
 
         def done(answer: Answer | PeerError) -> None:
             if isinstance(answer, PeerError):
+                self._cluster.failed(asked)
                 self._is_asked = False
                 answered(answer)
             else:
@@ -258,6 +282,7 @@ class UnitsRead(FillRun):
         The units are claimed by the caller.
         """
         into = self._cluster.buffer(self.size_bytes)
+        asked = self._cluster.begun(source)
         answers: list[Answer | PeerError] = []
         brought: list[Fill] = []
         has_come = threading.Event()
@@ -273,16 +298,19 @@ class UnitsRead(FillRun):
         ask = Ask(shelf=self._cluster.shelf, ranges=self._ranges)
         self._cluster.ask(source, ask, into, parked=lambda: None, done=done)
         if has_come.wait(_BRING_S) and not isinstance(answers[0], PeerError):
-            self._arrived(source, into, answers[0], take)
+            self._arrived(asked, into, answers[0], take)
+        else:
+            self._cluster.failed(asked)
         return brought
 
     def _arrived(
         self,
-        source: str,
+        asked: Asked,
         into: memoryview,
         answer: Answer,
         take: Callable[[Fill, memoryview], None],
     ) -> PeerError | None:
+        source = asked.source
         lengths, start, damaged = self._ranges[:, 4].tolist(), 0, -1
         absent = set(answer.absent)
         size_bytes = 0
@@ -298,7 +326,7 @@ class UnitsRead(FillRun):
                 continue
             size_bytes += lengths[i]
             take(fill, data)
-        self._cluster.count(size_bytes, len(self.fills) - len(absent), answer.seconds)
+        self._cluster.count(asked, size_bytes, len(self.fills) - len(absent), answer)
         if damaged >= 0:
             self._cluster.blame(source, f"other bytes than were indexed of unit {damaged}")
             return PeerError(f"{source} sent wrong bytes of unit {damaged}", kind="broken")

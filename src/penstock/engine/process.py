@@ -18,7 +18,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,13 +41,17 @@ from penstock.engine.messages import (
     PackedSlots,
     Payload,
 )
+from penstock.engine.metrics import cpu_and_memory, metrics_for
 from penstock.engine.runner import Runner
 from penstock.engine.shared import Outbox, SharedParcel, SharedPool, SharedSegments, packed
+from penstock.engine.snapshot import LiveCounts, LiveSnapshot
 from penstock.engine.stats import MemoryStats
 from penstock.engine.worker_number import LoopTimes, WorkerNumber
 from penstock.engine.workers import Workers, wait_for
 from penstock.storage.passing import PassedBytes
-from penstock.trace import Recorder
+
+if TYPE_CHECKING:
+    from penstock.engine.web import Web
 
 _ON_THE_WAY = 2
 """Jobs that are sent before the front has taken them."""
@@ -151,6 +155,10 @@ class SentRun:
         """Time that the front has waited in this iteration."""
         self._waits_since_s: float | None = None
         self._num_taken = 0
+        self._num_samples = 0
+        self._began_s = time.monotonic()
+        self.epoch = -1
+        """Of the latest batch that the front has taken."""
         self._process = process
         # Counts jobs that may be sent; the front's word that it took one adds to it.
         self._room = threading.Semaphore(_ON_THE_WAY)
@@ -172,6 +180,21 @@ class SentRun:
         waiting_s = 0.0 if since_s is None else time.monotonic() - since_s
         return LoopTimes(wait_s=self.wait_s + waiting_s, num_batches=self._num_taken)
 
+    def counts(self) -> LiveCounts:
+        """Return what the training loop has got in this iteration."""
+        loop = self.loop_times()
+        return LiveCounts(
+            samples=self._num_samples,
+            batches=loop.num_batches,
+            elapsed_s=time.monotonic() - self._began_s,
+            stall_s=loop.wait_s,
+        )
+
+    @property
+    def num_ready(self) -> int:
+        """Batches that are made and that the front has not taken."""
+        return self.runner.num_ready + sum(left for _, left in list(self._sent))
+
     def notice(self, notice: FrontNotice) -> None:
         """Take note of what the front has done."""
         self.wait_s = notice.wait_s
@@ -185,6 +208,9 @@ class SentRun:
         """Take note that the front has taken batches."""
         for _ in range(num_batches):
             job, left = self._sent[0]
+            slot = job.slots[-left]
+            self._num_samples += slot.num_counted
+            self.epoch = slot.epoch
             if left > 1:
                 self._sent[0] = job, left - 1
                 continue
@@ -241,9 +267,12 @@ class EngineProcess:
             rendezvous=lambda world: AtFront(control),
             number=lambda world: AtFront(control).number(),
             apart=Apart(pool=self._pool, workers=self._workers),
-            recorder=None if options.trace is None else Recorder(),
         )
         self._run: SentRun | None = None
+        self._counting: tuple[LiveCounts, SentRun | None] = (LiveCounts(), None)
+        """What iterations that are over have counted, and the one that goes on. One value, so that
+        whoever asks for metrics never sees an iteration twice, or not at all."""
+        self._metrics: Web | None = None
         self._given_up: list[Any] = []
         """Memory of workers that is never released."""
 
@@ -279,9 +308,6 @@ class EngineProcess:
         if ask.word == "machine":
             live = self._engine.live_rates()
             return None if live is None else live.machine()
-        if ask.word == "trace":
-            recorder = self._engine.recorder
-            return [] if recorder is None else recorder.events()
         if ask.word == "pids":
             return self._workers.pids()
         assert ask.word == "close", ask
@@ -319,6 +345,10 @@ class EngineProcess:
             most = workers_max(begin.begin.world)
             self._number = WorkerNumber(self._workers, most=most, told=run.loop_times)
             self._number.start()
+        self._counting = self._counting[0], run
+        if self._metrics is None:
+            world = begin.begin.world
+            self._metrics = metrics_for(world, lambda: self.snapshot(world.rank))
         run.start()
         return self._engine.run_id
 
@@ -329,12 +359,37 @@ class EngineProcess:
         if self._number is not None:
             self._number.stop()
             self._number = None
+        self._counting = self._counting[0] + self._run.counts(), None
         self._run.stop()
         self._run = None
 
     def counted(self) -> Any:
         """Return the counts so far."""
         return self._engine.counters.counted()
+
+    def snapshot(self, rank: int) -> LiveSnapshot:
+        """Return how this rank does, for metrics; reads a few small files of the kernel."""
+        before, run = self._counting
+        counts = before if run is None else before + run.counts()
+        counted = self.counted()
+        engine_s, memory_bytes = cpu_and_memory(os.getpid())
+        workers = [cpu_and_memory(pid) for pid in self._workers.pids()]
+        return LiveSnapshot(
+            rank=rank,
+            host=socket.gethostname(),
+            at_s=time.time(),
+            epoch=-1 if run is None else run.epoch,
+            counts=replace(
+                counts,
+                decode_s=counted.decode_s,
+                sources=counted.sources,
+                cpu_s={"engine": engine_s, "worker": sum(cpu_s for cpu_s, _ in workers)},
+            ),
+            ready_batches=None if run is None else run.num_ready,
+            memory_bytes=memory_bytes
+            + sum(size_bytes for _, size_bytes in workers)
+            + self._pool.segments.size_bytes,
+        )
 
     # -- batches -----------------------------------------------------------------------------
 
@@ -376,6 +431,7 @@ class EngineProcess:
             is_joined=is_joined,
             counted=self.counted(),
             decode_ns=job.decode_ns,
+            size_bytes=job.size_bytes,
         )
         self.send(made, parcel)
 

@@ -31,6 +31,7 @@ from penstock.engine.warmth import Warmth
 from penstock.storage.base import ObjectInfo
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
+from penstock.trace import Kind, Recorder
 
 if TYPE_CHECKING:
     from penstock.engine.stages import GroupStage
@@ -116,6 +117,9 @@ class SampleReader:
         )
         seconds = time.perf_counter() - begin
         self._counters.add_reads(bound.store.source, sum(lengths), len(lengths), seconds)
+        if self._counters.recorder is not None:
+            first = bound.part.tables[table].key(numbers[0]), offsets[0]
+            self._record(self._counters.recorder, bound, begin, first, (sum(lengths), len(lengths)))
 
     def rows_into(self, group: Group, table: int, piece: Piece, target: Bytes) -> None:
         """Copy samples of one width, each to its row of `target`."""
@@ -142,6 +146,32 @@ class SampleReader:
         check_copies(group.bound, ids, lambda j: target[where[j]].data)
         size_bytes = len(ids) * target.shape[1]
         self._counters.add_reads("folder", size_bytes, len(ids), time.perf_counter() - begin)
+        if self._counters.recorder is not None:
+            number = 0 if numbers is None else int(numbers[0])
+            base, stride, _ = layout.even_layout()
+            row = int(ids[0] - first_sample[number])
+            at = layout.key(number), int(base[number]) + int(stride[number]) * row
+            self._record(self._counters.recorder, group.bound, begin, at, (size_bytes, len(ids)))
+
+    def _record(
+        self,
+        recorder: Recorder,
+        bound: BoundPart,
+        begin_s: float,
+        at: tuple[str, int],
+        much: tuple[int, int],
+    ) -> None:
+        """Record reads of a piece as one row, with the place of the first of them."""
+        recorder.span(
+            Kind.FETCH,
+            round(begin_s * 1e9),
+            time.perf_counter_ns(),
+            object_id=recorder.name(at[0]),
+            source_id=recorder.name(bound.store.source),
+            offset=at[1],
+            size_bytes=much[0],
+            count=much[1],
+        )
 
     def can_map(self, bound: BoundPart, table: int) -> bool:
         """Return whether objects are mapped: files, and few enough to stay open all at once."""

@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any
 
 from penstock.engine.ahead import FillAhead
-from penstock.engine.fetcher import Fetcher
+from penstock.engine.fetcher import Fetcher, For
 from penstock.engine.fills import FillRun
 from penstock.engine.job import Job, Maker, Piece
 from penstock.engine.staging import Staged, Stager
 from penstock.flow.planning import may_fill, may_plan
-from penstock.trace import Kind, Recorder
+from penstock.trace import Flag, Kind, Recorder
+from penstock.trace.loop import WorkTimes
 
 _JOIN_S = 5.0
 _SMALL_BYTES = 32
@@ -51,6 +52,7 @@ class Runner:
         self._fetcher = fetcher
         self._ahead = ahead
         self._recorder = recorder
+        self._work_times = WorkTimes()
         self._num_threads = num_threads
         self._stage_bytes_max = stage_bytes_max
         # Reentrant, because `stop` may be called by the garbage collector, which may run inside
@@ -154,6 +156,12 @@ class Runner:
         if self._stager.residency is not None:
             self._stager.residency.taken(job.number)
         self._fetcher.consumed(job.number)
+
+    @property
+    def num_ready(self) -> int:
+        """Batches that are made and that `next` has not returned."""
+        with self._ready:
+            return sum(len(job.slots) for job in self._stage if job.is_done)
 
     def _is_next_ready(self) -> bool:
         return bool(self._stage) and self._stage[0].is_done
@@ -268,7 +276,7 @@ class Runner:
         assert self._stager.fills is not None
         fills = self._ahead.next()
         for number, read in fills:
-            self._fetcher.want([(read, partial(self._filled, read))], number)
+            self._fetcher.want([(read, partial(self._filled, read))], number, _AHEAD)
         with self._work_here:
             self._is_filling = False
             self._wake_filler()
@@ -301,8 +309,12 @@ class Runner:
                 job.size_bytes += job.staged_bytes
         except BaseException as caught:  # Whatever it is, the consumer must see it.
             error, job = caught, Job(slots=[], groups=[], num_samples=0)
-        if self._recorder is not None and job is not None:
-            self._recorder.span(Kind.PLAN, begin, time.perf_counter_ns(), reads=len(staged.reads))
+        if self._recorder is not None and job is not None and job.slots:
+            num_reads = len(staged.reads) + len(staged.fill_reads)
+            step, epoch = job.slots[0].step, job.slots[0].epoch
+            self._recorder.span(
+                Kind.PLAN, begin, time.perf_counter_ns(), step=step, epoch=epoch, count=num_reads
+            )
         with self._work_here:
             self._is_planning = False
             if job is None:
@@ -336,10 +348,10 @@ class Runner:
         """Have a job's reads done; whichever comes last sets its pieces free."""
         countdown = _Countdown(len(staged.reads) + len(staged.fills), pieces)
         done = partial(self._read_done, job, countdown)
-        self._fetcher.want([(read, done) for read in staged.reads], job.number)
-        self._fetcher.want(
-            [(read, partial(self._filled, read)) for read in staged.fill_reads], job.number
-        )
+        what_for = For(job.slots[0].step, job.slots[0].epoch)
+        self._fetcher.want([(read, done) for read in staged.reads], job.number, what_for)
+        fills = [(read, partial(self._filled, read)) for read in staged.fill_reads]
+        self._fetcher.want(fills, job.number, what_for)
         for fill in staged.fills:
             fill.when_done(done)
 
@@ -355,11 +367,27 @@ class Runner:
     def _do(self, job: Job, piece: Piece) -> None:
         begin = time.perf_counter_ns()
         job.begun_ns = job.begun_ns or begin
+        begun = None if self._recorder is None else self._begin_work(self._recorder, job)
         error = _error_of(lambda: self._maker.work(job, piece) if job.error is None else None)
-        if self._recorder is not None:
-            n = piece.stop - piece.start
-            self._recorder.span(Kind.WORK, begin, time.perf_counter_ns(), samples=n)
+        if self._recorder is not None and begun is not None and self._maker.decodes_here:
+            end, count = time.perf_counter_ns(), piece.stop - piece.start
+            cpu_ns, wait_ns = self._work_times.end(begun, end - begin)
+            self._recorder.span(
+                Kind.DECODE,
+                begin,
+                end,
+                count=count,
+                size_bytes=job.stored_bytes * count // job.num_samples,
+                cpu_ns=cpu_ns,
+                wait_ns=wait_ns,
+                flags=Flag.ERROR if error is not None else 0,
+            )
         self._settle(job, 1, error)
+
+    def _begin_work(self, recorder: Recorder, job: Job) -> tuple[int, int]:
+        """Have what this thread does recorded as work on a job."""
+        recorder.working_on(job.slots[0].step, job.slots[0].epoch)
+        return self._work_times.begin()
 
     def _read_done(self, job: Job, countdown: _Countdown, error: BaseException | None) -> None:
         with self._work_here:
@@ -386,14 +414,23 @@ class Runner:
             job.error = _error_of(lambda: job.results.extend(self._maker.finish(job)))
         job.state = None
         job.staged = {}
-        if self._recorder is not None:
-            self._recorder.span(Kind.FINISH, begin, time.perf_counter_ns())
+        end = time.perf_counter_ns()
         with self._ready:
             # What the user's own collate made may hide its size; then what was planned counts.
             size_bytes = max(size_of(job.results), job.stored_bytes)
             self._stage_bytes += size_bytes - job.size_bytes
             job.size_bytes = self._job_bytes = size_bytes
             job.done_ns, job.is_done = time.perf_counter_ns(), True
+            if self._recorder is not None and job.slots:
+                self._recorder.span(
+                    Kind.JOIN,
+                    begin,
+                    end,
+                    step=job.slots[0].step,
+                    epoch=job.slots[0].epoch,
+                    count=len(job.slots),
+                    size_bytes=size_bytes,
+                )
             if self._is_next_ready():
                 self._ready.notify_all()
 
@@ -410,6 +447,9 @@ def size_of(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(size_of(v) for v in value)
     return _SMALL_BYTES
+
+
+_AHEAD = For(flags=Flag.FILL)
 
 
 class _Countdown:

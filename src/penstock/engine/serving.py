@@ -22,6 +22,7 @@ from penstock.peers.members import Member
 from penstock.peers.shelf import TierShelf
 from penstock.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
 from penstock.peers.transport import Transport
+from penstock.trace import Kind, Recorder
 
 if TYPE_CHECKING:
     from penstock.engine.ahead import FillAhead
@@ -106,11 +107,15 @@ class ServedHere:
         filling: Filling,
         name: str,
         transport: Transport,
+        recorder: Recorder | None = None,
     ) -> None:
         self.name = name
+        self._recorder = recorder
+        self._nodes: dict[str, int] = {}
+        """Numbers of the members' nodes."""
         self._secrets: dict[bytes, bytes] = {}
         self._filling = filling
-        self._shelves = Shelves()
+        self._shelves = Shelves(None if recorder is None else self._served)
         self._holding = holding
         self.status: Callable[[], RunStatus] = RunStatus
         self._began_s = time.monotonic()
@@ -129,6 +134,7 @@ class ServedHere:
     def begin(self, joined: Joined, shelf: bytes) -> None:
         """Serve the tiers to the members of a run."""
         tiers = self._holding.tiers
+        self._nodes = {member.name: member.node for member in joined.members}
         self._secrets[joined.run_id] = joined.secret
         filling = self._filling
         self._shelves.add(
@@ -140,6 +146,19 @@ class ServedHere:
                 filling.may_be_home,
             )
         )
+
+    def _served(self, peer: str, asked_ns: int, size_bytes: int, num_ranges: int) -> None:
+        """Record an answer."""
+        recorder = self._recorder
+        if recorder is not None and num_ranges:  # One that asks for nothing only looks for us.
+            recorder.span(
+                Kind.PEER_SERVE,
+                asked_ns,
+                time.perf_counter_ns(),
+                source_id=recorder.name(f"peer:{self._nodes.get(peer, -1)}"),
+                size_bytes=size_bytes,
+                count=num_ranges,
+            )
 
     def _status(self, run_id: bytes) -> dict[str, object]:
         del run_id  # there is one
@@ -163,6 +182,7 @@ class ServedHere:
                 num_connections=int(counts["connections"]),
                 num_refused=int(counts["refused"]),
                 runs=(self.status(),),
+                clock_ns=time.perf_counter_ns(),
             )
         )
 

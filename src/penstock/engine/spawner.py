@@ -34,6 +34,7 @@ from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.errors_apart import packed_error
 from penstock.engine.process import run_engine
 from penstock.engine.worker import WorkerProcess
+from penstock.trace.recorder import close_recorders
 
 ENGINE_NICE, WORKER_NICE = 5, 15
 """How far they stand back behind the training process. Workers stand back behind the engine, too:
@@ -138,6 +139,7 @@ class SpawnerProcess:
             start_process_name("penstock-engine")
             stand_back(ENGINE_NICE)
             run_engine(payload, [socket.socket(fileno=f) for f in files], FrameChannel(theirs))
+            close_recorders()  # `os._exit` skips what `atexit` was told.
 
         self._engine_pid = self._fork(run, keep=[*files, theirs.fileno()])
         for file in files:
@@ -161,6 +163,7 @@ class SpawnerProcess:
             with suppress(OSError, AttributeError):
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             WorkerProcess(FrameChannel(socket.socket(fileno=end)), self._payload.worker_job).run()
+            close_recorders()
 
         pid = self._fork(run, keep=[end])
         self._numbers[pid] = number

@@ -10,6 +10,7 @@ Groups without a stage lie in local files and are read on the spot as well.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +23,7 @@ from penstock.dataset.formats.checked import PlacedBlock
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
 from penstock.engine.fills import Fill
-from penstock.engine.holding import Holding, Places
+from penstock.engine.holding import Holding, Places, count_tier_read
 from penstock.engine.job import Group, Piece
 from penstock.engine.stats import Counters
 
@@ -174,9 +175,10 @@ class Tiered:
         places = self._places[table]
         unit, inside = int(places.units[j]), int(places.inside[j])
         length = int(self._group.extents[table].length[j])
+        begin_s = time.perf_counter()
         near = self._holding.read(unit, inside, length)
         if near is not None:
-            self._counters.add_reads(self._holding.tier(unit).source, length, 1, 0.0)
+            count_tier_read(self._holding.tier(unit), begin_s, length, 1, self._counters)
             return near
         fill = self.fills.get(unit)
         if fill is not None and fill.data is not None:

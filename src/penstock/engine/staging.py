@@ -35,9 +35,10 @@ from penstock.engine.stages import Blocks, Ranges, Raw, Spread, Tiered
 from penstock.flow import SourceRates
 from penstock.flow.routes import Way, way_of_store, ways_of
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
+from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.coalesce import merge_ranges
-from penstock.storage.retry import Retrying
-from penstock.trace import Kind
+from penstock.storage.retry import Retrying, attempts_seen
+from penstock.trace import Flag, Kind, Recorder
 
 if TYPE_CHECKING:
     from penstock.engine.cluster import Cluster
@@ -100,7 +101,6 @@ class Stager:
         """Runs seen so far, and whether no tier holds anything of them."""
         self._holding = holding = around.holding
         self._measured = measured
-        self._recorder = around.recorder
         self.cluster = cluster = around.cluster
         self.latest: tuple[Slot | None, int] = (None, 0)
         """The batch that was planned last, and the number of its job."""
@@ -115,6 +115,7 @@ class Stager:
                 measured.stores,
                 of_peers=None if cluster is None else _fills_of_peers(holding, cluster),
                 is_damaged=self._is_damaged,
+                recorder=around.recorder,
             )
             if residency is not None:
                 residency.is_coming = self.fills.is_pending
@@ -535,14 +536,45 @@ class Stager:
     def _timed(self, at: At, length: int) -> memoryview:
         info, store = at.bound.part.tables[at.table].info(at.object), at.bound.store
         begin = time.perf_counter_ns()
-        data = store.read_range(info, at.offset, length)
-        end = time.perf_counter_ns()
-        self._counters.add_reads(store.source, length, 1, (end - begin) / 1e9)
-        if self._recorder is not None:
-            self._recorder.span(
-                Kind.FETCH, begin, end, key=info.key, offset=at.offset, bytes=length
-            )
+        if self._counters.recorder is None:
+            data = store.read_range(info, at.offset, length)
+        else:
+            data = _recorded(self._counters.recorder, store, info, at.offset, length)
+        seconds = (time.perf_counter_ns() - begin) / 1e9
+        self._counters.add_reads(store.source, length, 1, seconds)
         return data
+
+
+def _recorded(
+    recorder: Recorder, store: Store, info: ObjectInfo, offset: int, length: int
+) -> memoryview:
+    """Return bytes from a store; each attempt is a row, and failed ones have no bytes."""
+
+    def seen(attempt: int, begin_ns: int, error: BaseException | None) -> None:
+        recorder.span(
+            Kind.FETCH,
+            begin_ns,
+            time.perf_counter_ns(),
+            object_id=recorder.name(info.key),
+            source_id=recorder.name(store.source),
+            offset=offset,
+            size_bytes=length if error is None else 0,
+            count=1,
+            attempt=attempt,
+            flags=Flag.NONE if error is None else Flag.ERROR,
+        )
+
+    if isinstance(store, Retrying):
+        with attempts_seen(seen):
+            return store.read_range(info, offset, length)
+    begin_ns = time.perf_counter_ns()
+    try:
+        data = store.read_range(info, offset, length)
+    except BaseException as error:
+        seen(0, begin_ns, error)
+        raise
+    seen(0, begin_ns, None)
+    return data
 
 
 def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:

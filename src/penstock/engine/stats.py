@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penstock.engine.cache_hits import CacheHits
 from penstock.engine.draws_seen import DrawsSeen
 from penstock.plan.placement import Kept
+from penstock.trace import Recorder
 from penstock.units import show_bytes, show_count, show_seconds
 
 
@@ -226,9 +227,15 @@ class Seen:
 
 
 class Counters:
-    """Reads and work while they are counted; safe to use from many threads."""
+    """Reads and work while they are counted; safe to use from many threads.
+
+    Whoever counts a read records it as well, if there is a recorder: so the bytes of a trace are
+    the bytes that were counted.
+    """
 
     def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        """Of this process, once a run begins that is traced."""
         self._lock = threading.Lock()
         self._decode_s = 0.0
         self._sources: dict[str, tuple[int, int, float]] = {}

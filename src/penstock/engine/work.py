@@ -50,6 +50,14 @@ class RowTarget:
     special: Any
 
 
+class WorkFor(NamedTuple):
+    """What work is done for, in runs that are traced."""
+
+    rank: int
+    step: int
+    epoch: int
+
+
 class CopyTarget(NamedTuple):
     """Where in a batch samples go."""
 
@@ -67,6 +75,7 @@ class CopyRequest(NamedTuple):
     table: int
     local_ids: Ints
     target: CopyTarget
+    work_for: WorkFor | None = None
     fresh: Sequence[tuple[int, int]] = ()
     gone: Sequence[int] = ()
     released: Sequence[tuple[int, int]] = ()
@@ -81,6 +90,7 @@ class WorkRequest(NamedTuple):
     targets: Mapping[str, RowTarget]
     whole: bool
     """Whether this is a whole batch, to be joined by the worker."""
+    work_for: WorkFor | None = None
     fresh: Sequence[tuple[int, int]] = ()
     """Segments that come with this message: numbers and sizes."""
     gone: Sequence[int] = ()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ from penstock.engine.work import (
     WorkReply,
     WorkRequest,
 )
+from penstock.trace import Flag, Kind, Recorder, recorder_of
+from penstock.trace.loop import WorkTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,8 @@ class WorkerJob:
     """Memory that a worker keeps for the bytes of samples, and as much shared memory for results
     that have no place yet."""
     at_random: bool
+    trace: str | None = None
+    """The folder that the run is recorded in."""
 
 
 class WorkerProcess:
@@ -66,6 +71,7 @@ class WorkerProcess:
         self._counters = Counters()
         self._private = BufferPool(job.kept_bytes, num_spare=1)
         self._reader = SampleReader(self._private, self._counters, at_random=job.at_random)
+        self._times = WorkTimes()
 
     def run(self) -> None:
         """EngineAnswer requests."""
@@ -83,6 +89,8 @@ class WorkerProcess:
 
     def _answer(self, request: WorkRequest | CopyRequest) -> None:
         begin = time.perf_counter()
+        recorder = self._recorder_for(request)
+        begun = None if recorder is None else (time.perf_counter_ns(), self._times.begin())
         parcel, error, size_bytes = None, None, 0
         try:
             if isinstance(request, CopyRequest):
@@ -95,6 +103,8 @@ class WorkerProcess:
                 parcel = packed(self._pieces(request), self._pool)
         except BaseException as caught:  # It is raised where the batch is asked for.
             error = packed_error(caught)
+        if recorder is not None and begun is not None and isinstance(request, WorkRequest):
+            self._record(recorder, request, *begun, is_error=error is not None)
         references = [] if parcel is None else parcel.references
         fresh, files = self._outbox.new_files([n for n, _, _ in references])
         reply = WorkReply(
@@ -108,6 +118,40 @@ class WorkerProcess:
             size_bytes=size_bytes,
         )
         self._channel.send(pickle.dumps(reply, 5), files)
+
+    def _recorder_for(self, request: WorkRequest | CopyRequest) -> Recorder | None:
+        """Return what records a request, and have all that is recorded belong to it."""
+        if request.work_for is None or self._job.trace is None:
+            return None
+        if self._counters.recorder is None:
+            # Not before: the rank is known when a run begins, and this process may be older.
+            self._counters.recorder = self._maker.recorder = recorder_of(
+                self._job.trace, role="worker", rank=request.work_for.rank
+            )
+        self._counters.recorder.working_on(request.work_for.step, request.work_for.epoch)
+        return self._counters.recorder
+
+    def _record(
+        self,
+        recorder: Recorder,
+        request: WorkRequest,
+        begin_ns: int,
+        begun: tuple[int, int],
+        *,
+        is_error: bool,
+    ) -> None:
+        end_ns = time.perf_counter_ns()
+        cpu_ns, wait_ns = self._times.end(begun, end_ns - begin_ns)
+        recorder.span(
+            Kind.DECODE,
+            begin_ns,
+            end_ns,
+            count=sum(len(some.local_ids) for some in request.samples),
+            size_bytes=sum(_stored_bytes(self._job.dataset, some) for some in request.samples),
+            cpu_ns=cpu_ns,
+            wait_ns=wait_ns,
+            flags=Flag.ERROR if is_error else Flag.NONE,
+        )
 
     def _copy(self, request: CopyRequest) -> None:
         memory, places, width = request.target
@@ -178,16 +222,34 @@ class WorkerProcess:
             for some in request.samples:
                 for place, sample in zip(some.places, self._made(some), strict=True):
                     samples[place] = sample
-            return wishes.collate(samples)
+            return self._joined(partial(wishes.collate, samples))
         sinks = Sinks(request.num_samples, self._pool)
         for some in request.samples:
             for place, sample in zip(some.places, self._made(some), strict=True):
                 sinks.put(place, as_mapping(sample))
-        fields = sinks.fields(wishes.padding)
+        fields = self._joined(partial(sinks.fields, wishes.padding))
         if self._maker.only_copies:
             bounds = [self._job.dataset.bound[some.part] for some in request.samples]
             fields = owned_lists(fields, bounds)
         return fields
+
+    def _joined(self, join: Callable[[], Any]) -> Any:
+        """Return what joins samples, and record how long that took."""
+        begin_ns = time.perf_counter_ns()
+        joined = join()
+        if self._counters.recorder is not None:
+            self._counters.recorder.span(Kind.JOIN, begin_ns, time.perf_counter_ns(), count=1)
+        return joined
+
+
+def _stored_bytes(dataset: Dataset | Mixture, some: SomeSamples) -> int:
+    """Return the bytes of samples as they are stored; of blocks, those of their fields."""
+    if isinstance(some.source, RawBytes):
+        return sum(int(lengths.sum()) for lengths in some.source.lengths)
+    if isinstance(some.source, SharedParcel):
+        return sum(size for _, _, size in some.source.references)
+    tables = dataset.bound[some.part].part.tables
+    return sum(int(table.extents(some.local_ids).length.sum()) for table in tables)
 
 
 class PieceColumns:

@@ -49,6 +49,7 @@ class ApartRun:
         self._waited_before_s = client.waited_s
         self.sent_bytes = 0
         self.decode_ns = (0, 0)
+        self.made_bytes = 0
         self._is_stopped = False
         with client.beginning:
             self._number = self._begin()
@@ -67,6 +68,7 @@ class ApartRun:
         self._cursor = slots[-1].cursor_after
         self.sent_bytes += len(made.data)
         self.decode_ns = made.decode_ns
+        self.made_bytes = made.size_bytes
         return batches_of(slots, self._client.opened(made))
 
     def _made(self) -> MadeBatches:

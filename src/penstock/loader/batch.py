@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from penstock.engine.convert import profiled
+from penstock.engine.runner import size_of
+from penstock.trace import Kind, Recorder
+
+
+class _Copies:
+    """Who records copies to the device. Not the batch: batches are pickled and kept."""
+
+    recorder: Recorder | None = None
+
+
+_copies = _Copies()
+
+
+def record_copies(recorder: Recorder) -> None:
+    """Have copies of all batches of this process recorded from now on."""
+    _copies.recorder = recorder
+
 
 _KINDS_SHOWN = 3
 """Kinds of entries of a list that are named when a batch is printed."""
@@ -71,9 +91,22 @@ class Batch(dict[str, Any]):
             weights=self.weights,
         )
 
+    @profiled("penstock.copy")
     def to(self, device: Any, *args: Any, **kwargs: Any) -> Batch:
         """Return the batch with everything that can move moved, as `tensor.to` does."""
-        return self._each(lambda value: _moved(value, "to", (device, *args), kwargs))
+        begin_ns = 0 if _copies.recorder is None else time.perf_counter_ns()
+        moved = self._each(lambda value: _moved(value, "to", (device, *args), kwargs))
+        if _copies.recorder is not None:
+            _copies.recorder.span(
+                Kind.COPY,
+                begin_ns,
+                time.perf_counter_ns(),
+                step=self.step,
+                epoch=self.epoch,
+                count=0 if self.ids is None else len(self.ids),
+                size_bytes=size_of(dict(self)),
+            )
+        return moved
 
     def pin_memory(self, device: Any = None) -> Batch:
         """Return the batch in page-locked memory; torch's DataLoader calls this."""

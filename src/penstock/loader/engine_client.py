@@ -81,6 +81,7 @@ def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
         wishes=wishes_of(options),
         kept_bytes=min(_WORKER_BYTES_MAX, options.look_ahead_bytes // _WORKER_SHARE),
         at_random=options.order.mode != "sequential",
+        trace=None if options.trace is None else str(options.trace),
     )
     out = io.BytesIO()
     payload = Payload(options=options, worker_job=job, num_workers=num_workers)
@@ -408,11 +409,6 @@ class EngineClient:
         """Return the machine as the engine sees it."""
         found: Machine | None = self._asked_now("machine")
         return found
-
-    def trace_events(self) -> list[dict[str, Any]]:
-        """Return what the engine has recorded."""
-        events: list[dict[str, Any]] = self._asked_now("trace") or []
-        return events
 
     def _asked_now(self, word: str) -> Any:
         """Ask the engine that is there; None where there is none, or it has just died."""

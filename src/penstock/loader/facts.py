@@ -26,7 +26,7 @@ def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:
         is_linux=sys.platform == "linux",
         is_free_threaded=not getattr(sys, "_is_gil_enabled", lambda: True)(),
         is_watched=sys.gettrace() is not None or threading.gettrace() is not None,
-        is_worker=_is_worker(),
+        is_worker=is_worker(),
         is_in_memory=in_memory,
         has_functions=options.transform is not None or options.collate is not None,
         data_bytes=sum(d.size_bytes for d in datasets_of(options.dataset)),
@@ -39,7 +39,7 @@ def _number_of(options: LoaderOptions) -> int | None:
     return options.workers if isinstance(options.workers, int) else None
 
 
-def _is_worker() -> bool:
+def is_worker() -> bool:
     """Return whether this is a worker of torch's DataLoader or another daemon of its kind."""
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:

@@ -230,7 +230,7 @@ class LoaderImportance:
         One HTML file that needs nothing else. The scores are the same on all ranks, so one rank is
         enough; windows and epochs are those since the loader was made.
         """
-        from penstock.loader.importance_page import ImportanceView, page_html
+        from penstock.loader.importance_page import ImportanceView, importance_html
 
         order, seen = self.order, self.seen()
         epoch, _, _ = order.span(self._course.window)
@@ -246,7 +246,7 @@ class LoaderImportance:
             next_draws=order.draws(next_window, self.table()),
         )
         path = Path(path)
-        path.write_text(page_html(view), encoding="utf-8")
+        path.write_text(importance_html(view), encoding="utf-8")
         return path
 
     def __repr__(self) -> str:

@@ -7,15 +7,19 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.engine.convert import Convert
+from penstock.engine.convert import Convert, profiled
 from penstock.engine.job import Slot, batches_of
 from penstock.engine.runner import Runner
 from penstock.engine.stats import Delivered
 from penstock.errors import OptionError, StateError
 from penstock.loader.batch import Batch
-from penstock.trace import Kind, Recorder
+from penstock.trace import Recorder
+from penstock.trace.loop import LoopRecorder
+from penstock.trace.schema import Flag, Kind
+from penstock.trace.windows import ResidentWindows
 
 
 class BatchRun(Protocol):
@@ -25,6 +29,8 @@ class BatchRun(Protocol):
     """Bytes of batches that were copied to this process."""
     decode_ns: tuple[int, int]
     """From when to when the latest batches were made (perf_counter_ns)."""
+    made_bytes: int
+    """Bytes of the latest batches, as far as they are known."""
 
     def next(self) -> list[tuple[Slot, Any]] | None:
         """Return the next batches, or None when there are no more."""
@@ -54,6 +60,7 @@ class HereRun:
         self.runner = runner
         self._wait_s = 0.0
         self.decode_ns = (0, 0)
+        self.made_bytes = 0
 
     @property
     def wait_s(self) -> float:
@@ -74,12 +81,23 @@ class HereRun:
             self._wait_s += time.perf_counter() - begin
         if job is None:
             return None
-        self.decode_ns = job.decode_ns
+        self.decode_ns, self.made_bytes = job.decode_ns, job.size_bytes
         return batches_of(job.slots, job.results)
 
     def stop(self) -> None:
         """End its threads."""
         self.runner.stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """How an iteration is recorded."""
+
+    recorder: Recorder
+    ended: Callable[[], None]
+    """Called when there are no more batches, before it is closed."""
+    is_loop: bool = True
+    """Whether the thread that asks is the training loop."""
 
 
 class Iteration(Iterator[Any]):
@@ -92,16 +110,23 @@ class Iteration(Iterator[Any]):
         convert: Convert,
         *,
         delivered: Callable[[Slot], None],
-        recorder: Recorder | None,
+        recorded: Recorded | None,
+        windows: ResidentWindows | None = None,
         holds: object = None,
     ) -> None:
         self.run = run
+        self._windows = windows
         self._holds = holds
         """What its threads use, for as long as they live: the loader may be gone before."""
         self._counters = counters
         self._convert = convert
         self._delivered = delivered
-        self._recorder = recorder
+        self._recorded = recorded
+        self._loop: LoopRecorder | None = None
+        if recorded is not None:
+            self._loop = LoopRecorder(recorded.recorder, launches=recorded.is_loop)
+        self._batch_bytes = 0
+        """Of each batch that is ready, where their job makes several."""
         self._ready: deque[tuple[Slot, Any]] = deque()
         self._pid = os.getpid()
         self._began = time.perf_counter()
@@ -130,9 +155,26 @@ class Iteration(Iterator[Any]):
         """Bytes that were copied to this process; 0 once it is closed."""
         return self.run.sent_bytes if self.is_open else 0
 
+    @profiled("penstock.next")
     def __next__(self) -> Any:
-        slot, batch = self.made()
-        self.deliver(slot)
+        if self._windows is None:
+            slot, batch = self.made()
+            self.deliver(slot)
+            return batch
+        batch = self._resident(self._windows)
+        if batch is None:
+            slot, batch = self.made()
+            self.deliver(slot)
+            self._windows.took(batch)
+        return batch
+
+    def _resident(self, windows: ResidentWindows) -> Any:
+        """Return the batch of a resident window, which moves no cursor; None in a real one."""
+        asked_ns = 0 if self._loop is None else self._loop.asked()
+        batch = windows.again()
+        if batch is not None and self._loop is not None:
+            step, epoch = getattr(batch, "step", -1), getattr(batch, "epoch", -1)
+            self._loop.got(asked_ns, wait_ns=0, step=step, epoch=epoch, flags=Flag.RESIDENT)
         return batch
 
     def made(self) -> tuple[Slot, Any]:
@@ -140,17 +182,24 @@ class Iteration(Iterator[Any]):
         self.check_process()
         takes_job = not self._ready
         begin_cpu_s = time.thread_time() if takes_job else 0.0
-        begin_s, waited_s = time.perf_counter(), self.run.wait_s
+        begin_ns, waited_s = time.perf_counter_ns(), self.run.wait_s
+        slot: Slot | None = None
+        if self._loop is not None:
+            self._loop.asked_at(begin_ns)
         try:
             if takes_job:
                 self._take_job()
             slot, fields = self._ready.popleft()
             return slot, self._batch(slot, fields)
         finally:
+            end_ns = time.perf_counter_ns()
             waited_s = self.run.wait_s - waited_s
             self._counters.stall_s += waited_s
-            hand_over_s = time.perf_counter() - begin_s - waited_s
+            hand_over_s = (end_ns - begin_ns) / 1e9 - waited_s
             self._counters.hand_over_s += hand_over_s
+            if self._loop is not None and slot is not None:
+                what = slot.step, slot.epoch, slot.num_counted, self._batch_bytes, 0
+                self._loop.took(begin_ns, end_ns, int(waited_s * 1e9), what)
             # A batch that came with another one takes so long that asking would cost as much.
             cpu_s = time.thread_time() - begin_cpu_s if takes_job else hand_over_s
             self._counters.hand_over_cpu_s += cpu_s
@@ -168,24 +217,34 @@ class Iteration(Iterator[Any]):
         self._counters.samples += slot.num_counted
         self._counters.batches += 1
         self._delivered(slot)
-        if self._recorder is not None:
-            self._recorder.mark(Kind.DELIVER, epoch=slot.epoch, step=slot.step)
 
     def _take_job(self) -> None:
         if not self.is_open:
             raise StopIteration
-        begin = time.perf_counter_ns()
         try:
             made = self.run.next()
         except BaseException:
             self.close()
             raise
-        if self._recorder is not None:
-            self._recorder.span(Kind.STALL, begin, time.perf_counter_ns())
         if made is None:
+            if self._loop is not None and self._recorded is not None:
+                self._loop.ended()
+                self._recorded.ended()
             self.close()
             raise StopIteration
         self._ready.extend(made)
+        if self._recorded is not None:
+            self._batch_bytes = self.run.made_bytes // len(made)
+            # The clock is the same in the process that made them.
+            self._recorded.recorder.span(
+                Kind.HAND_OVER,
+                self.run.decode_ns[1],
+                time.perf_counter_ns(),
+                step=made[0][0].step,
+                epoch=made[0][0].epoch,
+                count=len(made),
+                size_bytes=self.run.made_bytes,
+            )
 
     def _batch(self, slot: Slot, fields: Any) -> Any:
         if not isinstance(fields, Mapping):

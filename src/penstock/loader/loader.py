@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -42,8 +43,10 @@ from penstock.loader.apart import ApartRun
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.facts import facts_of
 from penstock.loader.importance import LoaderImportance
-from penstock.loader.iteration import BatchRun, HereRun, Iteration
+from penstock.loader.iteration import BatchRun, HereRun, Iteration, Recorded
 from penstock.loader.least import least_bytes
+from penstock.loader.live import open_metrics
+from penstock.loader.recording import at_end, record_end, record_start, recorder_for
 from penstock.loader.stages import InStages, StagedApart, StagedHere, StageOptions
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
@@ -52,6 +55,7 @@ from penstock.order.importance import Importance, ImportanceOrder
 from penstock.peers.runs import run_name
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
+from penstock.trace.windows import ResidentWindows, window_asked_for
 from penstock.world import World
 
 _log = logging.getLogger("penstock.loader")
@@ -97,13 +101,19 @@ class Loader:
             "locality" (samples go to the node that holds them; the global batch stays the same).
         look_ahead: bytes of batches made ahead of the training loop.
         output: "torch", "numpy", or "auto" for torch where it is installed.
-        trace: a file to write a trace to when the loader is closed; Perfetto opens it.
+        trace: a folder to record the run in; `penstock report` and `penstock export` read it.
     """
 
     _moves: Callable[[Slot], None] | None = None
     """What moves the cursor: only the latest iteration does."""
     _chosen_by = 0
     """The process that has decided where batches are made."""
+    is_inner = False
+    """Whether another loader stands between this one and the training loop."""
+    _windows: ResidentWindows | None = None
+    """Where the training loop stands in a differential run."""
+    _end_metrics: Callable[[], Any] | None = None
+    """Ends the metrics of batches that are made in this process."""
 
     def __init__(
         self,
@@ -154,7 +164,6 @@ class Loader:
                 trace=trace,
             )
         )
-        self._recorder = Recorder() if trace is not None else None
         self._counters = Delivered()
         self._begun_before = Counted()
         """What engines have counted that read another version of the data set."""
@@ -318,18 +327,45 @@ class Loader:
             total = stream_of(self._options, world).global_batch_size
             self.importance.begin(span.start, world, total, part)
             self.importance.seen = _seer(weakref.ref(self))
+        # First: threads of this process record with the same one.
+        recorder = recorder_for(self._options, world)
         run, holds = self._run(span, world, stages)
         self._moves = _mover(weakref.ref(self), end_epoch)
+        if recorder is not None:
+            record_start(recorder, self._options, world, str(self._choice))
         iteration = Iteration(
             run,
             self._counters,
             converter(self._options.output),
             delivered=self._moves,
-            recorder=self._recorder,
+            recorded=self._recorded(recorder, stages),
+            windows=None if stages is not None else self._differential(),
             holds=holds,
         )
         self._current = weakref.ref(iteration)
         return iteration
+
+    def _differential(self) -> ResidentWindows | None:
+        """Return the windows that the environment asks for, which go on over iterations."""
+        window = window_asked_for()
+        if window == 0:
+            return None
+        if self.importance is not None:
+            raise OptionError(
+                "PENSTOCK_DIFFERENTIAL hands batches out again, and importance sampling expects "
+                "the losses of each batch once; unset it, or trace with another shuffle="
+            )
+        if self._windows is None or self._windows.window != window:
+            self._windows = ResidentWindows(window)
+        return self._windows
+
+    def _recorded(self, recorder: Recorder | None, stages: StageOptions | None) -> Recorded | None:
+        """Return how an iteration is recorded; not at all inside of somebody else's loader."""
+        if recorder is None or self.is_inner or recorder.role != "train":
+            return None
+        # In stages, threads of lanes ask, and what they do in between is no step.
+        ended = partial(at_end, weakref.WeakMethod(self.stats), recorder)
+        return Recorded(recorder=recorder, ended=ended, is_loop=stages is None)
 
     def _run(
         self, span: Span, world: World, stages: StageOptions | None
@@ -352,8 +388,10 @@ class Loader:
                 importance.forward_to(run.observed)
             return run, client
         if self._engine is None:
-            self._engine = Engine(options, recorder=self._recorder)
+            self._engine = Engine(options)
         engine = self._engine
+        if self._end_metrics is None:
+            self._end_metrics = open_metrics(self, world)
         runner = engine.begin(replace(start, scores=None if scores is None else scores()))
         if importance is not None:
             importance.forward_to(engine.observed)
@@ -364,7 +402,8 @@ class Loader:
         """Decide where batches are made, once for a data set."""
         if self._choice is None or self._chosen_by != os.getpid():
             self._chosen_by = os.getpid()
-            self._engine = self._client = None  # Those of a parent, after a fork.
+            # Those of a parent, after a fork.
+            self._engine = self._client = self._end_metrics = None
             facts, payload = facts_of(self._options)
             self._choice = choose_workers(facts)
             if self._choice.apart:
@@ -389,20 +428,19 @@ class Loader:
         A summary of the run goes to the log `penstock.loader` (level INFO).
         """
         if self._current is not None:
-            _log.info("%s", self.stats())
+            stats = self.stats()
+            _log.info("%s", stats)
+            recorder = recorder_for(self._options, self.world)
+            if recorder is not None:
+                record_end(recorder, stats)
         self._end_iteration()
-        events = [] if self._client is None else self._client.trace_events()
         self._close_engine()
-        trace = self._options.trace
-        if self._recorder is not None and trace is not None:
-            world, path = self.world, Path(trace)
-            if world.num_ranks > 1:
-                path = path.with_name(f"rank{world.rank}-{path.name}")
-            if len(self._recorder) or events:
-                self._recorder.write(path, events)
 
     def _close_engine(self) -> Counted:
         """End what makes batches; return what it has counted."""
+        if self._end_metrics is not None:
+            self._end_metrics()
+            self._end_metrics = None
         for engine in (self._client, self._engine):
             if engine is not None:
                 engine.close()
@@ -425,7 +463,8 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has the same options and place, and makes batches itself."""
         state = {**self.__dict__, "_engine": None, "_client": None, "_choice": None}
-        return {**state, "_current": None, "_moves": None, "_recorder": None}
+        more = {"_windows": None, "_end_metrics": None}
+        return {**state, "_current": None, "_moves": None, **more}
 
     def __enter__(self) -> Self:
         return self

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import penstock
+from penstock.engine.prometheus import Metric, Row, one
 from penstock.node.grants import Key
-from penstock.node.metrics import Metric, Row, one
 from penstock.node.sets import KnownSet
 from penstock.peers.status import NodeStatus, RunStatus, TierStatus
 
@@ -41,6 +42,7 @@ def node_status(service: Service, runs: tuple[RunStatus, ...]) -> NodeStatus:
         num_connections=counts["connections"],
         num_refused=counts["refused"],
         runs=runs,
+        clock_ns=time.perf_counter_ns(),
     )
 
 

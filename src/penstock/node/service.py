@@ -19,11 +19,12 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.errors import PeerError
+from penstock.engine.prometheus import text_of
+from penstock.engine.web import Web
+from penstock.errors import OptionError, PeerError
 from penstock.node.door import Client, Door
 from penstock.node.folders import check_dataset
 from penstock.node.grants import Key
-from penstock.node.metrics import text_of
 from penstock.node.notify import tell_systemd
 from penstock.node.options import NodeOptions
 from penstock.node.places import Place, identity_of, take_places
@@ -31,7 +32,6 @@ from penstock.node.report import metrics_of, node_status
 from penstock.node.runs import RelayedGossip, Runs
 from penstock.node.sets import KnownSet, Sets
 from penstock.node.signals import Signals
-from penstock.node.web import Web
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
 from penstock.peers.local_words import (
@@ -106,7 +106,14 @@ class Service:
     def _web(self) -> Web | None:
         if self.options.http is None:
             return None
-        web = Web(self.options.http, lambda: text_of(metrics_of(self)), self.health)
+        address = self.options.http
+        try:
+            web = Web(address, lambda: text_of(metrics_of(self)), self.health)
+        except OSError as error:
+            raise OptionError(
+                f"no HTTP at {address}: {error.strerror}; give another address with --http, or "
+                "--http none"
+            ) from error
         web.start()
         return web
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -191,10 +191,16 @@ class Shelf:
         """Be told that a unit could not be read from its device."""
 
 
+Served = Callable[[str, int, int, int], None]
+"""Is told of each answer when its last byte has been sent: who asked, when (perf_counter_ns), bytes
+and ranges."""
+
+
 class Shelves:
     """The shelves of one server, by name; used by all its threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, served: Served | None = None) -> None:
+        self.served = served
         self._shelves: dict[bytes, Shelf] = {}
         self._lock = threading.Lock()
 

@@ -8,6 +8,7 @@ sums of units that an earlier run left, is done by a thread of its own for all d
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -160,6 +161,7 @@ class Desk:
             shelf=ask.shelf,
             ranges=ask.ranges,
             deadline_s=now_s + ask.wait_s,
+            asked_ns=time.perf_counter_ns(),
         )
         self.counts.requests += 1
         self.counts.ranges += len(ask.ranges)
@@ -261,7 +263,13 @@ class Desk:
         if shelf is not None:
             self._count(shelf.name, payload_bytes)
         connection.put(
-            Outgoing(head=memoryview(head), segments=segments, request=request, shelf=shelf)
+            Outgoing(
+                head=memoryview(head),
+                segments=segments,
+                request=request,
+                shelf=shelf,
+                size_bytes=payload_bytes,
+            )
         )
 
     def _count(self, shelf: bytes, num_bytes: int) -> None:

@@ -29,6 +29,8 @@ class Request:
     ranges: Ints
     deadline_s: float
     """Until when it may be parked."""
+    asked_ns: int = 0
+    """When it came (perf_counter_ns)."""
     was_parked: bool = False
     has_settled: bool = False
     """Whether what was unchecked has been checked: what still is then counts as absent."""
@@ -59,6 +61,8 @@ class Outgoing:
     request: Request | None = None
     """What it answers."""
     shelf: Shelf | None = None
+    size_bytes: int = 0
+    """Of its segments, all together."""
 
 
 def segments_of(ranges: Ints, found: Lookup) -> deque[Segment]:

@@ -68,6 +68,7 @@ class ServerConnection:
         self._decoder = Decoder(self._hello.expected)
         self._hello_bytes = 0
         self._desk, self._room = desk, room
+        self._served = serving.shelves.served
         self._out: deque[Outgoing] = deque()
 
     @property
@@ -209,8 +210,11 @@ class ServerConnection:
 
     def _sent(self, first: Outgoing) -> None:
         self._out.popleft()
-        if first.request is not None:
-            self.finished(first.request)
+        request = first.request
+        if request is not None:
+            self.finished(request)
+            if self._served is not None:
+                self._served(self.peer, request.asked_ns, first.size_bytes, len(request.ranges))
 
     def _send(self, first: Outgoing, limit_bytes: int) -> int | None:
         """Send some of a frame, and take it off when it is done."""

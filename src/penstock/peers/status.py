@@ -104,6 +104,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_refused: int = 0
     """Handshakes that failed: wrong secret, unknown run."""
     runs: tuple[RunStatus, ...] = ()
+    clock_ns: int = 0
+    """The node's clock (perf_counter_ns) when it answered, for traces to compare; 0: unknown."""
 
 
 # The type is prepared here, by one thread: threads that do so at once can end the process.

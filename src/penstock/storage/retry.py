@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,10 +79,17 @@ def waits(policy: RetryPolicy, source: Uniform) -> Iterator[float]:
         bound_s = min(bound_s * 2, policy.wait_max_s)
 
 
+Attempt = Callable[[int, int, BaseException | None], None]
+"""Is told of each attempt: its number from 0, when it began (perf_counter_ns), how it failed."""
+
+
 class _Wait(threading.local):
-    """Since when the calling thread's caller waits; None: since it called."""
+    """What callers of this thread have said about its reads."""
 
     since_s: float | None = None
+    """Since when the caller waits; None: since it called."""
+    seen: Attempt | None = None
+    """Who is told of attempts."""
 
 
 _wait = _Wait()
@@ -95,6 +103,16 @@ def waiting_since(since_s: float) -> Iterator[None]:
         yield
     finally:
         _wait.since_s = before
+
+
+@contextmanager
+def attempts_seen(seen: Attempt) -> Iterator[None]:
+    """Have somebody told of each attempt of this thread's reads, when it is over."""
+    before, _wait.seen = _wait.seen, seen
+    try:
+        yield
+    finally:
+        _wait.seen = before
 
 
 class Retrying:
@@ -161,11 +179,18 @@ class Retrying:
             num_attempts += 1
             self._attempts[thread] = self._attempts.get(thread, 0) + 1
             left_s = started_s + policy.deadline_s - self._clock.now_s()
+            seen, begin_ns = _wait.seen, time.perf_counter_ns()
             try:
                 if is_read and (num_attempts > 1 or left_s < _WHOLE * policy.deadline_s):
-                    return _within(left_s, call, self.uri + key)
-                return call()
+                    found = _within(left_s, call, self.uri + key)
+                else:
+                    found = call()
+                if seen is not None:
+                    seen(num_attempts - 1, begin_ns, None)
+                return found
             except StoreError as error:
+                if seen is not None:
+                    seen(num_attempts - 1, begin_ns, error)
                 if not error.retryable:
                     raise
                 elapsed_s = self._clock.now_s() - started_s

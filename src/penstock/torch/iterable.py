@@ -235,7 +235,9 @@ class IterableDataset(data.IterableDataset[Any]):
         options["threads"] = options.get("threads") or _threads_for(world, share)
         if self.samples:
             options["collate"] = _as_they_are
-        return Loader(self.dataset, world=world, **options)
+        loader = Loader(self.dataset, world=world, **options)
+        loader.is_inner = True  # The loop asks the DataLoader, which `penstock trace` watches.
+        return loader
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker knows neither process group nor, always, the launcher's variables.

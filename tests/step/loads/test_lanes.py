@@ -16,7 +16,7 @@ from tests.step.ranks import run_ranks
 import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.picture import Picture, picture_svg
+from penstock.program.picture import Picture, picture_html
 from penstock.program.plan import DECODE, FETCH
 from penstock.step.loads.credits import Wire
 from penstock.step.loads.sources import Source
@@ -89,7 +89,7 @@ def test_a_batch_is_decoded_while_the_next_is_fetched() -> None:
     assert spans == {(FETCH, "x.fetch"), (DECODE, "x")}
     assert max(lived.ahead for lived in seen) > 0
     # The first batch is waited for: it was fetched in the first step.
-    assert "x.fetch" in picture_svg(pictures[:1], "the first step")
+    assert "x.fetch" in picture_html(pictures[:1], "the first step")
 
 
 @pytest.mark.parametrize("workers", ["here", 1])

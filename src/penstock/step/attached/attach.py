@@ -80,6 +80,7 @@ from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
 from penstock.step.attached.whole import Saving, begin_rounds, blocks_of_modules
 from penstock.step.comms.checks import WIRES
+from penstock.step.comms.recording import record_step
 from penstock.step.groups import Groups
 from penstock.units import bytes_of
 
@@ -168,6 +169,7 @@ class Attached:
         self._hooks, self._record = Hooks(), Record(self._params)
         self._is_accumulating = self._is_open = False
         self._rate = 0.0
+        self._stepped_ns = 0
         self._masters: dict[int, torch.Tensor] = {}
         self._versions: dict[int, int] = {}
         """Of parameters that are being loaded."""
@@ -346,6 +348,8 @@ class Attached:
                 loss = closure()
         with torch.no_grad():
             self._advance()
+        # From one update to the next: forward and backward are not told apart here.
+        self._stepped_ns = record_step(self._stepped_ns)
         return loss
 
     def _advance(self) -> None:

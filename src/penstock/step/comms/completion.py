@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Protocol
 
+from penstock.step.comms.recording import begun_ns, record_collective
+
 __all__ = ["OPERATIONS_MAX", "Completion", "Operation", "Pending"]
 
 OPERATIONS_MAX = 512
@@ -34,6 +36,7 @@ class Operation:
 
     def __init__(self, name: str, steps: Iterator[Pending], lane: Completion) -> None:
         self.name = name
+        self.begun_ns = begun_ns()
         self._steps = steps
         self._lane = lane
         self._first: Pending | None = None
@@ -160,6 +163,7 @@ class Completion:
                 self._fail(error)
                 operation.end(error)
             else:
+                record_collective(operation.name, operation.begun_ns)
                 self._end(operation)
             self._room.release()
 

@@ -112,6 +112,8 @@ def _marks(arena: PeerArena) -> tuple[_Events, list[_Events]]:
 class PeerTask(Task):
     """An operation of a lane's stream. It is done when the device has been asked for all of it."""
 
+    is_host = False
+
     def __init__(self, lane: Lane, work: Callable[[], None], stream: torch.cuda.Stream) -> None:
         super().__init__(lane, self._on_stream)
         self._stream, self._what = stream, work

@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from penstock.step.comms.recording import begun_ns, record_collective
+
 __all__ = ["Lane", "Task"]
 
 TASKS_MAX = 512
@@ -24,8 +26,12 @@ TASKS_MAX = 512
 class Task:
     """An operation under way: a `Handle`."""
 
+    is_host = True
+    """Whether it is done when it has run; else a device has only been asked for it."""
+
     def __init__(self, lane: Lane, work: Callable[[], None]) -> None:
         self._lane, self._work = lane, work
+        self.begun_ns = begun_ns()
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._after: list[Callable[[], None]] = []
@@ -139,7 +145,10 @@ class Lane:
 
     def _run_one(self) -> None:
         if self._tasks:
-            error = self._tasks.popleft().run(self.error)
+            task = self._tasks.popleft()
+            error = task.run(self.error)
+            if task.is_host:
+                record_collective(self._name, task.begun_ns)
             if error is not None and self.error is None:
                 self.error = error
                 self._fail()

@@ -1,13 +1,13 @@
-"""What the service counts, in the text format of Prometheus.
+"""Metrics in the text format of Prometheus, and back.
 
 Pure: rows in, text out. Names follow the usual manner: base units, `_total` where a number only
-grows. A data set is told apart by its owner, its name (a digest, the folder's name) and its URI.
+grows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -76,3 +76,24 @@ def _escaped(value: str) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def rows_of(text: str) -> Iterator[tuple[str, Row]]:
+    r"""Yield the name (without `penstock_`) and the row of every metric of ours in a page.
+
+    >>> list(rows_of('penstock_held_bytes{uri="a\\"b"} 3\nother_bytes 4\n'))
+    [('held_bytes', Row(value=3.0, labels={'uri': 'a"b'}))]
+    """
+    for name, labels, value in _ROW.findall(text):
+        found = {label: _ESCAPE.sub(_unescaped, inner) for label, inner in _LABEL.findall(labels)}
+        yield name, Row(value=float(value), labels=found)
+
+
+_TEXT = r'"((?:[^"\\\n]|\\.)*)"'
+_LABEL = re.compile(r"(\w+)=" + _TEXT)
+_ROW = re.compile(r'^penstock_(\w+)(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})? (\S+)', re.MULTILINE)
+_ESCAPE = re.compile(r"\\(.)")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]

@@ -1,4 +1,4 @@
-"""Two pages for those who look after machines: /metrics and /healthz."""
+"""Pages for those who look after machines, /metrics among them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from penstock.errors import OptionError
-from penstock.node.metrics import CONTENT_TYPE
+from penstock.engine.prometheus import CONTENT_TYPE
 from penstock.peers.base import Address
 
 _REQUEST_S_MAX = 5.0
 _AT_ONCE_MAX = 16
-_log = logging.getLogger("penstock.node")
+_log = logging.getLogger("penstock.web")
 
 
 class Web:
     """Answers over HTTP from threads of its own."""
 
     def __init__(
-        self, address: Address, metrics: Callable[[], str], health: Callable[[], tuple[int, str]]
+        self,
+        address: Address,
+        metrics: Callable[[], str],
+        health: Callable[[], tuple[int, str]] | None = None,
     ) -> None:
-        """`health` returns a status code and a line."""
+        """`health` returns a status code and a line, for /healthz."""
         pages: dict[str, Callable[[], tuple[int, str, str]]] = {
-            "/metrics": lambda: (200, CONTENT_TYPE, metrics()),
-            "/healthz": lambda: (*_plain(health()),),
+            "/metrics": lambda: (200, CONTENT_TYPE, metrics())
         }
-        try:
-            self._server = _Server(address, pages)
-        except OSError as error:
-            raise OptionError(
-                f"no HTTP at {address}: {error.strerror}; give another address with --http, or "
-                "--http none"
-            ) from error
+        if health is not None:
+            pages["/healthz"] = lambda: (*_plain(health()),)
+        self._server = _Server(address, pages)
         host, port = self._server.server_address[:2]
         self.address = Address(host=str(host), port=int(port))
         self._thread = threading.Thread(
@@ -91,7 +88,7 @@ class _Page(BaseHTTPRequestHandler):
     def _answer(self, *, has_body: bool) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
-            code, kind, text = 404, "text/plain", "there are /metrics and /healthz\n"
+            code, kind, text = 404, "text/plain", f"there is {' and '.join(self.server.pages)}\n"
         elif not self.server.room.acquire(blocking=False):
             code, kind, text = 503, "text/plain", f"more than {_AT_ONCE_MAX} at once\n"
         else:

@@ -1,0 +1,186 @@
+"""The training loop as its loader sees it: when it asked, when it got, what its thread did between.
+
+Between two batches the training thread computes or issues kernels. The kernel's accounting says how
+long it ran and how long it was runnable without a core; the preloaded library of `penstock trace`
+says how long it waited for the interpreter's lock. What is left was spent blocked, as a rule on the
+device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+
+from penstock.trace.recorder import Recorder
+from penstock.trace.schema import Kind
+
+_FACTS_EVERY_NS = 2_000_000
+"""Asking the kernel takes 2 µs: steps shorter than this share an answer."""
+_NO_WAIT_NS = 200_000
+"""A batch that came this soon was ready: a LAUNCH row may go on over it."""
+_LONG_NS = 500_000
+"""Work that takes so long is measured with the kernel's help, at 4 µs."""
+LOCK_UNKNOWN_NS = -1
+"""`lock_ns` where nobody measured the wait for the interpreter's lock."""
+
+
+class ThreadTimes:
+    """What a thread did so far, by the kernel's accounting. Used by that thread alone."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_native_id()
+        self._file = _opened(f"/proc/self/task/{self.thread}/schedstat")
+        self._lock_wait = _lock_wait_function()
+
+    def now(self) -> tuple[int, int, int]:
+        """Return nanoseconds on a core, runnable without one, and waiting for the lock."""
+        lock_ns = LOCK_UNKNOWN_NS if self._lock_wait is None else self._lock_wait()
+        # The file's own first number is the time on a core as of the last tick, up to 10 ms ago.
+        cpu_ns = time.thread_time_ns()
+        if self._file is None:
+            return cpu_ns, 0, lock_ns
+        return cpu_ns, int(os.pread(self._file, 64, 0).split()[1]), lock_ns
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+class WorkTimes(threading.local):
+    """What each thread did during its spans of work: nanoseconds on a core, and runnable without.
+
+    Work of some microseconds would take longer by asking the kernel twice, so the wait is measured
+    for threads whose latest work was long; for others it is 0.
+    """
+
+    def __init__(self) -> None:
+        self._times: ThreadTimes | None = None
+        """Made for the first long work, and kept: opening it costs more than 20 uses."""
+        self._was_long = False
+
+    def begin(self) -> tuple[int, int]:
+        """Return what `end` is given when the work is done."""
+        if not self._was_long or self._times is None:
+            return time.thread_time_ns(), -1
+        return self._times.now()[:2]
+
+    def end(self, begun: tuple[int, int], took_ns: int) -> tuple[int, int]:
+        """Return time on a core and time without one."""
+        if begun[1] >= 0 and self._times is not None:
+            cpu_ns, wait_ns, _ = self._times.now()
+            found = cpu_ns - begun[0], wait_ns - begun[1]
+        else:
+            found = time.thread_time_ns() - begun[0], 0
+        self._was_long = took_ns >= _LONG_NS
+        if self._was_long and self._times is None:
+            self._times = ThreadTimes()
+        return found
+
+
+class LoopRecorder:
+    """Records the questions of a training loop and its work between them."""
+
+    def __init__(self, recorder: Recorder, *, launches: bool = True) -> None:
+        """`launches`: whether what the asking thread does in between is a step."""
+        self._recorder = recorder
+        self._launches = launches
+        self._times: ThreadTimes | None = None
+        self._since_ns = 0
+        """When the work began that no LAUNCH row covers yet; 0: there is none."""
+        self._before = (0, 0, 0)
+        self._num_steps = 0
+
+    def asked(self) -> int:
+        """Take note that the loop asks for a batch; return when."""
+        now_ns = time.perf_counter_ns()
+        self.asked_at(now_ns)
+        return now_ns
+
+    def asked_at(self, now_ns: int) -> None:
+        """Take note that the loop asks for a batch now."""
+        if self._since_ns and now_ns - self._since_ns >= _FACTS_EVERY_NS:
+            self._record_launch(now_ns)
+
+    def got(
+        self,
+        asked_ns: int,
+        *,
+        wait_ns: int,
+        step: int = -1,
+        epoch: int = -1,
+        count: int = 0,
+        size_bytes: int = 0,
+        flags: int = 0,
+        object_id: int = 0,
+    ) -> None:
+        """Record a batch that the loop gets now."""
+        now_ns = time.perf_counter_ns()
+        self.took(asked_ns, now_ns, wait_ns, (step, epoch, count, size_bytes, flags), object_id)
+
+    def took(
+        self,
+        asked_ns: int,
+        now_ns: int,
+        wait_ns: int,
+        what: tuple[int, int, int, int, int],
+        object_id: int = 0,
+    ) -> None:
+        """Record a batch that was asked for and came at known times.
+
+        `what` it is: step, epoch, samples, bytes, flags; `object_id`: of which loader.
+        """
+        self._recorder.next_row(asked_ns, now_ns, wait_ns, what, object_id)
+        if now_ns - asked_ns >= _NO_WAIT_NS:
+            # A LAUNCH row is work. Short work before a wait goes without a row: the wait inside it
+            # would look like work, and asking the kernel before every wait costs too much.
+            self._since_ns = self._num_steps = 0
+        self._num_steps += 1
+        if not self._since_ns and self._launches:
+            if self._times is None or self._times.thread != threading.get_native_id():
+                self._times = ThreadTimes()
+            self._before = self._times.now()
+            self._since_ns = now_ns
+
+    def ended(self) -> None:
+        """Take note that the loop asks for no more: what it does from here on is no step."""
+        self._since_ns = self._num_steps = 0
+        self._recorder.flush()
+
+    def _record_launch(self, now_ns: int) -> None:
+        times = self._times
+        if times is not None and times.thread == threading.get_native_id():
+            after, before = times.now(), self._before
+            has_lock = after[2] != LOCK_UNKNOWN_NS
+            self._recorder.span(
+                Kind.LAUNCH,
+                self._since_ns,
+                now_ns,
+                cpu_ns=after[0] - before[0],
+                wait_ns=after[1] - before[1],
+                lock_ns=after[2] - before[2] if has_lock else LOCK_UNKNOWN_NS,
+                count=self._num_steps,
+            )
+        self._since_ns = self._num_steps = 0
+
+
+def _opened(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None  # The kernel was built without it, or this is not Linux.
+
+
+@cache
+def _lock_wait_function() -> Callable[[], int] | None:
+    """Return the preloaded library's count for this thread; None where it is not loaded."""
+    try:
+        function = ctypes.CDLL(None).penstock_lock_wait_ns
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_int64
+    found: Callable[[], int] = function
+    return found
