@@ -45,7 +45,7 @@ def answers(script: str, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (["ve"], ["verify"]),
-        (["p"], ["pack", "probe", "plan"]),
+        (["p"], ["pack", "probe", "plan", "predict"]),
         (["help", "i"], ["info", "index"]),
         (["order", "--sh"], ["--shuffle"]),
         (["order", "--shuffle", "bl"], ["blocks", "blocks-first"]),

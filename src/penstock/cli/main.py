@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
     _be_printable()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
+    debug = "--debug" in words[: words.index("--") if "--" in words else None]
     _listen_to_warnings(logging.INFO if debug else logging.WARNING)
     try:
         verb, args = parse(words)

@@ -53,10 +53,24 @@ VERBS = {
          "keep and serve what jobs of this host read, as a service", "node"),
         ("cluster", "Look after a node",
          "the nodes of a run: what they hold, what they read from where", "cluster"),
+        ("trace", "Understand a run",
+         "run a job with any loader and record what it reads and waits for", "trace"),
+        ("analyze", "Understand a run",
+         "what limits a run, why, and what to change", "analyze"),
+        ("report", "Understand a run",
+         "the same as one page with charts", "report"),
+        ("compare", "Understand a run",
+         "two traced runs side by side", "compare"),
+        ("top", "Understand a run",
+         "the ranks of a run, live: samples a second, stalls, sources", "top"),
+        ("export", "Understand a run",
+         "the trace of a run for Perfetto, Arrow and Parquet", "export"),
         ("plan", "Look ahead",
          "what a run will read from where, and what will limit it", "plan"),
         ("simulate", "Look ahead",
          "compare caching policies on machines that are only described", "simulate"),
+        ("predict", "Look ahead",
+         "what other scales, caches and stores would make of a traced run", "predict"),
         ("completion", "Set up",
          "let bash, zsh or fish complete verbs and options", "completion"),
     )
@@ -92,7 +106,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     """Return the verb and its arguments; help, version and usage errors leave at once."""
-    rest = [word for word in words if word != "--debug"]
+    # Words behind -- are those of another program.
+    end = words.index("--") if "--" in words else len(words)
+    rest = [word for word in words[:end] if word != "--debug"] + list(words[end:])
     first = rest[0] if rest else "--help"
     if first in ("-h", "--help", "help"):
         _show_help(rest[1] if len(rest) > 1 else None)
