@@ -1,0 +1,1 @@
+"""Does `penstock trace` name what keeps a GPU waiting? See `__main__`."""
