@@ -211,6 +211,10 @@ class Tier:
             files.write_sums(unit, data.cast("B"), offset)
             # Last, so that nobody ever sees a unit that is not all there.
             files.set_state(unit, files.generation)
+            if self._spares is not None:
+                # Other ranks may have written into the room that was free when this write began:
+                # whoever ends last sees all of them, and drops what is too much.
+                self._spares.make_room(0, self.capacity_bytes)
         except OSError as error:
             self._refused(error, offset, length)
             return False
