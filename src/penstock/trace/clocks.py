@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FACT = "clock"
 """The fact under which a process keeps its readings: at_ns, offset_ns, error_ns of each."""
 ROUNDS = 8
+_FOREVER_NS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,22 @@ class ClockFact:
             return  # Rank 0 may have left before us; what was read before stays.
         self._readings.append(reading.as_fact)
         self._recorder.facts({FACT: self._readings})
+
+
+def clock_pair() -> tuple[int, int]:
+    """Return this machine's clock and its time of day, read at the same moment.
+
+    A process may lose its core between the two. Of a few pairs the one is taken that was read
+    within the shortest time.
+    """
+    shortest_ns, pair = _FOREVER_NS, (0, 0)
+    for _ in range(ROUNDS):
+        before_ns = time.perf_counter_ns()
+        day_ns = time.time_ns()
+        after_ns = time.perf_counter_ns()
+        if after_ns - before_ns < shortest_ns:
+            shortest_ns, pair = after_ns - before_ns, ((before_ns + after_ns) // 2, day_ns)
+    return pair
 
 
 def read_clock(ask: Callable[[], int], rounds: int = ROUNDS) -> ClockReading:

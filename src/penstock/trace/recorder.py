@@ -28,6 +28,7 @@ import numpy as np
 from penstock.errors import OptionError
 from penstock.trace.boot import boot_id
 from penstock.trace.chunks import VERSION, chunk, rows_chunk
+from penstock.trace.clocks import clock_pair
 from penstock.trace.schema import PACKED, ROW, Kind
 
 TRACE_VARIABLE = "PENSTOCK_TRACE"
@@ -148,6 +149,7 @@ class Recorder:
             self.folder / f"{self.rank:05d}-{self.role}-{self._pid}-{os.urandom(4).hex()}.trace"
         )
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        perf_ns, time_ns = clock_pair()
         self._append(
             chunk(
                 {
@@ -160,8 +162,8 @@ class Recorder:
                     "host": socket.gethostname(),
                     # One machine, one clock: its boot tells machines and containers apart.
                     "boot": boot_id(),
-                    "perf_ns": time.perf_counter_ns(),
-                    "time_ns": time.time_ns(),
+                    "perf_ns": perf_ns,
+                    "time_ns": time_ns,
                 }
             )
         )

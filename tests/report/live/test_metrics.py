@@ -1,6 +1,7 @@
 """Metrics over real HTTP, as Prometheus' own parser reads them, and `top` that asks for them."""
 
 import socket
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.engine.stats import SourceStats
 from penstock.errors import OptionError
 from penstock.report.live.scraping import ScrapedRun
 
+_HEARD_S_MAX = 20.0
 Found = dict[tuple[str, str], float]
 """Value of a metric by its name and the label of its own."""
 
@@ -37,6 +39,14 @@ def scraped(port: int) -> Found:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return parsed(answer.read().decode())
+
+
+def scraped_after(port: int, *, num_samples: int) -> Found:
+    """Scrape once the engine has heard that so many samples were taken: it hears it a bit later."""
+    deadline_s = time.monotonic() + _HEARD_S_MAX
+    while (found := scraped(port))["penstock_samples_total", ""] < num_samples:
+        assert time.monotonic() < deadline_s, found
+    return found
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ def test_the_endpoint_says_what_the_loader_counts(
     with penstock.Loader(rows, batch_size=64, epochs=2, workers=workers) as loader:
         for _ in loader:
             pass
-        stats, found = loader.stats(), scraped(port)
+        stats, found = loader.stats(), scraped_after(port, num_samples=1280)
         # A second look is never lower: these are counters.
         assert all(scraped(port)[key] >= value for key, value in found.items() if "total" in key[0])
     assert found["penstock_samples_total", ""] == stats.samples == 1280
