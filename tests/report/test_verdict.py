@@ -95,6 +95,22 @@ def test_one_busy_thread_is_not_launching_unless_its_operations_are_small(tmp_pa
         assert analyze(made_trace(tmp_path / str(num_ops), run)).verdict.cause == cause
 
 
+def test_small_causes_of_one_group_outweigh_a_larger_one_of_another(tmp_path: Path) -> None:
+    # Loading takes 6.5 of 13.5 ms in three ways; launching takes 3.9 ms, more than each of them.
+    counters = {"cpu.user_s": (0.0, 40.0), "cpu.delay_s": (0.0, 0.0)}
+    run = MadeRun(
+        workers=8, decode_ms=108, hand_over_ms=3, compute_ms=10, on_core=0.56, lock=0.3,
+        counters=counters, facts={"ops_per_step": 800, "cores": 8},
+    )  # fmt: skip
+    verdict = analyze(made_trace(tmp_path, run)).verdict
+    shares = {f.cause: f.share for f in verdict.findings}
+    assert max(shares, key=lambda cause: shares[cause]) == "launch-bound", shares
+    assert verdict.cause != "launch-bound"
+    assert "loading takes" in verdict.sentence
+    assert verdict.runner_up is not None
+    assert verdict.runner_up.cause == "launch-bound"
+
+
 def test_what_the_pipeline_predicts_for_more_workers_comes_true(tmp_path: Path) -> None:
     run = MadeRun(workers=1, decode_ms=25, counters=IDLE, steps=150)
     before = analyze(made_trace(tmp_path / "before", run))

@@ -8,6 +8,8 @@ from penstock.report.values import Analysis, Evidence, Finding, Verdict
 LOSS_MIN = 0.10
 """A cause that takes less of the time than this is no bottleneck: runs of the same job differ by
 about as much on a machine that is not theirs alone."""
+GROUP_LOSS_MIN = 0.15
+"""The same of several causes of one group: noise of each adds up."""
 
 _OPENINGS = {
     "slow-store": "Input-bound",
@@ -30,25 +32,58 @@ _OPENINGS = {
     "launch-bound": "Launch-bound",
     "duplicate-reads": "Duplicate reads",
 }
+_GROUPS = {
+    "straggler-rank": "other ranks",
+    "communication-bound": "other ranks",
+    "checkpoint-interference": "interruptions",
+    "validation-interference": "interruptions",
+    "launch-bound": "the step itself",
+}
+_LOADING = "loading"
+"""The group of all other causes: another loader, or another place for the data, removes them."""
 
 
 def verdict_of(analysis: Analysis) -> Verdict:
-    """Return what limits a run: the cause that takes the largest share of the time."""
+    """Return what limits a run: the largest cause of the group that takes the most time."""
     found = _merged(findings_of(analysis))
-    losses = [f for f in found if f.share >= LOSS_MIN]
-    if not losses:
+    groups = _groups(found)
+    if groups:
+        # Decoding, handing over and interference may each be small, and together the reason.
+        found.sort(key=lambda f: (-groups[_group(f)], -f.share))
+    first = found[0] if found else None
+    if first is None or (first.share < LOSS_MIN and groups[_group(first)] < GROUP_LOSS_MIN):
         return _bound_by_compute(analysis, found)
-    first = losses[0]
+    others = sorted(found[1:], key=lambda f: -f.share)
     return Verdict(
         cause=first.cause,
         share=first.share,
         low=first.low,
         high=first.high,
-        sentence=f"{_OPENINGS[first.cause]}: {first.sentence}.",
+        sentence=f"{_OPENINGS[first.cause]}: {_together(first, groups)}{first.sentence}.",
         evidence=first.evidence,
-        runner_up=losses[1] if len(losses) > 1 else None,
-        findings=tuple(found),
+        runner_up=others[0] if others and others[0].share >= LOSS_MIN else None,
+        findings=(first, *others),
     )
+
+
+def _group(finding: Finding) -> str:
+    return _GROUPS.get(finding.cause, _LOADING)
+
+
+def _groups(found: list[Finding]) -> dict[str, float]:
+    """Return what each group of causes takes of the time."""
+    shares: dict[str, float] = {}
+    for one in found:
+        shares[_group(one)] = shares.get(_group(one), 0.0) + one.share
+    return shares
+
+
+def _together(first: Finding, groups: dict[str, float]) -> str:
+    """Return what the group of a cause takes, where that is much more than the cause alone."""
+    group, share = _group(first), groups[_group(first)]
+    if group != _LOADING or first.share > 0.75 * share:
+        return ""
+    return f"{group} takes {share:.0%} of the time in several ways; the largest: "
 
 
 def _merged(found: list[Finding]) -> list[Finding]:
