@@ -25,7 +25,9 @@ def rows(tmp_path: Path) -> penstock.Dataset:
 
 def events_of(path: Path, name: str) -> list[dict[str, Any]]:
     found = json.loads(path.read_text())["traceEvents"]
-    return [e for e in found if e.get("ph") == "X" and e["name"] == name]
+    # A file lists them by track, and spans of one thread may lie on several tracks.
+    named = [e for e in found if e.get("ph") == "X" and e["name"] == name]
+    return sorted(named, key=lambda e: e["ts"])
 
 
 def test_next_and_copy_are_ranges_of_a_profile(rows: penstock.Dataset, tmp_path: Path) -> None:
