@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import penstock as library
 from penstock.cli.main import main
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel, machine_toml
 from penstock.plan.units import Units
+from penstock.units import show_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,6 +45,20 @@ def write_machine(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(machine_toml(machine))
     return path
+
+
+def test_a_plan_draws_the_numbers_that_it_says(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "plan.html"
+    words = ["plan", str(shards), "--batch-size", "4", "--epochs", "3", "--memory", "1MB"]
+    assert main([*words, "--json", "--html", str(page)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    text = html.unescape(page.read_text())
+    assert f">{show_bytes(told['first']['bytes']['store'])}<" in text
+    assert all(change["what"] in text for change in told["what_if"])
+    assert main([*words, "--html", str(tmp_path / "none" / "plan.html")]) == 1
+    assert "name another file with --html" in capsys.readouterr().err
 
 
 def test_a_plan_says_what_comes_from_where(penstock: Run, shards: Path) -> None:

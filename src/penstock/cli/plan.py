@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.cli.opened import open_named, show_place
 from penstock.cli.options import add_dataset, add_json, add_shuffle, add_tiers, tiers_of
+from penstock.cli.report import write_page
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 from penstock.machine import (
@@ -22,6 +23,7 @@ from penstock.machine import (
     load_machine,
 )
 from penstock.plan.explain import sections
+from penstock.plan.page import plan_page
 from penstock.plan.planner import EpochPlan, Plan, make_plan
 from penstock.plan.summary import summary_of
 from penstock.plan.what_if import what_if
@@ -32,7 +34,7 @@ from penstock.world import World
 _EXAMPLE = """\
 Examples
   penstock plan s3://bucket/train/ --epochs 90 --memory 8GB --disk /nvme:200GB
-  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --disk /nvme:1TB
+  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --disk /nvme:1TB --html plan.html
   penstock plan s3://bucket/train/ --machine machine.toml --json | jq .later
 """
 
@@ -58,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         disk="disk tier of a node, such as /nvme:1TB; may be repeated (without both: as the "
         "machine says)",
     )
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write charts as a page as well")
     add_json(parser)
 
 
@@ -94,6 +97,11 @@ def run(args: argparse.Namespace) -> int:
         print_json({"uri": dataset.uri, "machine": note, **_result(plan)})
     else:
         _show(plan, dataset.uri, note)
+    if args.html is not None:
+        title = f"Plan for {show_place(dataset.uri)}"
+        write_page(plan_page(plan, title=title, lead=f"machine: {note}"), args.html)
+        if not args.json:
+            Screen().line(f"wrote {args.html}")
     return 0
 
 

@@ -16,13 +16,13 @@ WIDTH = 100
 _WORTH_SHARE = 0.03
 """A change that gains less than this share of the time is called none."""
 
-_SOURCES = {
+SOURCES = {
     "store": "from the store",
     "memory": "from memory tiers",
     "disk": "from disk tiers",
     "peers": "between nodes",
 }
-_RESOURCES = {
+RESOURCES = {
     "store": "the store",
     "memory": "the memory tier",
     "disk": "the disk tier",
@@ -100,7 +100,7 @@ def _count(count: int, what: str) -> str:
     return f"{show_count(count)} {what}{'' if count == 1 else 's'}"
 
 
-def _epochs(plan: Plan) -> list[tuple[str, EpochPlan]]:
+def epochs_shown(plan: Plan) -> list[tuple[str, EpochPlan]]:
     """Return the epochs that are shown, with what they are called."""
     if plan.work.num_epochs == 1:
         return [("the epoch", plan.first)]
@@ -109,9 +109,9 @@ def _epochs(plan: Plan) -> list[tuple[str, EpochPlan]]:
 
 
 def _sources(plan: Plan) -> tuple[str, ...]:
-    epochs = _epochs(plan)
+    epochs = epochs_shown(plan)
     rows = [["", *(name for name, _ in epochs)]]
-    for source, words in _SOURCES.items():
+    for source, words in SOURCES.items():
         traffic = [epoch.of(source) for _, epoch in epochs]
         if source == "store" or any(t.size_bytes for t in traffic):
             rows.append([words, *(show_bytes(t.size_bytes) for t in traffic)])
@@ -121,9 +121,9 @@ def _sources(plan: Plan) -> tuple[str, ...]:
 
 
 def _resources(plan: Plan) -> tuple[str, ...]:
-    epochs = _epochs(plan)
+    epochs = epochs_shown(plan)
     rows = [["", *(name for name, _ in epochs)]]
-    for resource, words in _RESOURCES.items():
+    for resource, words in RESOURCES.items():
         seconds = [epoch.load_s(resource) for _, epoch in epochs]
         if any(seconds):
             rows.append([words, *map(_time, seconds)])
@@ -146,8 +146,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 def _short(plan: Plan) -> list[str]:
     lines = []
-    for name, epoch in _epochs(plan):
-        limit = _RESOURCES[epoch.bottleneck.resource]
+    for name, epoch in epochs_shown(plan):
+        limit = RESOURCES[epoch.bottleneck.resource]
         line = f"{name}: {show_seconds(epoch.seconds)}, limited by {limit}"
         if epoch.stall_share:
             line += f"; training waits {epoch.stall_share:.0%} of the time"
