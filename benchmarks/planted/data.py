@@ -3,14 +3,19 @@
 import io
 import json
 import shutil
+import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 SHARD_SAMPLES = 64
 QUALITY = 90
+SIDE = 96
+"""Pixels of an image for the model."""
 
 
 def jpeg_of(number: int, side: int) -> bytes:
@@ -21,6 +26,27 @@ def jpeg_of(number: int, side: int) -> bytes:
     pixels = np.clip(pixels + rng.integers(-20, 20, pixels.shape), 0, 255).astype(np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "jpeg", quality=QUALITY)
+    return out.getvalue()
+
+
+def decode_s(images: list[bytes], side: int) -> float:
+    """Return how long `jobs.images` takes for some images, each as fast as it can be."""
+    return sum(
+        min(timeit.repeat(partial(decoded, data, side), number=1, repeat=7)) for data in images
+    )
+
+
+def decoded(data: bytes, side: int) -> torch.Tensor:
+    """Decode an image as `jobs.images` does."""
+    image = Image.open(io.BytesIO(data)).convert("RGB").resize((side, side))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+def _resized(path: Path, pixels: float) -> bytes:
+    """Return an image of so many times the pixels."""
+    image, out = Image.open(path), io.BytesIO()
+    side = max(16, round(image.width * pixels**0.5))
+    image.resize((side, side)).save(out, "jpeg", quality=QUALITY)
     return out.getvalue()
 
 
@@ -60,19 +86,25 @@ class Sets:
 
         return self._once(f"shards-of-{files.name}", write)
 
-    def smaller(self, files: Path, scale: float) -> Path:
-        """Return a folder with the same images of `scale` times the pixels."""
+    def smaller(self, files: Path, scale: float, side: int) -> Path:
+        """Return a folder with the same images, made so small that decoding takes `scale` of the
+        time, resizing to `side` included. How small that is, is measured."""
+        names = [name for name, _, _ in json.loads((files / "extents.json").read_text())]
+        some = names[:: max(1, len(names) // 16)]
+        wanted_s = scale * decode_s([(files / name).read_bytes() for name in some], side)
+        low, high = 0.02, 1.0
+        for _ in range(8):
+            pixels = (low + high) / 2
+            took_s = decode_s([_resized(files / name, pixels) for name in some], side)
+            low, high = (pixels, high) if took_s < wanted_s else (low, pixels)
 
         def write(folder: Path) -> None:
-            extents = []
-            for name, _, _ in json.loads((files / "extents.json").read_text()):
-                image = Image.open(files / name)
-                side = max(16, round(image.width * scale**0.5))
-                image.resize((side, side)).save(folder / name, "jpeg", quality=QUALITY)
-                extents.append((name, 0, (folder / name).stat().st_size))
+            for name in names:
+                (folder / name).write_bytes(_resized(files / name, low))
+            extents = [(name, 0, (folder / name).stat().st_size) for name in names]
             (folder / "extents.json").write_text(json.dumps(extents))
 
-        return self._once(f"{scale:g}-of-{files.name}", write)
+        return self._once(f"{low:g}-of-{files.name}", write)
 
     def array(self, num: int, row_bytes: int) -> Path:
         """Return a folder with one array of `num` rows."""

@@ -6,10 +6,8 @@ is measured by running both. Work on the CPU is calibrated first, so that a case
 other machines.
 """
 
-import io
 import os
 import tempfile
-import time
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,16 +15,11 @@ from functools import cache
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
-from benchmarks.planted.data import Sets, jpeg_of, size_bytes
+from benchmarks.planted.data import SIDE, Sets, decoded, jpeg_of, size_bytes
 from benchmarks.planted.site import Site
 from penstock.testing.shaper import Fixed, Shape
-
-SIDE = 96
-"""Pixels of an image for the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +57,8 @@ def kind(name: str) -> Callable[[Callable[..., tuple[dict, Site, dict]]], Plant]
 @cache
 def decode_s(side: int) -> float:
     """Return how long this machine takes for an image of `jobs.images` when it is not disturbed."""
-    data, best = jpeg_of(0, side), 1.0
-    for _ in range(50):
-        begin_s = time.perf_counter()
-        image = Image.open(io.BytesIO(data)).convert("RGB").resize((SIDE, SIDE))
-        _ = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-        best = min(best, time.perf_counter() - begin_s)
-    return best
+    data = jpeg_of(0, side)
+    return min(timeit.repeat(lambda: decoded(data, SIDE), number=1, repeat=50))
 
 
 @cache

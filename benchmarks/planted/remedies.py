@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.planted.data import Sets
+from benchmarks.planted.data import SIDE, Sets
 from benchmarks.planted.site import Site
 
 FLAGS = {
@@ -56,7 +56,8 @@ def _packed(site: Site, value: Any, sets: Sets) -> Site | None:
 def _smaller(site: Site, value: Any, sets: Sets) -> Site | None:
     if site.script != "images" or site.data is None:
         return None
-    return replace(site, data=sets.smaller(site.data, float(value)))
+    side = int(site.flags.get("side", SIDE))
+    return replace(site, data=sets.smaller(site.data, float(value), side))
 
 
 def _warm(site: Site, value: Any, sets: Sets) -> Site | None:

@@ -8,13 +8,13 @@ bounds, and say so by their confidence.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.report.changes import SuggestedChange, changes_for
+from penstock.report.model import WhatIf, calibrate
 from penstock.report.values import Advice, Analysis, Finding
 from penstock.trace.reading import Trace
 
@@ -127,13 +127,6 @@ def _bound(
 
 def _predictor(trace: Trace) -> _Predictor:
     """Return what asks the calibrated model; one that never answers where it does not fit."""
-    # Imported where it is needed: the model brings the simulators with it.
-    if importlib.util.find_spec("penstock.report.model") is None:
-        return _Predictor()
-    models = importlib.import_module("penstock.report.model")
-    calibrate = getattr(models, "calibrate", None)
-    if calibrate is None:
-        return _Predictor()
     try:
         model = calibrate(trace)
         error = abs(float(model.self_check()))
@@ -143,11 +136,11 @@ def _predictor(trace: Trace) -> _Predictor:
         return _Predictor(
             note=f"The model misses this run itself by {error:.0%}; gains are bounds from shares."
         )
-    present = model.predict(models.WhatIf())
+    present = model.predict(WhatIf())
 
     def ask(what_if: Mapping[str, Any]) -> tuple[float, float, float] | None:
         try:
-            told = model.predict(models.WhatIf(**what_if))
+            told = model.predict(WhatIf(**what_if))
         except (ValueError, ArithmeticError, LookupError):
             return None
         base = present.samples_s

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.report.interference import settled_real
+from penstock.report.model.constants import HAND_OVER_S
 from penstock.report.values import Analysis
 
 
@@ -51,7 +52,9 @@ class Pipeline:
         # Reads of one disk do not get faster by being more at a time.
         serial_s = min(self.reading_s, self.fetch_s + self.open_s) * fetch
         cores_s = self.cpu_s * decode / max(1.0, self.cores)
-        return max(self.own_s, batch_s / count, serial_s, cores_s) + self.hand_over_s
+        # A training process that made its batches itself has not handed over any yet.
+        hand_over_s = self.hand_over_s if self.workers else HAND_OVER_S
+        return max(self.own_s, batch_s / count, serial_s, cores_s) + hand_over_s
 
     def gain(
         self,
