@@ -1,11 +1,14 @@
 """The recorder: nothing that was recorded is lost, whatever happens to the process."""
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +94,151 @@ def test_a_file_that_is_cut_anywhere_gives_the_chunks_before_the_cut(tmp_path: P
         steps = read_trace(tmp_path).spans["step"].tolist()
         assert steps == list(range(len(steps)))
         assert len(steps) % ROWS_MAX == 0
+
+
+def test_a_program_that_takes_our_descriptor_finds_none_of_our_bytes_in_its_files(
+    tmp_path: Path,
+) -> None:
+    recorder = Recorder(tmp_path / "run", role="train")
+    recorder.span(Kind.NEXT, 0, 1, step=0)
+    number = recorder._file
+    os.close(number)  # As programs do that close all descriptors.
+    theirs = os.open(tmp_path / "theirs", os.O_WRONLY | os.O_CREAT)
+    if theirs != number:
+        os.dup2(theirs, number)
+    recorder.name("a name")
+    recorder.span(Kind.NEXT, 1, 2, step=1)
+    recorder.close()
+    child = os.fork()
+    if child == 0:
+        os.write(number, b"still theirs")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "theirs").read_bytes() == b"still theirs"
+    assert read_trace(tmp_path / "run").spans["step"].tolist() == [0, 1]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Makes the disk full, for whoever records, or gives room again."""
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill(is_full: bool) -> None:
+        monkeypatch.setattr(os, "write", no_room if is_full else write)
+        monkeypatch.setattr(os, "posix_fallocate", no_room if is_full else allocate)
+
+    write, allocate = os.write, os.posix_fallocate
+    return fill
+
+
+def test_what_is_recorded_on_a_full_disk_is_missing_and_counted(
+    tmp_path: Path, full: Callable[[bool], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(tmp_path, role="train")
+    for number in range(3 * ROWS_MAX + 7):
+        full(number // ROWS_MAX == 1)  # While the first rows are compressed.
+        recorder.span(Kind.NEXT, number, number + 1, step=number)
+    assert "not complete: No space left" in caplog.text
+    for _ in range(2):
+        trace = read_trace(tmp_path)
+        assert trace.spans["step"].tolist() == list(range(ROWS_MAX, 3 * ROWS_MAX + 7))
+        assert trace.num_damaged == ROWS_MAX
+        full(True)
+        recorder.close()  # The last rows stay where they are.
+    full(False)
+
+
+def test_rows_wait_in_memory_where_there_is_no_room_for_a_file_of_a_thread(
+    tmp_path: Path, full: Callable[[bool], None]
+) -> None:
+    recorder = Recorder(tmp_path, role="train")
+    full(True)
+    recorder.span(Kind.NEXT, 0, 1, step=0)
+    full(False)
+    assert not list(tmp_path.glob("*.rows"))
+    recorder.span(Kind.NEXT, 1, 2, step=1)
+    recorder.close()
+    assert read_trace(tmp_path).spans["step"].tolist() == [0, 1]
+
+
+def test_a_folder_that_goes_away_costs_the_trace_and_not_the_training(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", role="train")
+    recorder.span(Kind.NEXT, 0, 1)
+    shutil.rmtree(tmp_path / "run")
+    for number in range(ROWS_MAX + 1):
+        recorder.span(Kind.NEXT, number, number + 1)
+    thread = threading.Thread(target=lambda: recorder.span(Kind.READ, 0, 1))
+    thread.start()
+    thread.join()
+    recorder.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_children_that_record_nothing_leave_no_file(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, role="train")
+    for status in (0, 0):
+        child = os.fork()
+        if child == 0:
+            os._exit(status)
+        os.waitpid(child, 0)
+    assert len(list(tmp_path.glob("*.trace"))) == 1
+    child = os.fork()
+    if child == 0:
+        recorder.span(Kind.BATCH, 0, 1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    recorder.close()
+    assert sorted(process.role for process in read_trace(tmp_path).processes) == ["train", "worker"]
+
+
+def test_a_signal_handler_that_records_takes_no_row_away(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, role="train")
+    marked: list[int] = []
+
+    def handler(*_: object) -> None:
+        marked.append(len(marked))
+        recorder.span(Kind.MARK, 0, 1, step=marked[-1])
+
+    recorder.span(Kind.MARK, 0, 1, step=-7)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
+    try:
+        for number in range(10 * ROWS_MAX):
+            recorder.span(Kind.NEXT, number, number + 1, step=number)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    recorder.close()
+    trace = read_trace(tmp_path)
+    steps = trace.of(Kind.NEXT)["step"]
+    assert (np.diff(steps) > 0).all()
+    # Only one that comes while rows are compressed takes the place of another one.
+    assert 10 * ROWS_MAX + 1 + len(marked) - len(trace.spans) <= 10
+    assert trace.num_damaged == 0
+
+
+def test_a_reader_beside_a_writer_sees_whole_rows_and_no_gap(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, role="train")
+
+    def write() -> None:
+        for n in range(40 * ROWS_MAX):
+            recorder.span(Kind.NEXT, n, 2 * n, step=n, size_bytes=n, offset=n)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    num_seen = 0
+    while writer.is_alive() or not num_seen:
+        trace = read_trace(tmp_path)
+        rows = trace.spans
+        num_seen = len(rows)
+        for column in ("start_ns", "duration_ns", "size_bytes", "offset", "step"):
+            assert np.array_equal(rows[column], np.arange(num_seen)), column
+        assert trace.num_damaged == 0
+    writer.join()
+    recorder.close()
+    assert len(read_trace(tmp_path).spans) == 40 * ROWS_MAX
 
 
 def test_threads_and_forked_children_record_into_one_run(tmp_path: Path) -> None:

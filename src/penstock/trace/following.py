@@ -6,24 +6,15 @@ were added. So it may be repeated every second for as long as a run takes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from penstock.errors import OptionError
 from penstock.trace.chunks import VERSION, Rows, placed_chunks, rows_of
-from penstock.trace.recorder import SEGMENT_HEAD
-from penstock.trace.schema import ROW
-
-_COUNTED, _MARKED = b"PsTrows1", b"PsTrows2"
-"""Threads' files: with the number of rows in the head, or with a mark in each row."""
-_FIXED_BYTES = 24
-"""Of the head, what stays until rows are compressed: magic, segment, number of the first row."""
-_ROWS_AT_ONCE = 256
+from penstock.trace.segments import read_segment
 
 
 @dataclass(kw_only=True)
@@ -83,62 +74,29 @@ class FollowedProcess:
                 pid = header.get("pid") or self.head["pid"]
                 self.counters.append((pid, header["at_ns"], msgspec.msgpack.decode(body)))
             case "rows":
-                self._add(header["segment"], header["first"], rows_of(header, body))
+                rows = rows_of(header, body)
+                self._add(header["segment"], header["first"], rows, header.get("stop"))
+            case "dropped" if "stop" in header:
+                self._num_seen[header["segment"]] = header["stop"]
 
-    def _add(self, segment: int, first: int, rows: Rows) -> None:
-        """Add rows of a thread, without those that were read from its own file before."""
+    def _add(self, segment: int, first: int, rows: Rows, stop: int | None = None) -> None:
+        """Add rows of a thread, without those that were read from its own file before.
+
+        `stop`: the number behind the last of them, where some were dropped.
+        """
         num_seen = self._num_seen.get(segment, 0)
         fresh = rows[max(0, num_seen - first) :]
         if len(fresh):
             self.rows.append(fresh)
-        self._num_seen[segment] = max(num_seen, first + len(rows))
+        self._num_seen[segment] = max(num_seen, first + len(rows) if stop is None else stop)
 
     def _look_at_segment(self, path: Path) -> None:
         """Read the rows of a thread that are not in a chunk yet."""
-        try:
-            file = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return  # Its process has compressed it meanwhile.
-        try:
-            head = os.pread(file, SEGMENT_HEAD.size, 0)
-            if len(head) < SEGMENT_HEAD.size:
-                return
-            magic, number, first, mark = SEGMENT_HEAD.unpack(head)
-            num_seen = self._num_seen.get(number, 0)
-            # Rows before `first` that we have not seen are in a chunk that was appended since we
-            # read the file of the process: the next look finds them, and these here after them.
-            if first > num_seen:
-                return
-            rows = _rows_after(file, magic, mark, num_seen - first)
-            # The process may have compressed its rows while we read them, and begun anew.
-            again = os.pread(file, SEGMENT_HEAD.size, 0)
-            if again[:_FIXED_BYTES] == head[:_FIXED_BYTES]:
-                self._add(number, num_seen, rows)
-        finally:
-            os.close(file)
-
-
-def _rows_after(file: int, magic: bytes, mark: int, num_known: int) -> Rows:
-    """Return the rows of a thread's file behind those that are known already."""
-    if magic == _COUNTED:
-        size = (mark - num_known) * ROW.itemsize
-        data = os.pread(file, size, _place(num_known)) if size > 0 else b""
-        return np.frombuffer(data[: len(data) // ROW.itemsize * ROW.itemsize], ROW)
-    parts = [np.zeros(0, ROW)]
-    while magic == _MARKED:
-        # The rows themselves say where they end: the first that has another mark is not there yet.
-        data = os.pread(file, _ROWS_AT_ONCE * ROW.itemsize, _place(num_known))
-        rows = np.frombuffer(data[: len(data) // ROW.itemsize * ROW.itemsize], ROW)
-        others = np.flatnonzero(rows["spare"] != mark & 0xFFFF)
-        parts.append(rows[: others[0]] if len(others) else rows)
-        num_known += len(rows)
-        if len(others) or len(rows) < _ROWS_AT_ONCE:
-            break
-    return np.concatenate(parts)
-
-
-def _place(row: int) -> int:
-    return SEGMENT_HEAD.size + row * ROW.itemsize
+        found = read_segment(path, self._num_seen)
+        # Rows before `first` that we have not seen are in a chunk that was appended since we read
+        # the file of the process: the next look finds them, and these here after them.
+        if found is not None and found.first <= self._num_seen.get(found.number, 0):
+            self._add(found.number, found.start, found.rows)
 
 
 class TraceFollower:

@@ -9,10 +9,12 @@ device.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 from penstock.trace.recorder import Recorder
@@ -24,6 +26,8 @@ _NO_WAIT_NS = 200_000
 """A batch that came this soon was ready: a LAUNCH row may go on over it."""
 _LONG_NS = 500_000
 """Work that takes so long is measured with the kernel's help, at 4 µs."""
+_DESCRIPTOR_MIN = 700
+"""Descriptors that stay open are no lower, and below 1024, where a process may have so few."""
 LOCK_UNKNOWN_NS = -1
 """`lock_ns` where nobody measured the wait for the interpreter's lock."""
 
@@ -43,11 +47,16 @@ class ThreadTimes:
         cpu_ns = time.thread_time_ns()
         if self._file is None:
             return cpu_ns, 0, lock_ns
-        return cpu_ns, int(os.pread(self._file, 64, 0).split()[1]), lock_ns
+        try:
+            return cpu_ns, int(os.pread(self._file, 64, 0).split()[1]), lock_ns
+        except (OSError, ValueError, IndexError):
+            self._file = None  # The program has closed it: the number is not ours any more.
+            return cpu_ns, 0, lock_ns
 
     def __del__(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            with suppress(OSError):
+                os.close(self._file)
 
 
 class WorkTimes(threading.local):
@@ -169,9 +178,16 @@ class LoopRecorder:
 
 def _opened(path: str) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None  # The kernel was built without it, or this is not Linux.
+    try:
+        # A program that closes all descriptors gets low numbers for those that it opens then.
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _DESCRIPTOR_MIN)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 @cache

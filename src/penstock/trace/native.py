@@ -69,33 +69,56 @@ def _names(data: bytes) -> dict[int, str]:
     return names
 
 
-def pack_native(folder: Path) -> None:
-    """Turn the native files of a job that has ended on this machine into compressed traces."""
+def pack_native(folder: Path) -> str:
+    """Turn the native files of a job that has ended on this machine into compressed traces.
+
+    Return "", or why some could not be: then they stay, and are read as they are.
+    """
+    problem = ""
     for path in sorted(folder.glob("*.native")):
         found = read_native_head(path)
         if found is not None and found[0]["boot"] != boot_id():
             continue  # The folder is shared, and the other machine's part may still run.
         parts = sorted(folder.glob(f"{path.stem}.*.rows"))
-        if found is not None:
-            _write_packed(path.with_suffix(".trace"), found, parts)
+        try:
+            if found is not None:
+                _write_packed(path.with_suffix(".trace"), found, parts)
+        except OSError as error:
+            problem = f"{path.name} could not be compressed: {error.strerror or error}"
+            continue
         for old in (path, *parts):
-            old.unlink()
+            old.unlink(missing_ok=True)
+    return problem
 
 
 def _write_packed(
     path: Path, found: tuple[dict[str, Any], dict[int, str], dict[Kind, int]], parts: list[Path]
 ) -> None:
+    # Under another name until it is whole: else rows would be read twice, or in part.
+    unfinished = path.with_suffix(".packing")
+    try:
+        with unfinished.open("wb") as out:
+            _write_chunks(out, found, parts)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _write_chunks(
+    out: Any, found: tuple[dict[str, Any], dict[int, str], dict[Kind, int]], parts: list[Path]
+) -> None:
     about, names, dropped = found
-    with path.open("wb") as out:
-        out.write(chunk(about))
-        for number, text in names.items():
-            if number:
-                out.write(chunk({"type": "name", "number": number}, text.encode()))
-        for segment, part in enumerate(parts):
-            _pack_part(out, segment, part)
-        if dropped:
-            counts = {str(int(kind)): count for kind, count in dropped.items()}
-            out.write(chunk({"type": "dropped", "rows": counts}))
+    # The reader leaves the files alone that it was packed from, should they still be there.
+    out.write(chunk({**about, "is_packed": True}))
+    for number, text in names.items():
+        if number:
+            out.write(chunk({"type": "name", "number": number}, text.encode()))
+    for segment, part in enumerate(parts):
+        _pack_part(out, segment, part)
+    if dropped:
+        counts = {str(int(kind)): count for kind, count in dropped.items()}
+        out.write(chunk({"type": "dropped", "rows": counts}))
 
 
 def _pack_part(out: Any, segment: int, part: Path) -> None:

@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import OptionError
-from penstock.trace.chunks import VERSION, Rows, chunks_of, rows_of
+from penstock.trace.chunks import VERSION, Rows, placed_chunks, rows_of
 from penstock.trace.clocks import ClockFacts, clock_facts
 from penstock.trace.native import read_native_head
-from penstock.trace.recorder import COUNTED_MAGIC, SEGMENT_HEAD, SEGMENT_MAGIC
-from penstock.trace.schema import ROW, SPAN, Kind
+from penstock.trace.schema import SPAN, Kind
+from penstock.trace.segments import read_segment
+
+_LOOKS = 8
+"""How often a file is read on whose process compresses rows meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ class Trace:
     clocks: ClockFacts
     """How the clocks of machines were compared."""
     num_damaged: int = 0
-    """Rows that could not be read: files of a format or a length that makes no sense."""
+    """Rows that were recorded and are missing: the disk was full, or a file is damaged."""
     _by_kind: dict[int, Rows] = field(default_factory=dict, repr=False)
 
     def of(self, *kinds: Kind, rank: int | None = None) -> Rows:
@@ -110,8 +113,12 @@ class _ProcessFile:
     parts: list[tuple[int, Rows]] = field(default_factory=list)
     """Rows with the thread that they are of."""
     threads: dict[int, str] = field(default_factory=dict)
-    seen: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of each segment: its thread, and how many of its rows were read."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """Of each segment, the number behind its last row that was read."""
+    num_missing: int = 0
+    """Rows that should have been there."""
+    offset: int = 0
+    """Where the part of the file begins that was not read."""
 
 
 def read_trace(folder: str | Path) -> Trace:
@@ -145,14 +152,28 @@ def read_trace(folder: str | Path) -> Trace:
         processes=tuple(_process(f, n, clocks, begin_ns) for n, f in enumerate(files)),
         start_ns=first["time_ns"] + begin_ns - first["perf_ns"] - clocks.offset_ns(first["boot"]),
         clocks=clocks,
+        num_damaged=sum(file.num_missing for file in files),
     )
 
 
 def _read_file(path: Path) -> _ProcessFile | None:
-    file = _read_native(path) if path.suffix == ".native" else _read_chunks(path)
-    if file is not None:
-        for rows_path in path.parent.glob(f"{path.stem}.*.rows"):
-            _read_segment(file, rows_path)
+    if path.suffix == ".native":
+        if path.with_suffix(".trace").exists():
+            return None  # It was packed, and whoever did it was killed before clearing up.
+        file = _read_native(path)
+    else:
+        file = _read_chunks(path, None)
+    if file is None or file.about.get("is_packed"):
+        return file
+    waiting = dict.fromkeys(sorted(path.parent.glob(f"{path.stem}.*.rows")), 0)
+    for _ in range(_LOOKS):
+        waiting = {p: n for p, before in waiting.items() if (n := _read_segment(file, p, before))}
+        if not waiting:
+            break
+        # A thread has compressed rows since we read the file: they stand at its end now.
+        file = _read_chunks(path, file)
+        assert file is not None
+    # A thread that compresses faster than we read: what it has in its own file is too new for us.
     return file
 
 
@@ -164,9 +185,13 @@ def _read_native(path: Path) -> _ProcessFile | None:
     return _ProcessFile(about=about, names=names, dropped=dropped)
 
 
-def _read_chunks(path: Path) -> _ProcessFile | None:
-    file: _ProcessFile | None = None
-    for header, body in chunks_of(path.read_bytes()):
+def _read_chunks(path: Path, file: _ProcessFile | None) -> _ProcessFile | None:
+    """Return what a file says; of one that was read before, with what is new."""
+    begin = 0 if file is None else file.offset
+    with path.open("rb") as opened:
+        opened.seek(begin)
+        data = opened.read()
+    for header, body, stop in placed_chunks(data):
         if header["type"] == "process":
             if header["version"] != VERSION:
                 raise OptionError(
@@ -176,6 +201,8 @@ def _read_chunks(path: Path) -> _ProcessFile | None:
             file = _ProcessFile(about=header)
         elif file is not None:
             _READERS[header["type"]](file, header, body)
+        if file is not None:
+            file.offset = begin + stop
     return file
 
 
@@ -192,9 +219,14 @@ def _hand_out_counters(files: list[_ProcessFile]) -> None:
 
 
 def _add_rows(file: _ProcessFile, header: dict[str, Any], body: bytes) -> None:
-    rows = rows_of(header, body)
-    file.parts.append((header["thread"], rows))
-    file.seen[header["segment"]] = header["thread"], header["first"] + len(rows)
+    rows, first = rows_of(header, body), header["first"]
+    num_seen = file.seen.get(header["segment"], 0)
+    file.num_missing += max(0, first - num_seen)
+    rows = rows[max(0, num_seen - first) :]
+    if len(rows):
+        file.parts.append((header["thread"], rows))
+    stop = header.get("stop", first + header["num_rows"])
+    file.seen[header["segment"]] = max(num_seen, stop)
 
 
 def _add_thread(file: _ProcessFile, header: dict[str, Any], body: bytes) -> None:
@@ -219,6 +251,11 @@ def _add_counters(file: _ProcessFile, header: dict[str, Any], body: bytes) -> No
 
 def _add_dropped(file: _ProcessFile, header: dict[str, Any], body: bytes) -> None:
     file.dropped = {Kind(int(kind)): count for kind, count in header["rows"].items()}
+    if "stop" in header:
+        segment, first, stop = header["segment"], header["first"], header["stop"]
+        num_seen = file.seen.get(segment, 0)
+        file.num_missing += max(0, first - num_seen)
+        file.seen[segment] = stop
 
 
 _READERS: dict[str, Callable[[_ProcessFile, dict[str, Any], bytes], None]] = {
@@ -231,27 +268,26 @@ _READERS: dict[str, Callable[[_ProcessFile, dict[str, Any], bytes], None]] = {
 }
 
 
-def _read_segment(file: _ProcessFile, path: Path) -> None:
-    """Add the rows of a thread that are not in a chunk."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return  # Its process has compressed it meanwhile.
-    if len(data) < SEGMENT_HEAD.size:
-        return
-    magic, number, first, mark = SEGMENT_HEAD.unpack_from(data)
-    room = (len(data) - SEGMENT_HEAD.size) // ROW.itemsize
-    rows = np.frombuffer(data, ROW, room, SEGMENT_HEAD.size)
-    if magic == SEGMENT_MAGIC:
-        thread, rows = mark >> 32, rows[rows["spare"] == mark & 0xFFFF]
-    elif magic == COUNTED_MAGIC and mark <= room:
-        thread, rows = number, rows[:mark]
-    else:
-        return
-    thread, num_seen = file.seen.get(number, (thread, 0))
-    rows = rows[max(0, num_seen - first) :]
-    if len(rows):
-        file.parts.append((thread, rows))
+def _read_segment(file: _ProcessFile, path: Path, first_before: int) -> int:
+    """Add the rows of a thread that are not in a chunk, and return 0.
+
+    If rows before them are not known yet, add nothing and return the number of its first row. They
+    are missing if that is `first_before`, the answer of the look before: the file of the process
+    was read since.
+    """
+    found = read_segment(path, file.seen)
+    if found is None:
+        return 0
+    num_missing = found.first - file.seen.get(found.number, 0)
+    if num_missing > 0:
+        if found.first != first_before:
+            return found.first
+        file.num_missing += num_missing
+    if len(found.rows):
+        file.parts.append((found.thread, found.rows))
+        if found.number >= 0:
+            file.seen[found.number] = found.start + len(found.rows)
+    return 0
 
 
 def _spans(

@@ -80,7 +80,8 @@ _TRAINING: _HookedLoop | None = None
 def _training() -> _HookedLoop:
     global _TRAINING
     if _TRAINING is None or _TRAINING.pid != os.getpid():
-        to = recorder()
+        # A loader inside of a data set is iterated by a worker, which stays one.
+        to = recorder("worker" if WORK.worker else "train")
         _TRAINING = _HookedLoop(
             pid=os.getpid(),
             recorder=to,

@@ -168,7 +168,7 @@ class _FetchRecorder:
             if WORK.times is None or WORK.times.thread != threading.get_native_id():
                 WORK.times = ThreadTimes()
             times = WORK.times.now()
-        except OSError as error:  # A job may close descriptors that are not its own.
+        except Exception as error:
             complain(f"a batch was not recorded: {error}")
             return None
         # Last, as `end` asks first: what the kernel is asked for between would count as read.

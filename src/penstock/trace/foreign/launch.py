@@ -123,8 +123,10 @@ def run_job(job: TracedJob) -> int:
     finally:
         if view.has_strace:
             strace.read_log(job.folder, perf_ns=begun_ns[0], time_ns=begun_ns[1])
-        pack_native(job.folder)
-        recorder.facts({"tracing": _with_problems(view.fact, job.folder)})
+        fact = _with_problems(view.fact, job.folder)
+        if problem := pack_native(job.folder):
+            fact["cannot_see"] = [*fact["cannot_see"], problem]
+        recorder.facts({"tracing": fact})
         recorder.close()
     return status
 

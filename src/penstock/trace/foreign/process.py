@@ -25,13 +25,19 @@ def trace_folder() -> Path:
     return Path(os.environ[TRACE_VARIABLE])
 
 
-def recorder(role: str = "train") -> Recorder:
-    """Return the recorder of this process; the first call decides its role."""
+def recorder(role: str = "") -> Recorder:
+    """Return the recorder of this process. Whoever says a role first decides it.
+
+    After a fork the recorder goes on with a file of the child's own; the child is a worker unless
+    it says otherwise before it records.
+    """
     global _recorder
-    if _recorder is not None:  # Also after a fork: the recorder goes on with a file of the child's.
+    if _recorder is not None:
+        if role:
+            _recorder.become(role)
         return _recorder
     rank = _rank()
-    found = recorder_of(trace_folder(), role=role, rank=rank)
+    found = recorder_of(trace_folder(), role=role or "train", rank=rank)
     if RANK_VARIABLE not in os.environ:
         os.environ[RANK_VARIABLE] = str(rank)
         with suppress(OSError, AttributeError):
@@ -89,23 +95,3 @@ def safely(function: Callable[..., None]) -> Callable[..., None]:
             complain(f"{function.__qualname__}: {type(error).__name__}: {error}")
 
     return recorded
-
-
-_role_before = ""
-
-
-def _become_worker() -> None:
-    """Let the file of a forked child say `worker`: the recorder opens it before its code runs."""
-    global _role_before
-    found = _recorder
-    if found is not None:
-        _role_before, found.role = found.role, "worker"
-
-
-def _stay() -> None:
-    found = _recorder
-    if found is not None:
-        found.role = _role_before
-
-
-os.register_at_fork(before=_become_worker, after_in_parent=_stay)
