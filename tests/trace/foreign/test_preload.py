@@ -3,6 +3,7 @@
 No torch here: programs are a few lines of Python.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -171,6 +172,54 @@ def test_an_answer_of_a_connection_is_one_row_from_question_to_last_byte(
     assert answers["size_bytes"].tolist() == [1000, 200_000]
     assert (answers["flags"] == Flag.NATIVE | Flag.SOCKET).all()
     assert answers["count"][1] > 1
+
+
+RENUMBERED = """
+import os, sys
+first, second = (os.open(sys.argv[1] + name, os.O_RDONLY) for name in ("/a.bin", "/b.bin"))
+os.read(second, 10)
+os.closerange(second, second + 1)          # closes without calling close
+again = os.dup(first)
+assert again == second
+os.read(again, 77)
+"""
+
+
+def test_a_number_that_was_closed_unseen_is_not_taken_for_the_old_file(
+    preload: Path, tmp_path: Path
+) -> None:
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(bytes(100))
+    run(RENUMBERED, tmp_path / "run", preload, str(tmp_path))
+    trace = read_trace(tmp_path / "run")
+    assert reads(trace, "a.bin")["size_bytes"].tolist() == [77]
+    assert reads(trace, "b.bin")["size_bytes"].tolist() == [10]
+
+
+def test_a_pack_that_fails_leaves_what_there_was(
+    preload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(100))
+    run(
+        "import sys; open(sys.argv[1], 'rb').read()",
+        tmp_path / "run",
+        preload,
+        str(tmp_path / "a.bin"),
+    )
+    before = read_trace(tmp_path / "run").spans
+
+    def no_room(*_: object) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.trace.native.rows_chunk", no_room)
+        assert "No space left" in pack_native(tmp_path / "run")
+    assert np.array_equal(read_trace(tmp_path / "run").spans, before)
+    # Whoever packs may be killed before the old files are gone.
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda *_, **__: None)
+        assert pack_native(tmp_path / "run") == ""
+    assert np.array_equal(read_trace(tmp_path / "run").spans, before)
 
 
 def test_a_folder_that_cannot_be_written_costs_the_trace_and_not_the_program(

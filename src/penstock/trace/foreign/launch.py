@@ -30,6 +30,8 @@ from penstock.trace.windows import DIFFERENTIAL_VARIABLE
 
 VIEWS = ("auto", "python", "preload", "strace")
 WITH_VARIABLE = "PENSTOCK_TRACE_WITH"
+_FOLDER_BYTES_MAX = 1000
+"""What the preloaded library has room for."""
 _STARTUP = Path(__file__).with_name("startup")
 
 _NEVER_SEEN = (
@@ -70,6 +72,11 @@ class TracedJob:
             )
         if shutil.which(self.command[0]) is None:
             raise OptionError(f"there is no program {self.command[0]!r}; is it on PATH?")
+        if len(os.fsencode(self.folder)) > _FOLDER_BYTES_MAX:
+            raise OptionError(
+                f"the name of the trace's folder has {len(os.fsencode(self.folder))} bytes, and "
+                f"{_FOLDER_BYTES_MAX} are possible; --out names another folder"
+            )
         if any(_is_of_this_machine(path) for path in self.folder.glob("*-launch-*.trace")):
             raise OptionError(f"{self.folder} holds a trace already; --out names another folder")
 

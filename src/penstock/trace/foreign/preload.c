@@ -12,6 +12,10 @@
  * - Memory comes from mmap: a handler that interrupts malloc does not enter it again.
  * - The table of descriptors is a cache. An entry that is reset is found out again, so what a child
  *   of vfork closes does no harm to its parent.
+ * - Real functions are looked up before main: dlsym takes the loader's lock, and a thread that a
+ *   library's constructor waits for must not need it.
+ * - What a child of fork inherits makes sense at every moment: another thread may be in the midst of
+ *   a change.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -52,6 +56,7 @@ enum { READ = 30, OPEN = 31, WRITE = 32, METADATA = 33, MAP = 34, NUM_KINDS = 64
 enum { FAILED = 2, NATIVE = 8, SOCKET = 16 };
 
 #define PATH_BYTES 4096
+#define FOLDER_BYTES 1024 /* launch.py refuses longer ones. Signal handlers have little stack. */
 #define NUM_DESCRIPTORS 65536
 #define NUM_NAMES (1u << 20)
 #define NUM_SLOTS_FIRST 4096u
@@ -64,6 +69,8 @@ enum { FAILED = 2, NATIVE = 8, SOCKET = 16 };
 #define ROW_BYTES_MAX (16ll << 20)  /* A row that is extended ends here. */
 #define EXTEND_GAP_NS 1000000000ll
 #define CLOCK_ROUNDS 8
+#define RETRY_NS 1000000000ll /* A disk that had no room is asked again after a second. */
+#define ZEROS_BYTES 4096
 
 struct row {
     int64_t start, duration, cpu, wait, lock, offset, size, step;
@@ -103,22 +110,23 @@ static __thread struct {
     int64_t lock_ns;
 } self __attribute__((tls_model("initial-exec")));
 
-static char folder[PATH_BYTES];
+static char folder[FOLDER_BYTES];
 static size_t folder_bytes;
 static uint32_t rank_number;
 static uint32_t generation = 1;  /* Counts forks: what was mapped before is the parent's. */
 static struct entry table[NUM_DESCRIPTORS];
 
 static struct head *head;  /* NULL until the first row of this process. */
-static char stem[PATH_BYTES + 96];
-static int is_broken;      /* The files could not be made: nothing more is recorded. */
+static char stem[FOLDER_BYTES + 96];
+static int64_t retry_ns;   /* Files could not be made: nothing more is recorded until then. */
 static int64_t rows_bytes;
 static uint32_t num_files;
 
 static struct { const char *text; uint64_t hash; uint32_t size, generation; } names[NUM_NAMES];
 static uint32_t num_names = 1;
-static uint32_t *slots; /* A hash table of numbers; it grows, for every page of it costs a fault. */
-static uint32_t num_slots;
+static struct slots {
+    uint32_t num, number[];
+} *slots; /* A hash table of numbers; it grows, for every page of it costs a fault. */
 static char *arena;
 static size_t arena_left;
 static int64_t names_allocated;
@@ -151,9 +159,15 @@ static void *raw_mmap(size_t size, int flags, int fd) {
 
 /* Allocate blocks, so that writing through the mapping cannot end the process with SIGBUS. */
 static int allocate(int fd, int64_t from, int64_t size) {
+    static const char zeros[ZEROS_BYTES];
     if (syscall(SYS_fallocate, fd, 0, from, size) == 0)
         return 1;
-    return errno == EOPNOTSUPP || errno == ENOSYS;
+    if (errno != EOPNOTSUPP && errno != ENOSYS)
+        return 0;
+    for (int64_t at = from; at < from + size; at += ZEROS_BYTES)
+        if (syscall(SYS_pwrite64, fd, zeros, sizeof zeros, at) != sizeof zeros)
+            return 0;
+    return 1;
 }
 
 static void *mapped_file(const char *path, int64_t size, int64_t allocated) {
@@ -164,6 +178,8 @@ static void *mapped_file(const char *path, int64_t size, int64_t allocated) {
     if (allocate(fd, 0, allocated) && syscall(SYS_ftruncate, fd, size) == 0)
         at = raw_mmap(size, MAP_SHARED, fd);
     syscall(SYS_close, fd);
+    if (!at)
+        syscall(SYS_unlinkat, AT_FDCWD, path, 0);
     return at;
 }
 
@@ -187,7 +203,7 @@ static void make_head(void) {
     names_allocated = NAMES_STEP;
     struct head *made = mapped_file(path, NAMES_BYTES, names_allocated);
     if (!made) {
-        is_broken = 1;
+        retry_ns = now() + RETRY_NS;
         return;
     }
     made->version = 1;
@@ -218,9 +234,10 @@ static int new_segment(void) {
     self.segment = NULL;
     self.capacity = self.count = 0;
     lock();
-    if (!head && !is_broken)
+    int64_t is_late = now() >= retry_ns;
+    if (!head && is_late)
         make_head();
-    int may = head && rows_bytes + size <= ROWS_BYTES_MAX;
+    int may = head && is_late && rows_bytes + size <= ROWS_BYTES_MAX;
     if (may) {
         rows_bytes += size;
         snprintf(path, sizeof path, "%s.%u.rows", stem, num_files++);
@@ -229,8 +246,13 @@ static int new_segment(void) {
     if (!may)
         return 0;
     struct segment_head *made = mapped_file(path, size, size);
-    if (!made)
+    if (!made) {
+        lock();
+        rows_bytes -= size;
+        retry_ns = now() + RETRY_NS;
+        unlock();
         return 0;
+    }
     made->number = (uint64_t)syscall(SYS_gettid);
     memcpy(made->magic, "PsTrows1", 8);
     self.segment = made;
@@ -275,34 +297,39 @@ static void commit(struct row *row) {
 
 static char *kept(const char *text, size_t size) {
     if (size > arena_left) {
-        arena = raw_mmap(1 << 20, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-        arena_left = arena ? 1 << 20 : 0;
+        arena_left = 0;
+        __atomic_store_n(&arena, raw_mmap(1 << 20, MAP_PRIVATE | MAP_ANONYMOUS, -1), __ATOMIC_RELEASE);
         if (!arena)
             return NULL;
+        __atomic_store_n(&arena_left, 1 << 20, __ATOMIC_RELEASE);
     }
     char *out = arena;
     memcpy(out, text, size);
-    arena += size;
-    arena_left -= size;
+    /* In this order: a child of fork may begin between the two. */
+    __atomic_store_n(&arena_left, arena_left - size, __ATOMIC_RELEASE);
+    __atomic_store_n(&arena, out + size, __ATOMIC_RELEASE);
     return out;
 }
 
 /* Double the table of names; the lock is held. */
 static int grow_slots(void) {
-    uint32_t more = num_slots ? num_slots * 2 : NUM_SLOTS_FIRST;
-    uint32_t *made = raw_mmap(more * sizeof *made, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    struct slots *old = slots;
+    uint32_t more = old ? old->num * 2 : NUM_SLOTS_FIRST;
+    struct slots *made =
+        raw_mmap(sizeof *made + more * sizeof *made->number, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     if (!made)
         return 0;
+    made->num = more;
     for (uint32_t number = 1; number < num_names; number++) {
         uint32_t slot = (uint32_t)(names[number].hash >> 20) & (more - 1);
-        while (made[slot])
+        while (made->number[slot])
             slot = (slot + 1) & (more - 1);
-        made[slot] = number;
+        made->number[slot] = number;
     }
-    if (slots)
-        syscall(SYS_munmap, slots, num_slots * sizeof *slots);
-    slots = made;
-    num_slots = more;
+    /* At once, size and all, and before the old one goes: a child of fork may begin here. */
+    __atomic_store_n(&slots, made, __ATOMIC_RELEASE);
+    if (old)
+        syscall(SYS_munmap, old, sizeof *old + old->num * sizeof *old->number);
     return 1;
 }
 
@@ -312,25 +339,26 @@ static uint32_t name_of(const char *text) {
     for (size_t i = 0; i < size; i++)
         hash = (hash ^ (unsigned char)text[i]) * 1099511628211ull;
     lock();
-    if (num_names * 2 > num_slots && !grow_slots()) {
+    if ((!slots || num_names * 2 > slots->num) && !grow_slots()) {
         unlock();
         return 0;
     }
-    uint32_t slot = (uint32_t)(hash >> 20) & (num_slots - 1), number;
-    while ((number = slots[slot])) {
+    uint32_t slot = (uint32_t)(hash >> 20) & (slots->num - 1), number;
+    while ((number = slots->number[slot])) {
         if (names[number].hash == hash && names[number].size == size &&
             memcmp(names[number].text, text, size) == 0)
             break;
-        slot = (slot + 1) & (num_slots - 1);
+        slot = (slot + 1) & (slots->num - 1);
     }
     if (!number && num_names < NUM_NAMES) {
         const char *copy = kept(text, size);
         if (copy) {
-            number = num_names++;
+            number = num_names;
             names[number].text = copy;
             names[number].hash = hash;
             names[number].size = (uint32_t)size;
-            slots[slot] = number;
+            __atomic_store_n(&num_names, number + 1, __ATOMIC_RELEASE);
+            slots->number[slot] = number;
         }
     }
     unlock();
@@ -475,6 +503,26 @@ static int64_t position_of(int fd, struct entry *entry) {
     return entry->position;
 }
 
+static void record_open(int fd, struct entry *entry, const char *path, int64_t start, int64_t end) {
+    struct stat about;
+    if (is_noise(path) || syscall(SYS_fstat, fd, &about) != 0 || !S_ISREG(about.st_mode))
+        return;
+    entry->object = name_of(path);
+    struct row *row = add_row(OPEN, entry, start, end);
+    if (row)
+        row->size = about.st_size;
+    commit(row);
+    entry->state = A_FILE;
+}
+
+/* A function of its own: its buffer is as large as some stacks of signal handlers. */
+__attribute__((noinline)) static void opened_relative(int fd, struct entry *entry, int64_t start,
+                                                      int64_t end) {
+    char path[PATH_BYTES];
+    if (link_of(fd, path))
+        record_open(fd, entry, path, start, end);
+}
+
 /* Take note of a file that was opened; `start` is when. */
 static void opened(int fd, const char *path, int64_t start) {
     if (!folder_bytes || fd < 0 || fd >= NUM_DESCRIPTORS || self.busy)
@@ -482,21 +530,13 @@ static void opened(int fd, const char *path, int64_t start) {
     int kept_errno = errno;
     int64_t end = now();
     struct entry *entry = &table[fd];
-    struct stat about;
-    char found[PATH_BYTES];
     self.busy = 1;
     memset(entry, 0, sizeof *entry);
     entry->state = IGNORED;
     if (path && path[0] != '/')
-        path = link_of(fd, found) ? found : NULL;
-    if (path && !is_noise(path) && syscall(SYS_fstat, fd, &about) == 0 && S_ISREG(about.st_mode)) {
-        entry->object = name_of(path);
-        struct row *row = add_row(OPEN, entry, start, end);
-        if (row)
-            row->size = about.st_size;
-        commit(row);
-        entry->state = A_FILE;
-    }
+        opened_relative(fd, entry, start, end);
+    else if (path)
+        record_open(fd, entry, path, start, end);
     self.busy = 0;
     errno = kept_errno;
 }
@@ -513,9 +553,10 @@ static int may_extend(struct entry *entry, int kind, int64_t at, int64_t start) 
 static void extend(struct entry *entry, int64_t start, int64_t end, int64_t size) {
     struct row *row = entry->row;
     row->duration = end - row->start;
-    row->wait += end - start;
-    row->size += size;
-    row->count++;
+    /* Two threads may write to one connection. */
+    __atomic_fetch_add(&row->wait, end - start, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&row->size, size, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&row->count, 1, __ATOMIC_RELAXED);
 }
 
 static void keep_open(struct entry *entry, struct row *row, int kind) {
@@ -631,10 +672,25 @@ static void looked_up(const char *path, int64_t start, int is_failed, int is_fol
 /* ---- the C library ------------------------------------------------------------------------ */
 
 #define EXPORT __attribute__((visibility("default")))
+struct wrapped {
+    const char *name;
+    void **real;
+};
+
+/* Every wrapper notes which function it needs; `begin` looks them all up. What is called earlier, by
+ * another library's constructor, looks up its own. */
 #define REAL(result, name, ...)                                     \
     static result (*real)(__VA_ARGS__);                             \
+    static const struct wrapped wrapped                             \
+        __attribute__((section("penstock_wrapped"), used)) = {name, (void **)&real}; \
     if (!real)                                                      \
-        real = (result(*)(__VA_ARGS__))dlsym(RTLD_NEXT, name)
+        look_up(&wrapped)
+
+extern const struct wrapped __start_penstock_wrapped[], __stop_penstock_wrapped[];
+
+static void look_up(const struct wrapped *wanted) {
+    __atomic_store_n(wanted->real, dlsym(RTLD_NEXT, wanted->name), __ATOMIC_RELEASE);
+}
 
 #define MODE(flags)                                                 \
     mode_t mode = 0;                                                \
@@ -704,6 +760,43 @@ EXPORT int close(int fd) {
     REAL(int, "close", int);
     reset(fd);
     return real(fd);
+}
+
+EXPORT int closedir(DIR *folder) {
+    REAL(int, "closedir", DIR *);
+    DIR *volatile given = folder; /* The compiler takes it for granted that there is one. */
+    if (given)
+        reset(dirfd(given));
+    return real(given);
+}
+
+static void reset_range(unsigned from, unsigned to) {
+    for (unsigned fd = from; fd <= to && fd < NUM_DESCRIPTORS; fd++)
+        reset((int)fd);
+}
+
+EXPORT int close_range(unsigned from, unsigned to, int flags) {
+    REAL(int, "close_range", unsigned, unsigned, int);
+    reset_range(from, to);
+    if (real)
+        return real(from, to, flags);
+    errno = ENOSYS; /* A C library that does not have it. */
+    return -1;
+}
+
+EXPORT void closefrom(int from) {
+    REAL(void, "closefrom", int);
+    reset_range(from < 0 ? 0 : (unsigned)from, UINT32_MAX);
+    if (real)
+        real(from);
+}
+
+/* What was closed behind our back leaves an entry, and the number comes back here. */
+EXPORT int dup(int from) {
+    REAL(int, "dup", int);
+    int fd = real(from);
+    reset(fd);
+    return fd;
 }
 
 EXPORT int dup2(int from, int to) {
@@ -1013,7 +1106,7 @@ EXPORT DIR *opendir(const char *path) {
  * and hands it over in pthread_cond_wait; its other locks are semaphores. So a wait whose caller
  * lies inside the interpreter is a wait for the lock. */
 static uintptr_t python_from, python_to;
-static int python_state; /* 0: not looked for, 1: found, 2: none */
+static int python_state; /* 1: found */
 
 static int note_python(struct dl_phdr_info *info, size_t size, void *symbol) {
     (void)size;
@@ -1030,15 +1123,19 @@ static int note_python(struct dl_phdr_info *info, size_t size, void *symbol) {
         return 0;
     python_from = from;
     python_to = to;
+    __atomic_store_n(&python_state, 1, __ATOMIC_RELEASE);
     return 1;
 }
 
+static void find_python(void) {
+    void *symbol = dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    if (symbol)
+        dl_iterate_phdr(note_python, symbol);
+}
+
 static int is_python(void *caller) {
-    if (!python_state) {
-        void *symbol = dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
-        python_state = symbol && dl_iterate_phdr(note_python, symbol) ? 1 : 2;
-    }
-    return python_state == 1 && (uintptr_t)caller >= python_from && (uintptr_t)caller < python_to;
+    return __atomic_load_n(&python_state, __ATOMIC_ACQUIRE) && (uintptr_t)caller >= python_from &&
+           (uintptr_t)caller < python_to;
 }
 
 /* Without a version dlsym may return the symbol of 2002, whose condition has another layout. */
@@ -1055,31 +1152,40 @@ static void *condition_function(const char *name) {
     self.lock_ns += now() - start;                                  \
     return result
 
+static int (*real_timedwait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+static int (*real_wait)(pthread_cond_t *, pthread_mutex_t *);
+
+static void find_waits(void) {
+    real_timedwait = condition_function("pthread_cond_timedwait");
+    real_wait = condition_function("pthread_cond_wait");
+}
+
 EXPORT int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
                                   const struct timespec *until) {
-    static int (*real)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
-    if (!real)
-        real = condition_function("pthread_cond_timedwait");
-    COUNT_LOCK(real(condition, mutex, until));
+    if (!real_timedwait)
+        find_waits();
+    COUNT_LOCK(real_timedwait(condition, mutex, until));
 }
 
 EXPORT int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
-    static int (*real)(pthread_cond_t *, pthread_mutex_t *);
-    if (!real)
-        real = condition_function("pthread_cond_wait");
-    COUNT_LOCK(real(condition, mutex));
+    if (!real_wait)
+        find_waits();
+    COUNT_LOCK(real_wait(condition, mutex));
 }
 
 EXPORT int pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
                                   clockid_t clock, const struct timespec *until) {
-    static int (*real)(pthread_cond_t *, pthread_mutex_t *, clockid_t, const struct timespec *);
-    if (!real)
-        real = dlsym(RTLD_NEXT, "pthread_cond_clockwait");
+    REAL(int, "pthread_cond_clockwait", pthread_cond_t *, pthread_mutex_t *, clockid_t,
+         const struct timespec *);
     COUNT_LOCK(real(condition, mutex, clock, until));
 }
 
 /* How long the calling thread has waited for the interpreter's lock; loop.py asks. */
-EXPORT int64_t penstock_lock_wait_ns(void) { return self.lock_ns; }
+EXPORT int64_t penstock_lock_wait_ns(void) {
+    if (!python_state)
+        find_python(); /* A program that loaded the interpreter when it was running. */
+    return self.lock_ns;
+}
 
 /* Say which rank this process is of, where the environment did not know it. */
 EXPORT void penstock_set_rank(int32_t rank) {
@@ -1093,13 +1199,17 @@ EXPORT void penstock_set_rank(int32_t rank) {
 static void in_child(void) {
     generation++;
     head = NULL;
-    is_broken = 0;
+    retry_ns = 0;
     self.busy = 0;
     self.lock_ns = 0;
     unlock(); /* A thread of the parent may have held it. */
 }
 
 __attribute__((constructor)) static void begin(void) {
+    for (const struct wrapped *one = __start_penstock_wrapped; one < __stop_penstock_wrapped; one++)
+        look_up(one);
+    find_waits();
+    find_python();
     const char *where = getenv("PENSTOCK_TRACE");
     if (!where || where[0] != '/' || strlen(where) >= sizeof folder)
         return; /* Nothing is recorded; the lock's waits are counted all the same. */
