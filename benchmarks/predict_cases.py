@@ -18,6 +18,7 @@ TORCH = {
     "compute_s": 0.0012,
     "decode_s": 0.0003,
     "epochs": 1,
+    "nodes": 1,
     "ranks": 1,
     "latency_s": 0.015,
     "bytes_s": 20e6,
@@ -29,17 +30,21 @@ PENSTOCK = {
     "num_samples": 512,
     "sample_bytes": 110_000,
     "batch_size": 16,
-    "workers": "auto",
+    "workers": "here",
     "prefetch_factor": 1,
     "compute_s": 0.003,
     "decode_s": 0,
     "epochs": 3,
+    "nodes": 1,
     "ranks": 1,
     "cache": 0.3,
+    "disk": 0.0,
     "look_ahead": 10_000_000,
     "latency_s": 0.015,
     "bytes_s": 25e6,
 }
+LARGE = {"num_samples": 1536}
+"""Several nodes read a larger set, so that their epochs have as many steps."""
 BASES = {"torch": TORCH, "tail": TAIL, "penstock": PENSTOCK}
 
 
@@ -93,6 +98,7 @@ RESIDUALS = [
         {"workers": 7, "bytes_s": 40e6},
         {"workers": 1, "ranks": 2},
         {"workers": 1, "ranks": 3, "prefetch_factor": 4},
+        {"workers": 3, "epochs": 2},
     ),
     *cases(
         "tail",
@@ -104,6 +110,7 @@ RESIDUALS = [
         {"workers": 3, "batch_size": 20},
         {"workers": 3, "compute_s": 0.004},
         {"workers": 2, "ranks": 2},
+        {"workers": 1, "ranks": 6},
     ),
     *cases(
         "penstock",
@@ -120,6 +127,23 @@ RESIDUALS = [
         {"cache": 0.9, "bytes_s": 35e6},
         {"cache": 0.2, "ranks": 2},
         {"cache": 0.5, "ranks": 3},
+        {"cache": 0.0, "disk": 0.5},
+    ),
+    *cases(
+        "penstock",
+        "residuals",
+        *[
+            LARGE | change
+            for change in [
+                {"cache": 0.3, "nodes": 2},
+                {"cache": 0.6, "nodes": 2},
+                {"cache": 0.2, "nodes": 2, "compute_s": 0.0015},
+                {"cache": 0.2, "nodes": 2, "bytes_s": 15e6},
+                {"cache": 0.1, "nodes": 3},
+                {"cache": 0.2, "nodes": 4},
+                {"cache": 0.05, "disk": 0.2, "nodes": 2},
+            ]
+        ],
     ),
 ]
 SCORED = [
@@ -142,6 +166,7 @@ SCORED = [
         {"workers": 8, "bytes_s": 80e6},
         {"workers": 2, "ranks": 2},
         {"workers": 1, "ranks": 4},
+        {"workers": 4, "epochs": 2},
     ),
     *cases(
         "tail",
@@ -154,6 +179,7 @@ SCORED = [
         {"workers": 2, "compute_s": 0.006},
         {"workers": 6, "compute_s": 0.001},
         {"workers": 2, "ranks": 4},
+        {"workers": 1, "ranks": 8},
     ),
     *cases(
         "penstock",
@@ -173,6 +199,25 @@ SCORED = [
         {"cache": 0.0, "ranks": 2},
         {"cache": 0.3, "ranks": 4},
         {"cache": 1.0, "ranks": 4},
+        {"cache": 0.0, "disk": 0.3},
+        {"cache": 0.2, "disk": 0.4},
+    ),
+    *cases(
+        "penstock",
+        "scored",
+        *[
+            LARGE | change
+            for change in [
+                {"cache": 0.0, "nodes": 2},
+                {"cache": 0.4, "nodes": 2},
+                {"cache": 0.25, "nodes": 2, "bytes_s": 12e6},
+                {"cache": 0.3, "nodes": 2, "compute_s": 0.002},
+                {"cache": 0.3, "nodes": 2, "ranks": 2},
+                {"cache": 0.1, "disk": 0.3, "nodes": 2},
+                {"cache": 0.15, "nodes": 4},
+                {"cache": 0.3, "nodes": 4},
+            ]
+        ],
     ),
 ]
 ALL = [*CALIBRATE, *RESIDUALS, *SCORED]

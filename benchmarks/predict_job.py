@@ -7,6 +7,7 @@ object a sample over HTTP, or sleeps for as long as a store with a long tail wou
 """
 
 import http.client
+import itertools
 import json
 import math
 import multiprocessing
@@ -14,6 +15,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -107,14 +109,14 @@ class Objects:
         return batch
 
 
-def torch_batches(task: dict, rank: int, epoch: int):
+def torch_batches(task: dict, rank: int, epoch: int, ready: Callable[[], None]):
     """Yield the batches of an epoch, with rows of the loop's questions."""
     from torch.utils.data import DataLoader, DistributedSampler
 
     dataset = Objects(task)
     if not task["workers"]:
         dataset.begin(rank)
-    sampler = DistributedSampler(dataset, task["ranks"], rank, shuffle=True, seed=1)
+    sampler = DistributedSampler(dataset, num_ranks(task), rank, shuffle=True, seed=1)
     sampler.set_epoch(epoch)
     loader = DataLoader(
         dataset,
@@ -127,9 +129,12 @@ def torch_batches(task: dict, rank: int, epoch: int):
         multiprocessing_context="fork" if task["workers"] else None,
     )
     loop = LoopRecorder(recorder_of(task["trace"], role="train", rank=rank))
+    if epoch == 0:
+        ready()
+    # The first question begins before workers start, as in a run that is traced from outside.
+    asked_ns = loop.asked()
     batches, step = iter(loader), 0
     while True:
-        asked_ns = loop.asked()
         batch = next(batches, None)
         if batch is None:
             loop.ended()
@@ -137,27 +142,50 @@ def torch_batches(task: dict, rank: int, epoch: int):
         loop.got(asked_ns, wait_ns=0, step=step, epoch=epoch, count=len(batch))
         step += 1
         yield batch
+        asked_ns = loop.asked()
 
 
-def penstock_batches(task: dict, rank: int):
+def penstock_batches(task: dict, rank: int, ready: Callable[[], None]):
     import penstock
 
     options = penstock.StoreOptions(**task["options"])
     dataset = penstock.open(task["uri"], store=options)
-    tiers = [penstock.Memory(int(task["cache_bytes"]))] if task["cache_bytes"] else []
+    world = penstock.World(rank=rank, num_ranks=num_ranks(task), num_nodes=task["nodes"])
     with penstock.Loader(
         dataset,
         batch_size=task["batch_size"],
         epochs=task["epochs"],
-        tiers=tiers,
-        world=penstock.World(rank=rank, num_ranks=task["ranks"], num_nodes=1),
+        tiers=tiers_of(task, world.node),
+        world=world,
+        peers=f"{task['tiers']}/meet" if task["nodes"] > 1 else False,
         output="numpy",
         transform=(lambda s: (burn(task["decode_s"]), s)[1]) if task["decode_s"] else None,
         workers=task["workers"],
         look_ahead=task["look_ahead"],
         trace=task["trace"],
     ) as loader:
+        ready()
         yield from loader
+
+
+def tiers_of(task: dict, node: int) -> list:
+    """Return the tiers of a node; nodes of one machine keep them apart."""
+    import penstock
+
+    tiers: list = []
+    if task["cache_bytes"]:
+        memory = Path(task["memory"]) / f"node{node}"
+        memory.mkdir(parents=True, exist_ok=True)
+        tiers.append(penstock.Memory(int(task["cache_bytes"]), folder=memory))
+    if task["disk_bytes"]:
+        disk = Path(task["tiers"]) / f"node{node}"
+        disk.mkdir(parents=True, exist_ok=True)
+        tiers.append(penstock.Disk(disk, int(task["disk_bytes"])))
+    return tiers
+
+
+def num_ranks(task: dict) -> int:
+    return task["nodes"] * task["ranks"]
 
 
 def facts_of(task: dict) -> dict:
@@ -165,7 +193,7 @@ def facts_of(task: dict) -> dict:
         "loader": task["loader"],
         "batch_size": task["batch_size"],
         "epochs": task["epochs"],
-        "world_size": task["ranks"],
+        "world_size": num_ranks(task),
         "ranks_per_node": task["ranks"],
         "prefetch_factor": task["prefetch_factor"],
         "num_samples": task["num_samples"],
@@ -175,30 +203,34 @@ def facts_of(task: dict) -> dict:
     if task["loader"] == "torch":
         return facts | {"num_workers": task["workers"]}
     facts["look_ahead_bytes"] = task["look_ahead"]
-    return facts | {"tiers": [{"source": "memory", "capacity_bytes": int(task["cache_bytes"])}]}
+    capacities = {"memory": int(task["cache_bytes"]), "disk": int(task["disk_bytes"])}
+    tiers = [{"source": name, "capacity_bytes": size} for name, size in capacities.items()]
+    return facts | {"tiers": tiers}
 
 
 def train(task: dict, rank: int, barrier: Barrier | None) -> None:
     recorder_of(task["trace"], role="train", rank=rank).facts(facts_of(task))
+    # Ranks begin together, as they do after they have made their process group.
+    ready = (lambda: None) if barrier is None else barrier.wait
     step_s = task["compute_s"] * task["batch_size"]
-    epochs = task["epochs"] if task["loader"] == "torch" else 1
-    for epoch in range(epochs):
-        is_torch = task["loader"] == "torch"
-        batches = torch_batches(task, rank, epoch) if is_torch else penstock_batches(task, rank)
-        for _ in batches:
-            time.sleep(step_s)
-            if barrier is not None:
-                barrier.wait()
+    if task["loader"] == "torch":
+        epochs = [torch_batches(task, rank, epoch, ready) for epoch in range(task["epochs"])]
+    else:
+        epochs = [penstock_batches(task, rank, ready)]
+    for _ in itertools.chain.from_iterable(epochs):
+        time.sleep(step_s)
+        if barrier is not None:
+            barrier.wait()
 
 
 def main() -> None:
     task = json.loads(Path(sys.argv[1]).read_text())
-    if task["ranks"] == 1:
+    if num_ranks(task) == 1:
         train(task, 0, None)
         return
     spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(task["ranks"])
-    ranks = [spawn.Process(target=train, args=(task, r, barrier)) for r in range(task["ranks"])]
+    barrier = spawn.Barrier(num_ranks(task))
+    ranks = [spawn.Process(target=train, args=(task, r, barrier)) for r in range(num_ranks(task))]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -1,6 +1,7 @@
 """Records the runs of `predict_runs`: each case as a traced job on a shaped store."""
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from penstock.testing.shaper import Shape, Shaper
 
 TIMEOUT_S = 180
 NUM_SHARDS = 4
+SHARED_MEMORY = "/dev/shm"
 
 
 def write_objects(folder: Path) -> None:
@@ -26,10 +29,10 @@ def write_objects(folder: Path) -> None:
         (folder / f"{number:06}.bin").write_bytes(rng.bytes(TORCH["sample_bytes"]))
 
 
-def write_shards(folder: Path) -> None:
+def write_shards(folder: Path, num_samples: int) -> None:
     # Other bytes every time: tiers that a killed run left behind must not know them.
     rng = np.random.default_rng()
-    sizes = shard_sizes()
+    sizes = shard_sizes(num_samples)
     for shard in range(NUM_SHARDS):
         with tarfile.open(folder / f"{shard}.tar", "w") as archive:
             for i, size in enumerate(sizes[shard::NUM_SHARDS].tolist()):
@@ -38,64 +41,97 @@ def write_shards(folder: Path) -> None:
                 archive.addfile(member, io.BytesIO(rng.bytes(size)))
 
 
-def shard_sizes() -> np.ndarray:
+def shard_sizes(num_samples: int) -> np.ndarray:
+    """Return sizes of samples; those of a larger set have the same mean and spread."""
     rng = np.random.default_rng(2)
     mean = PENSTOCK["sample_bytes"]
-    return rng.integers(int(0.6 * mean), int(1.4 * mean), PENSTOCK["num_samples"])
+    sizes = rng.integers(int(0.6 * mean), int(1.4 * mean), PENSTOCK["num_samples"])
+    return np.resize(sizes, num_samples)
+
+
+def dataset_bytes(task: dict) -> int:
+    return int(shard_sizes(task["num_samples"]).sum())
+
+
+class Site:
+    """Stores on loopback for runs, made when the first run wants them."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self._root, self._stack = root, stack
+        self._shapers: dict[str, Shaper] = {}
+
+    def shaper_of(self, case: Case) -> Shaper:
+        """Return the store that has the data of a case."""
+        is_shards = case.base == "penstock"
+        name = f"shards-{case.task['num_samples']}" if is_shards else "objects"
+        os.environ["PENSTOCK_CACHE"] = str(self._root / f"index-of-{name}")
+        if name not in self._shapers:
+            folder = self._root / name
+            folder.mkdir()
+            if is_shards:
+                write_shards(folder, case.task["num_samples"])
+            else:
+                write_objects(folder)
+            shaper = self._stack.enter_context(Shaper.of_folder(folder, Shape()))
+            self._shapers[name] = shaper
+            if is_shards:
+                _make_index(shaper)
+        return self._shapers[name]
+
+
+def _make_index(shards: Shaper) -> None:
+    """Make the index of the shards once: the runs are about reading, not about indexing."""
+    import penstock
+
+    penstock.open(shards.uri, store=shards.options)
 
 
 def record(cases: list[Case], out: Path, rounds: int) -> None:
     """Run all cases, round by round, each into a folder of its own; what is there is kept."""
-    with tempfile.TemporaryDirectory() as temporary:
-        root = Path(temporary)
-        (root / "objects").mkdir()
-        (root / "shards").mkdir()
-        write_objects(root / "objects")
-        write_shards(root / "shards")
-        with (
-            Shaper.of_folder(root / "objects", Shape()) as objects,
-            Shaper.of_folder(root / "shards", Shape()) as shards,
-        ):
-            _warm(shards, root)
-            for turn in range(rounds):
-                for case in cases:
-                    folder = out / f"{case.name}.{turn}"
-                    if not (folder / "load.json").exists():
-                        shaper = shards if case.base == "penstock" else objects
-                        _run(case, shaper, folder, root)
+    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
+        site = Site(Path(root), stack)
+        for turn, case in itertools.product(range(rounds), cases):
+            folder = out / f"{case.name}.{turn}"
+            if not (folder / "load.json").exists():
+                record_one(case, site.shaper_of(case), folder)
 
 
-def _warm(shards: Shaper, root: Path) -> None:
-    """Make the index of the shards once: the runs are about reading, not about indexing."""
-    import penstock
+def record_one(case: Case, shaper: Shaper, folder: Path) -> None:
+    """Run a case; its tiers are empty at first and gone afterwards."""
+    with (
+        tempfile.TemporaryDirectory() as tiers,
+        tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as memory,
+    ):
+        task = _task(case, shaper) | {"trace": str(folder), "tiers": tiers, "memory": memory}
+        shaper.reshape(case.shape)
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        path = Path(tiers) / "task.json"
+        path.write_text(json.dumps(task))
+        _run(case, path, folder)
 
-    os.environ["PENSTOCK_CACHE"] = str(root / "cache")
-    penstock.open(shards.uri, store=shards.options)
 
-
-def _run(case: Case, shaper: Shaper, folder: Path, root: Path) -> None:
-    task = case.task | {"trace": str(folder), "sample_sd_bytes": 0.0}
+def _task(case: Case, shaper: Shaper) -> dict:
+    task = case.task | {"sample_sd_bytes": 0.0}
     if case.base == "penstock":
-        sizes = shard_sizes()
-        task |= {
+        sizes = shard_sizes(task["num_samples"])
+        return task | {
             "uri": shaper.uri,
             "options": {"endpoint": shaper.options.endpoint, "anonymous": True},
             "cache_bytes": int(task["cache"] * sizes.sum()),
+            "disk_bytes": int(task["disk"] * sizes.sum()),
             "sample_bytes": float(sizes.mean()),
             "sample_sd_bytes": float(sizes.std()),
         }
-    else:
-        host, port = shaper.endpoint.removeprefix("http://").split(":")
-        task |= {"host": host, "port": int(port), "path": "/data"}
-    shaper.reshape(case.shape)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    path = root / "task.json"
-    path.write_text(json.dumps(task))
+    host, port = shaper.endpoint.removeprefix("http://").split(":")
+    return task | {"host": host, "port": int(port), "path": "/data"}
+
+
+def _run(case: Case, task: Path, folder: Path) -> None:
     begin = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.predict_job", str(path)],
+        [sys.executable, "-m", "benchmarks.predict_job", str(task)],
         timeout=TIMEOUT_S,
         capture_output=True,
         text=True,

@@ -3,65 +3,98 @@
     python -m benchmarks.predict_runs FOLDER [--rounds 3] [--residuals] [--json FILE]
 
 Records real runs (torch's DataLoader on a shaped HTTP store and with latencies of a long tail,
-Penstock on a shaped S3 store) as traces in FOLDER, unless they are there already. Two short runs of
-each kind calibrate a model; the others are predicted, without their traces being looked at, and
-compared. Steps sleep, so that other programs of the machine matter little; of the rounds the
-fastest counts, because other programs can only add time. `--residuals` predicts the runs that the
-bands are made of and prints src/penstock/report/model/residuals.py; without it the other runs are
-scored: no configuration is in both sets.
+Penstock on a shaped S3 store, on one node and on several that are processes of this machine) as
+traces in FOLDER, unless they are there already. Two short runs of each kind calibrate a model; the
+others are predicted, without their traces being looked at, and compared: time of a step, time of
+the first epoch, stall, bytes from the store and between nodes. Steps sleep, so that other programs
+of the machine matter little; each run counts, also where rounds of one configuration differ.
+`--residuals` predicts the runs that the bands are made of and writes
+src/penstock/report/model/residuals.py; without it the other runs are scored: no configuration is in
+both sets.
 
-Two rules beside: `min` (the slowest of compute, workers, cores and store, each alone) and `as it
-was` (the calibrated step, scaled with the batch).
+Two rules beside, for the time of a step: `min` (the slowest of compute, workers, cores and store,
+each alone) and `as it was` (the calibrated step, scaled with the batch).
 """
 
 import argparse
 import json
 import math
 import sys
+import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.predict_cases import ALL, BASES, CALIBRATE, RESIDUALS, SCORED, Case
-from benchmarks.predict_record import record, shard_sizes
+from benchmarks.predict_record import dataset_bytes, record
 from penstock.report.model import Forecast, RunModel, WhatIf, calibrate
-from penstock.report.model.bands import kind_of
+from penstock.report.model.bands import Quantity
 from penstock.report.model.observed import MeasuredRun, contended_share, measured
 from penstock.trace import read_trace
+
+UNITS: dict[Quantity, tuple[str, float]] = {
+    "step_s": ("ms", 1e-3),
+    "first_epoch_s": ("s", 1.0),
+    "stall_share": ("points", 0.01),
+    "store_bytes": ("MB", 1e6),
+    "peer_bytes": ("MB", 1e6),
+}
+TITLES: dict[Quantity, str] = {
+    "step_s": "time of a step, last epoch",
+    "first_epoch_s": "time of the first epoch",
+    "stall_share": "stall share, last epoch",
+    "store_bytes": "bytes from the store",
+    "peer_bytes": "bytes between nodes",
+}
+RESIDUALS_FILE = Path("src/penstock/report/model/residuals.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A case, predicted and measured."""
+    """One quantity of a case, predicted, and measured in each of its runs."""
 
     case: Case
-    what: str
-    """`step` of the last epoch or `first epoch`."""
-    kind: str
-    real: float
-    spread: float
-    """Slowest over fastest round, minus 1."""
+    quantity: Quantity
+    reals: list[float]
     said: float
     low: float
     high: float
-    least: float
-    """The `min` rule."""
-    as_was: float
+    doubt: float
+    rules: tuple[float, float] = (0.0, 0.0)
+    """`min` and `as it was`, of a step."""
 
     @property
-    def error(self) -> float:
-        return self.said / self.real - 1
+    def spread(self) -> float:
+        """How far apart runs are, in the terms of `errors`."""
+        apart = max(self.reals) - min(self.reals)
+        return apart if self.quantity == "stall_share" else apart / min(self.reals)
+
+    @property
+    def errors(self) -> list[float]:
+        """Of each run: relative ones, but of a share the difference."""
+        if self.quantity == "stall_share":
+            return [self.said - real for real in self.reals]
+        return [self.said / real - 1 for real in self.reals]
+
+    @property
+    def scores(self) -> list[float]:
+        """How many doubts each run is off."""
+        if self.quantity == "stall_share":
+            return [(real - self.said) / self.doubt for real in self.reals]
+        return [math.log(real / self.said) / self.doubt for real in self.reals]
+
+    @property
+    def covered(self) -> list[bool]:
+        return [self.low <= real <= self.high for real in self.reals]
 
 
 def question(case: Case) -> WhatIf:
     """Return the change from the calibrated run to a case."""
     task, base = case.task, BASES[case.base]
-    changes = {
-        name: task[name]
-        for name in ("workers", "prefetch_factor", "batch_size")
-        if task[name] != base[name]
-    }
+    names = ("workers", "prefetch_factor", "batch_size", "epochs", "nodes", "num_samples")
+    changes = {name: task[name] for name in names if task[name] != base[name]}
     if task["ranks"] != base["ranks"]:
         changes["ranks_per_node"] = task["ranks"]
     if task["compute_s"] != base["compute_s"]:
@@ -70,8 +103,12 @@ def question(case: Case) -> WhatIf:
         changes["store_latency_s"] = task["latency_s"]
     if task["bytes_s"] != base["bytes_s"]:
         changes["store_bandwidth"] = task["bytes_s"]
-    if task.get("cache") != base.get("cache"):
-        changes["memory_cache_bytes"] = int(task["cache"] * shard_sizes().sum())
+    if case.base == "penstock":
+        capacities = {"memory_cache_bytes": "cache", "disk_cache_bytes": "disk"}
+        for name, tier in capacities.items():
+            size, had = (int(t[tier] * dataset_bytes(t)) for t in (task, base))
+            if size != had:
+                changes[name] = size
     return WhatIf(**changes)
 
 
@@ -125,78 +162,120 @@ def results_of(folder: Path, cases: list[Case], rounds: int) -> list[Result]:
     return out
 
 
-def compared(model: RunModel, case: Case, real: list[MeasuredRun]) -> list[Result]:
-    if not real:
+def compared(model: RunModel, case: Case, rounds: list[MeasuredRun]) -> list[Result]:
+    if not rounds:
         print(f"{case.name}: no run", file=sys.stderr)
         return []
     what_if = question(case)
     forecast: Forecast = model.predict(what_if)
-    ratio = (forecast.step_s_low / forecast.step_s, forecast.step_s_high / forecast.step_s)
     grows = case.task["batch_size"] / model.settings.batch_size
-    rows = [
-        ("step", [m.step_s for m in real], forecast.step_s, least_s(model, what_if),
-         model.measured.step_s * grows),
-    ]  # fmt: skip
-    return [
-        Result(
-            case=case,
-            what=what,
-            kind=kind_of(what_if),
-            real=min(values),
-            spread=max(values) / min(values) - 1,
-            said=said,
-            low=said * ratio[0],
-            high=said * ratio[1],
-            least=least,
-            as_was=as_was,
-        )
-        for what, values, said, least, as_was in rows
-    ]
+    rules = (least_s(model, what_if), model.measured.step_s * grows)
+    doubts = model.doubts(what_if)
+    out = []
+    for quantity in TITLES:
+        reals = [_value(run, quantity) for run in rounds]
+        if reals[0] or quantity == "stall_share":  # Where no bytes were read, none were foreseen.
+            out.append(
+                Result(
+                    case=case,
+                    quantity=quantity,
+                    doubt=doubts[quantity],
+                    reals=reals,
+                    said=_value(forecast, quantity),
+                    low=getattr(forecast, f"{quantity}_low"),
+                    high=getattr(forecast, f"{quantity}_high"),
+                    rules=rules if quantity == "step_s" else (0.0, 0.0),
+                )
+            )
+    return out
 
 
-def print_residuals(results: list[Result]) -> None:
+def _value(run: MeasuredRun | Forecast, quantity: Quantity) -> float:
+    return run.epoch_s[0] if quantity == "first_epoch_s" else getattr(run, quantity)
+
+
+# -- residuals -----------------------------------------------------------------------------------
+
+
+def residuals_text(results: list[Result]) -> str:
+    """Return the source of the module that bands are made of."""
     tables: dict[str, dict[str, list[float]]] = {}
     for result in results:
         loader = "penstock" if result.case.base == "penstock" else "torch"
-        rows = tables.setdefault(loader, {}).setdefault(result.kind, [])
-        rows.append(round(math.log(result.real / result.said), 4))
-    for loader, kinds in tables.items():
-        print(f'    "{loader}": {{')
-        for kind, rows in kinds.items():
-            print(f'        "{kind}": ({", ".join(f"{r:g}" for r in rows)},),')
-        print("    },")
+        rows = tables.setdefault(result.quantity, {}).setdefault(loader, [])
+        rows += [round(score, 3) for score in result.scores]
+    head = RESIDUALS_FILE.read_text().split("# fmt: off")[0]
+    lines = ["# fmt: off", "RESIDUALS: dict[str, dict[str, tuple[float, ...]]] = {"]
+    for quantity, loaders in tables.items():
+        lines.append(f'    "{quantity}": {{')
+        for loader, rows in loaders.items():
+            lines.append(f'        "{loader}": (')
+            numbers = ", ".join(f"{row:g}" for row in rows) + ","
+            lines += textwrap.wrap(numbers, 98, initial_indent=" " * 12, subsequent_indent=" " * 12)
+            lines.append("        ),")
+        lines.append("    },")
+    return head + "\n".join([*lines, "}", ""])
+
+
+# -- tables --------------------------------------------------------------------------------------
 
 
 def summary(results: list[Result], name: str) -> str:
-    errors = np.array([r.error for r in results])
-    covered = np.mean([r.low <= r.real <= r.high for r in results])
-    least = np.array([r.least / r.real - 1 for r in results])
-    as_was = np.array([r.as_was / r.real - 1 for r in results])
+    errors = np.array([abs(error) for r in results for error in r.errors])
+    unit = " points" if results[0].quantity == "stall_share" else " %"
+    digits = 2 if results[0].quantity == "store_bytes" else 1
+    shown = [f"{100 * e:.{digits}f}{unit}" for e in (np.median(errors), errors.max())]
+    covered = np.mean([is_covered for r in results for is_covered in r.covered])
+    spread = f"{100 * np.median([r.spread for r in results]):.{digits}f}{unit}"
     return (
-        f"| {name} | {len(results)} | {np.median(np.abs(errors)):.1%} | {np.abs(errors).max():.1%} "
-        f"| {np.mean(errors):+.1%} | {covered:.0%} | {np.median(np.abs(least)):.1%} "
-        f"({np.abs(least).max():.0%}) | {np.median(np.abs(as_was)):.0%} "
-        f"({np.abs(as_was).max():.0%}) | {np.median([r.spread for r in results]):.1%} |"
+        f"| {name} | {len(results)} | {len(errors)} | {shown[0]} | {shown[1]} | {covered:.0%} | "
+        f"{spread} |"
     )
 
 
-def print_table(results: list[Result]) -> None:
-    print("| run | measured ms | forecast ms | error | 90 % band | repeats differ by |")
+def print_summaries(results: list[Result]) -> None:
+    print("| | cases | runs | median error | worst | in the 90 % band | repeats differ by |")
+    print("|---|---|---|---|---|---|---|")
+    for quantity, title in TITLES.items():
+        of_all = [r for r in results if r.quantity == quantity]
+        if not of_all:
+            continue
+        print(summary(of_all, f"**{title}**"))
+        for name, is_part in PARTS.items():
+            part = [r for r in of_all if is_part(r.case)]
+            if part and len(part) < len(of_all):
+                print(summary(part, name))
+
+
+PARTS: dict[str, Callable[[Case], bool]] = {
+    "torch": lambda case: case.base == "torch",
+    "tail": lambda case: case.base == "tail",
+    "penstock, one node": lambda case: case.base == "penstock" and case.task["nodes"] == 1,
+    "penstock, nodes": lambda case: case.task["nodes"] > 1,
+}
+
+
+def print_rules(results: list[Result]) -> None:
+    steps = [r for r in results if r.quantity == "step_s"]
+    for place, name in enumerate(("`min` rule", "as it was")):
+        errors = [abs(r.rules[place] / real - 1) for r in steps for real in r.reals]
+        print(f"{name}: median {np.median(errors):.1%}, worst {max(errors):.0%}")
+
+
+def print_runs(results: list[Result]) -> None:
+    print("| run | | measured | forecast | error | 90 % band |")
     print("|---|---|---|---|---|---|")
     for r in results:
-        print(
-            f"| {r.case.name} | {r.real * 1e3:.1f} | {r.said * 1e3:.1f} | {r.error:+.1%} | "
-            f"{r.low * 1e3:.1f}–{r.high * 1e3:.1f} | {r.spread:.1%} |"
+        unit, size = UNITS[r.quantity]
+        reals = ", ".join(
+            f"{real / size:.3g}{'' if is_covered else ' ✗'}"
+            for real, is_covered in zip(r.reals, r.covered, strict=True)
         )
-    print()
-    print(
-        "| runs | number | median error | worst | bias | in the band | `min` rule (worst) | "
-        "as it was (worst) | repeats differ by |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for base in BASES:
-        print(summary([r for r in results if r.case.base == base], base))
-    print(summary(results, "all"))
+        errors = ", ".join(f"{100 * error:+.1f}" for error in r.errors)
+        said, low, high = (f"{value / size:.3g}" for value in (r.said, r.low, r.high))
+        print(
+            f"| {r.case.name} | {r.quantity} | {reals} {unit} | {said} | {errors} | {low}–{high} |"
+        )
 
 
 def main() -> None:
@@ -210,12 +289,15 @@ def main() -> None:
     if not given.no_record:
         record(ALL, given.folder, given.rounds)
     results = results_of(given.folder, RESIDUALS if given.residuals else SCORED, given.rounds)
+    print_runs(results)
+    print_summaries(results)
+    print_rules(results)
     if given.residuals:
-        print_residuals(results)
-    else:
-        print_table(results)
+        RESIDUALS_FILE.write_text(residuals_text(results))
     if given.json:
-        rows = [[r.case.name, r.real, r.said, r.low, r.high, r.least, r.as_was] for r in results]
+        rows = [
+            [r.case.name, r.quantity, r.reals, r.said, r.low, r.high, *r.rules] for r in results
+        ]
         given.json.write_text(json.dumps(rows))
 
 

@@ -113,7 +113,8 @@ def test_small_samples_share_units(tmp_path: Path) -> None:
 def test_the_same_seed_predicts_the_same() -> None:
     once = task(epochs=1)
     first, again = (predict(machine(0.3), once) for _ in range(2))
-    assert first == replace(again, taken_s=first.taken_s)
+    assert first == replace(again, taken_s=first.taken_s, waits_s=first.waits_s)
+    assert np.array_equal(first.waits_s, again.waits_s)
     assert np.array_equal(first.taken_s, again.taken_s)
     assert predict(machine(0.3), once, Weather(seed=1)).epoch_s != first.epoch_s
 

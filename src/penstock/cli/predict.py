@@ -14,7 +14,6 @@ from penstock.cli.options import add_json
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 from penstock.report.model import Forecast, RunModel, WhatIf, calibrate
-from penstock.report.model.bands import FIT_MAX
 from penstock.report.model.resources import Need, needs
 from penstock.report.model.scaling import takeovers
 from penstock.trace import read_trace
@@ -142,7 +141,7 @@ def _plain(
 
 def _show_model(screen: Screen, model: RunModel) -> None:
     settings, measured = model.settings, model.measured
-    fits = "fits" if abs(model.self_check()) <= FIT_MAX else "does not fit"
+    fits = "fits" if model.fits else "does not fit"
     screen.pairs(
         {
             "run": f"{model.loader}, ranks: {settings.num_ranks} on {settings.nodes} "
@@ -158,7 +157,7 @@ def _show_model(screen: Screen, model: RunModel) -> None:
 
 
 def _show_forecasts(screen: Screen, asked: list[tuple[WhatIf, Forecast]]) -> None:
-    screen.heading("Forecast (90 %: the band of step and epoch)")
+    screen.heading("Forecast (90 %: the band of the step)")
     several = [question.changes for question, _ in asked[1:]]
     common = {
         name: value
@@ -168,11 +167,17 @@ def _show_forecasts(screen: Screen, asked: list[tuple[WhatIf, Forecast]]) -> Non
     if common:
         screen.line(f"  all: {_shown(common)}")
     header = ("change", "step", "90 %", "smp/s", "epoch", "stall", "store", "peers", "limit")
-    screen.table(
-        header,
-        [_row(question, forecast, common) for question, forecast in asked],
-        right=range(1, 8),
-    )
+    changes = [
+        _shown({k: v for k, v in question.changes.items() if k not in common}) or "as it was"
+        for question, _ in asked
+    ]
+    forecasts = [forecast for _, forecast in asked]
+    rows = [(change, *_row(f)) for change, f in zip(changes, forecasts, strict=True)]
+    screen.table(header, rows, right=range(1, 8))
+    screen.heading("First epoch, and the other bands (90 %)")
+    titles = ("change", "first", "90 %", "stall", "store", "peers")
+    bands = [(change, *_bands(f)) for change, f in zip(changes, forecasts, strict=True)]
+    screen.table(titles, bands, right=range(1, 6))
 
 
 def _shown(changes: dict[str, Any]) -> str:
@@ -180,11 +185,10 @@ def _shown(changes: dict[str, Any]) -> str:
     return " ".join(f"{words[k]}={_value(k, v)}" for k, v in changes.items())
 
 
-def _row(question: WhatIf, f: Forecast, common: dict[str, Any]) -> tuple[str, ...]:
+def _row(f: Forecast) -> tuple[str, ...]:
     return (
-        _shown({k: v for k, v in question.changes.items() if k not in common}) or "as it was",
-        f"{show_seconds(f.step_s)}",
-        f"-{100 * (1 - f.step_s_low / f.step_s):.0f} +{f.step_s_high / f.step_s - 1:.0%}",
+        show_seconds(f.step_s),
+        _apart(f.step_s_low, f.step_s, f.step_s_high),
         f"{f.samples_s:,.0f}",
         show_seconds(f.epoch_s[-1]),
         f"{f.stall_share:.0%}",
@@ -192,6 +196,24 @@ def _row(question: WhatIf, f: Forecast, common: dict[str, Any]) -> tuple[str, ..
         show_bytes(f.peer_bytes),
         f.limit,
     )
+
+
+def _bands(f: Forecast) -> tuple[str, ...]:
+    return (
+        show_seconds(f.epoch_s[0]),
+        _apart(f.first_epoch_s_low, f.epoch_s[0], f.first_epoch_s_high),
+        f"{100 * f.stall_share_low:.0f}–{f.stall_share_high:.0%}",
+        _apart(f.store_bytes_low, f.store_bytes, f.store_bytes_high),
+        _apart(f.peer_bytes_low, f.peer_bytes, f.peer_bytes_high),
+    )
+
+
+def _apart(low: float, middle: float, high: float) -> str:
+    """Return how far the ends of a band are from its middle."""
+    if not middle:
+        return "–"
+    digits = 0 if high / middle > 1.01 else 1
+    return f"-{100 * (1 - low / middle):.{digits}f} +{high / middle - 1:.{digits}%}"
 
 
 def _value(name: str, value: float) -> str:

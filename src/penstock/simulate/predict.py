@@ -84,6 +84,8 @@ class Prediction:
     num_hedges: int
     taken_s: Floats
     """When rank 0 took each batch."""
+    waits_s: Floats
+    """How long each step waited for batches: until the last rank had its own."""
     arrivals: tuple[tuple[float, float], ...]
     """When how many bytes came from the store."""
 
@@ -167,6 +169,7 @@ class _Training:
         self._ends: list[float] = [0.0]
         self._asked_s = 0.0
         self._stall_s = 0.0
+        self._waits_s = [0.0] * (steps.num_steps * run.epochs)
         self.is_over = False
 
     def add(self, rank: VirtualRank) -> None:
@@ -178,6 +181,7 @@ class _Training:
     def _got(self, number: int) -> None:
         now_s = self._time.now_s
         self._stall_s += (now_s - self._asked_s) / self._run.ranks
+        self._waits_s[self._num_steps] = now_s - self._asked_s  # The last one counts.
         if number == 0:
             self._taken.append(now_s)
         self._time.after(self._run.compute_s, self._computed)
@@ -208,5 +212,6 @@ class _Training:
             num_refused=node.store.num_refused,
             num_hedges=sum(rank.flow.num_hedges for rank in self._ranks),
             taken_s=np.array(self._taken),
+            waits_s=np.array(self._waits_s),
             arrivals=tuple(node.store.arrivals),
         )

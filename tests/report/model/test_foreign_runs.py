@@ -19,7 +19,8 @@ def exact_step_s(*, workers: int, prefetch: int, compute_s: float = 0.01) -> flo
 
 def test_the_model_reproduces_the_run_it_was_calibrated_from(tmp_path: Path) -> None:
     model = calibrate(torch_trace(tmp_path))
-    assert abs(model.self_check()) < 0.03
+    assert model.fits
+    assert abs(model.self_check()) < 0.01 + 2 * model.own_chance.step
     forecast = model.predict()
     assert forecast.step_s_low < model.measured.step_s < forecast.step_s_high
     assert forecast.limit == "latency"
@@ -50,8 +51,9 @@ def test_more_bandwidth_is_never_slower(tmp_path: Path) -> None:
         for rate in (5e6, 10e6, 20e6, 1e9)
     ]
     assert all(after <= before * 1.02 for before, after in itertools.pairwise(steps))
-    # 400 kB a step: at 5 MB/s no loader is faster than 80 ms.
-    assert 0.08 * 0.98 <= steps[0] <= 0.08 * 1.05
+    # 400 kB a step: at 5 MB/s no loader is faster than 80 ms. Batches of 8 workers come in bunches:
+    # of the 200 steps that are looked at, some belong to the bunch before.
+    assert 0.08 * 0.96 <= steps[0] <= 0.08 * 1.05
 
 
 def test_at_1024_ranks_a_shared_store_is_the_limit_and_its_bytes_the_bound(tmp_path: Path) -> None:

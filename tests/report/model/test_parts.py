@@ -4,7 +4,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from penstock.report.model import WhatIf, bands
+from penstock.report.model import bands
 from penstock.report.model.lru import lru_hits, node_hits
 from penstock.report.model.resources import _least
 from penstock.report.model.store_fit import Requests, fit_store
@@ -74,14 +74,19 @@ def test_a_bandwidth_that_was_never_reached_is_not_invented() -> None:
     assert fit_store([]) is None
 
 
-def test_a_band_is_wider_for_more_ranks_and_for_a_model_that_does_not_fit() -> None:
-    facts = {"spread": 0.0, "misfit": 0.0}
-    few = bands.half_band("torch", WhatIf(nodes=2), ranks=4, **facts)
-    many = bands.half_band("torch", WhatIf(nodes=64), ranks=512, **facts)
-    bad = bands.half_band("torch", WhatIf(nodes=2), ranks=4, spread=0.0, misfit=0.13)
+def test_a_forecast_is_less_sure_of_more_ranks_and_of_a_model_that_does_not_fit() -> None:
+    few = bands.doubt("step_s", spread=0.0, misfit=0.0, ranks=4)
+    many = bands.doubt("step_s", spread=0.0, misfit=0.0, ranks=512)
+    bad = bands.doubt("step_s", spread=0.0, misfit=0.13, ranks=4)
     assert few < many
-    assert bad == pytest.approx(few + 0.10)
+    assert bad == pytest.approx(math.hypot(few, 0.13))
     assert bands.half_of_fifty(few) < 0.5 * few
+
+
+def test_bytes_are_as_sure_on_many_ranks_as_on_few() -> None:
+    few = bands.doubt("store_bytes", spread=0.0, misfit=0.0, ranks=2)
+    assert bands.doubt("store_bytes", spread=0.3, misfit=0.5, ranks=512) == few
+    assert bands.half_band("store_bytes", "penstock", few) < 0.02
 
 
 def test_nine_of_ten_residuals_lie_below_the_quantile() -> None:

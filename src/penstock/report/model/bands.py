@@ -1,45 +1,42 @@
 """Bands: how sure a forecast is.
 
-Two sources of doubt. Constants were measured with an error, which the model turns into an error of
-its answer (`spread`). And the model is not the world: how far it was off in other runs, asked
-questions of the same kind, is a table that ships with it (`residuals`); its quantile is the band
-(split conformal prediction). A run that the model does not reproduce has a wider band.
+A forecast has a doubt, in the terms of a standard deviation: what chance makes of one run, what the
+measuring errors of constants make of the answer, how badly the model fits the runs that it was
+calibrated with, and a floor for what nobody thought of. How many doubts forecasts were off in other
+runs is a table that ships with the model (`residuals`); its quantile times the doubt is the band
+(split conformal prediction, normalised).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from penstock.report.model.residuals import RESIDUALS
-from penstock.report.model.what_if import WhatIf
 
+Quantity = Literal["step_s", "first_epoch_s", "stall_share", "store_bytes", "peer_bytes"]
+"""What a forecast has a band for. Residuals of times and bytes are logarithms, those of the stall
+share are differences. Epochs after the first have the band of their steps."""
 FIT_MAX = 0.03
 """A model whose replay of its own run is off by more does not fit it."""
 SHARE = 0.9
-RANKS_SEEN = 4
+RANKS_SEEN = 6
 """The most ranks of the runs behind the table."""
 _NUM_LEAST = 19
-"""Of fewer residuals the quantile is the largest of all: those of other questions join them."""
+"""Of fewer residuals the quantile is the largest of all: those of other loaders join them."""
+_FLOORS: dict[Quantity, float] = {
+    "step_s": 0.03,
+    "first_epoch_s": 0.03,
+    "stall_share": 0.03,
+    "store_bytes": 0.002,
+    "peer_bytes": 0.02,
+}
+"""The doubt of a forecast whose constants are known and whose runs are all alike. Of bytes it is
+all there is: how many are read does not hang on times."""
+_BYTES: tuple[Quantity, ...] = ("store_bytes", "peer_bytes")
 _Z90 = 1.645
 _Z50 = 0.674
-
-_KINDS = {
-    "ranks": ("nodes", "ranks_per_node"),
-    "store": ("store_bandwidth", "store_latency_s", "fetch_factor", "link_bandwidth"),
-    "cache": ("memory_cache_bytes", "disk_cache_bytes"),
-}
-"""What a question is about; everything else is `settings`."""
-
-
-def kind_of(what_if: WhatIf) -> str:
-    """Return the kind of a question, by the change that is hardest to foresee.
-
-    >>> kind_of(WhatIf(workers=4, nodes=8)), kind_of(WhatIf(workers=4)), kind_of(WhatIf())
-    ('ranks', 'settings', 'settings')
-    """
-    changes = what_if.changes
-    return next((kind for kind, names in _KINDS.items() if set(names) & set(changes)), "settings")
 
 
 def quantile(residuals: Sequence[float], share: float = SHARE) -> float:
@@ -53,22 +50,34 @@ def quantile(residuals: Sequence[float], share: float = SHARE) -> float:
     return sizes[min(place, len(sizes)) - 1]
 
 
-def half_band(loader: str, what_if: WhatIf, *, spread: float, misfit: float, ranks: int) -> float:
-    """Return half a 90 % band, as a logarithm; the forecast lies in its middle."""
-    half = quantile(_residuals(loader, kind_of(what_if)))
-    if ranks > RANKS_SEEN:
-        # Nobody measured runs of this size: each doubling adds an independent doubt of that size.
-        half *= math.sqrt(1 + math.log2(ranks / RANKS_SEEN))
-    return max(half, _Z90 * spread) + max(0.0, abs(misfit) - FIT_MAX)
+def doubt(quantity: Quantity, *, spread: float, misfit: float, ranks: int) -> float:
+    """Return the doubt of a forecast.
+
+    `spread` is what chance and errors of constants make of the answer, `misfit` how far the model
+    is off on its own runs beyond chance.
+
+    >>> doubt("step_s", spread=0.04, misfit=0.0, ranks=1)
+    0.05
+    """
+    floor = _FLOORS[quantity]
+    if quantity in _BYTES:
+        return floor
+    # Nobody measured runs of this size: each doubling adds an independent doubt of that size.
+    doublings = max(0.0, math.log2(ranks / RANKS_SEEN))
+    return math.hypot(floor, spread, misfit) * math.sqrt(1 + doublings)
 
 
-def _residuals(loader: str, kind: str) -> tuple[float, ...]:
-    """Return residuals of the same loader and kind; where these are few, of wider circles."""
-    tables = RESIDUALS["penstock" if loader == "penstock" else "torch"]
-    own = tables.get(kind, ())
-    of_loader = tuple(r for table in tables.values() for r in table)
-    of_all = tuple(r for t in RESIDUALS.values() for table in t.values() for r in table)
-    return next((r for r in (own, of_loader) if len(r) >= _NUM_LEAST), of_all)
+def half_band(quantity: Quantity, loader: str, doubt: float) -> float:
+    """Return half a 90 % band, in the terms of a residual; the forecast lies in its middle."""
+    return quantile(_residuals(quantity, loader)) * doubt
+
+
+def _residuals(quantity: Quantity, loader: str) -> tuple[float, ...]:
+    """Return residuals of the same loader; where these are few, of all."""
+    tables = RESIDUALS[quantity]
+    own = tables.get("penstock" if loader == "penstock" else "torch", ())
+    of_all = tuple(residual for table in tables.values() for residual in table)
+    return own if len(own) >= _NUM_LEAST else of_all
 
 
 def half_of_fifty(half: float) -> float:

@@ -28,6 +28,8 @@ _CORRECTION_MAX = 0.25
 """The most that a constant is corrected by."""
 _ROUNDS = 4
 _FITS = 0.01
+_CHANCE = 2.0
+"""What so many standard deviations of one run explain is not the fault of a constant."""
 _STALLS = 0.1
 _REQUESTS_S = (1e-4, 3e-5, 1e-5)
 """What a request may cost in Python, if not what `RunConstants` says."""
@@ -49,7 +51,7 @@ def calibrate(trace: Trace, second: Trace | None = None) -> RunModel:
         return model
     other = RunModel(model.constants, settings_of(second), observed.measured(second))
     other = replace(other, constants=_computing_of(model.constants, second, other.settings))
-    return replace(model, second_error=other.self_check())
+    return replace(model, second_error=other.self_check(), second_misfit=other.misfit)
 
 
 def _check(trace: Trace, settings: RunSettings) -> None:
@@ -90,6 +92,7 @@ def _constants(traces: list[Trace], settings: RunSettings) -> RunConstants:
         hand_over_s=hand_over_s,
         deliver_s=deliver_s,
         start_s=_start_s(first),
+        num_starts=settings.num_starts,
         making=making,
         store=store,
         interference=observed.interference_of(first),
@@ -207,7 +210,7 @@ def _corrected(model: RunModel) -> RunModel:
     fast because the run waited, has the loader's work wrong; any other the loop's own part.
     """
     error = model.self_check()
-    if abs(error) < _FITS:
+    if abs(error) < _FITS + _CHANCE * model.own_chance.step:
         return model
     stall = model.outline().stall_share if error > 0 else model.measured.stall_share
     other = _searched(model, _with_loading if stall > _STALLS else _with_hand_over)

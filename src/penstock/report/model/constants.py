@@ -79,6 +79,8 @@ class RunConstants:
     """From the end of making a batch until the training process could take it."""
     start_s: float
     """Before the first batch of a run: workers, connections."""
+    num_starts: float
+    """Workers that `start_s` was measured with (torch)."""
     making: MakingCosts | None
     """None where no row says what making a batch takes."""
     store: StoreFit | None

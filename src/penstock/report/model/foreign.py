@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.report.model.constants import DrawnTimes, MakingCosts, RunConstants
 from penstock.report.model.observed import step_s_of
+from penstock.report.model.played import NO_CHANCE, Chance
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.store_fit import Floats, StoreFit
 from penstock.report.model.what_if import WhatIf
@@ -34,8 +35,8 @@ RANK_STEPS_MAX = 1600
 STEPS_MAX = 400
 """Steps that are replayed; a longer epoch goes on as its second half did."""
 _STEPS_TOTAL, _REPEATS_MAX = 800, 10
-_PIECES = 4
-"""Parts of a batch whose waiting, transfer and decoding take turns."""
+_PIECES, _PIECES_MANY, _MANY_RANKS = 8, 2, 5
+"""Parts of a batch whose waiting, transfer and decoding take turns: at most, and of many ranks."""
 _WITHOUT_LIMIT = 1e15
 
 
@@ -46,11 +47,12 @@ class Replayed:
     ends_s: Floats
     """When each step ended on all ranks, from the first question on."""
     stall_s: float
-    """Waiting for batches, mean of a rank."""
+    """That steps waited for batches: each until its last rank had its own."""
     first_s: float
-    """Until the first batch was taken."""
+    """Of it, until the first batch was taken on all ranks."""
     busy_cores: float
     """Cores of a node that worked, mean."""
+    chance: Chance = NO_CHANCE
 
     @property
     def step_s(self) -> float:
@@ -59,7 +61,7 @@ class Replayed:
 
     @property
     def stall_share(self) -> float:
-        """Share of the time after the first batch that a rank waits for batches."""
+        """Share of the time after the first batch that steps wait for batches."""
         rest_s = float(self.ends_s[-1]) - self.first_s
         return min(1.0, max(0.0, self.stall_s - self.first_s) / rest_s) if rest_s > 0 else 0.0
 
@@ -89,6 +91,11 @@ def replayed(
         stall_s=float(np.mean([one.stall_s for one in several])),
         first_s=float(np.mean([one.first_s for one in several])),
         busy_cores=float(np.mean([one.busy_cores for one in several])),
+        chance=Chance.of(
+            np.array([one.step_s for one in several]),
+            np.array([one.ends_s[-1] for one in several]),
+            np.array([one.stall_share for one in several]),
+        ),
     )
 
 
@@ -174,6 +181,9 @@ class _Epoch:
             for local in range(job.settings.ranks_per_node)
         ]
         self._arrived: list[float] = []
+        self._began_s = 0.0
+        self._waits_s = [0.0]
+        """Of each step."""
         self.ends_s: list[float] = []
 
     def run(self) -> Replayed:
@@ -184,8 +194,8 @@ class _Epoch:
         end_s = self.ends_s[-1]
         return Replayed(
             ends_s=np.array(self.ends_s),
-            stall_s=sum(rank.stall_s for rank in self.ranks) / len(self.ranks),
-            first_s=sum(rank.first_s for rank in self.ranks) / len(self.ranks),
+            stall_s=sum(self._waits_s),
+            first_s=self._waits_s[0],
             busy_cores=sum(node.busy_s for node in self.nodes) / len(self.nodes) / end_s,
         )
 
@@ -198,18 +208,26 @@ class _Epoch:
         else:
             self._pipe.send(size_bytes, call)
 
+    def got(self) -> None:
+        """Take note that a rank has its batch; the last one of a step says how long it waited."""
+        self._waits_s[-1] = self.time.now_s - self._began_s
+
     def computed(self) -> None:
         """Take note that a rank is through with a step; the last one opens the barrier."""
         self._arrived.append(self.time.now_s)
         if len(self._arrived) < len(self.ranks):
             return
+        # Ranks that are not replayed are late for the reason for which these are: batches.
         later_s = self._barrier.later_s(np.array(self._arrived))
+        self._waits_s[-1] += later_s
         self._arrived.clear()
         self.time.after(later_s, self._next_step)
 
     def _next_step(self) -> None:
         self.ends_s.append(self.time.now_s)
         if len(self.ends_s) < self.job.num_steps:
+            self._began_s = self.time.now_s
+            self._waits_s.append(0.0)
             for rank in self.ranks:
                 rank.ask()
 
@@ -252,13 +270,11 @@ class _ReplayedRank:
         self._busy = [False] * settings.workers
         self._done: set[int] = set()
         self._num_asked = self._num_taken = 0
-        self._asked_s = 0.0
         self._is_waiting = False
         contends = self._job.shares_cores or not math.isinf(self._job.store_bytes_s)
-        pieces = _PIECES if self._job.num_ranks <= _PIECES else 2
+        pieces = _PIECES if self._job.num_ranks < _MANY_RANKS else _PIECES_MANY
         self._num_pieces = min(pieces, settings.batch_size) if contends else 1
         self._compute_at = int(self._rng.integers(len(self._job.computes_s)))
-        self.stall_s = self.first_s = 0.0
 
     def start(self) -> None:
         """Ask workers for the first batches, and the loop for its first."""
@@ -269,7 +285,6 @@ class _ReplayedRank:
 
     def ask(self) -> None:
         """Have the training loop ask for its next batch."""
-        self._asked_s = self._time.now_s
         if not self._queues:
             self._make(0, self._got)  # The training process makes its batches itself.
             return
@@ -330,9 +345,7 @@ class _ReplayedRank:
         self._got()
 
     def _got(self) -> None:
-        self.stall_s += self._time.now_s - self._asked_s
-        if self._num_taken == 0:
-            self.first_s = self._time.now_s
+        self._epoch.got()
         self._num_taken += 1
         computes = self._job.computes_s
         seconds = float(computes[self._compute_at % len(computes)])

@@ -19,11 +19,13 @@ def played_foreign(constants: RunConstants, settings: RunSettings, what_if: What
         miss_share = 1.0 - node_hits(share, settings.nodes)
         last = replayed(constants, settings, what_if, miss_share=miss_share)
     steps, later = settings.steps_per_epoch, settings.epochs - 1
-    start_s = 0.0 if settings.persistent_workers else constants.start_s
+    first_start_s = constants.start_s * settings.num_starts / max(1.0, constants.num_starts)
+    start_s = 0.0 if settings.persistent_workers else first_start_s
     return Played(
+        chance=last.chance,
         step_s=last.step_s,
         epoch_s=(
-            constants.start_s + first.epoch_s(steps),
+            first_start_s + first.epoch_s(steps),
             *[start_s + last.epoch_s(steps)] * later,
         ),
         stall_share=last.stall_share,

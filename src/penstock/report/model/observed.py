@@ -26,29 +26,50 @@ class MeasuredRun:
     """Mean time of a step in the last epoch, after its first half where it has 40 steps."""
     epoch_s: tuple[float, ...]
     stall_share: float
-    """In the last epoch."""
+    """Share of the last epoch's time after its first batch that steps waited for batches."""
     store_bytes: float
+    peer_bytes: float
 
 
 def measured(trace: Trace) -> MeasuredRun:
-    """Return how the first rank of a run went."""
+    """Return how a run went; ranks wait for each other, so the times are those of the first."""
     taken = _taken(trace, trace.ranks[0])
-    computed = np.median(computed_s(trace)) if len(trace.of(Kind.LAUNCH)) else 0.0
+    computed = float(np.median(computed_s(trace))) if len(trace.of(Kind.LAUNCH)) else 0.0
     epochs: list[Floats] = []
-    stalls = 0.0
     for epoch in np.unique(taken["epoch"]):
         rows = taken[taken["epoch"] == epoch]
         starts, ends = rows["start_ns"] * _NS, (rows["start_ns"] + rows["duration_ns"]) * _NS
         # A step ends where the next question begins; the last one after its own work.
         epochs.append(np.append(starts[1:], ends[-1] + computed) - starts[0])
-        stalls = float(waits_s(trace, rows).sum())
-    fetched = trace.of(Kind.FETCH)
     return MeasuredRun(
         step_s=step_s_of(epochs[-1]),
         epoch_s=tuple(float(ends[-1]) for ends in epochs),
-        stall_share=stalls / float(epochs[-1][-1]),
-        store_bytes=float(fetched["size_bytes"].sum()),
+        stall_share=_stall_share(trace, computed),
+        store_bytes=_store_bytes(trace),
+        peer_bytes=float(trace.of(Kind.PEER_REQUEST)["size_bytes"].sum()),
     )
+
+
+def _stall_share(trace: Trace, computed_s: float) -> float:
+    """Return which share of the last epoch's time after its first batch went into waiting.
+
+    Ranks wait for each other after each step, so of all waits for a batch the longest counts.
+    """
+    ranks = [_taken(trace, rank) for rank in trace.ranks]
+    ranks = [rows[rows["epoch"] == rows["epoch"].max()] for rows in ranks if len(rows)]
+    num_steps = min(map(len, ranks))
+    waits = np.max([waits_s(trace, rows)[1:num_steps] for rows in ranks], axis=0)
+    first = ranks[0]
+    ends = first["start_ns"] + first["duration_ns"]
+    rest_s = float(ends[num_steps - 1] - ends[0]) * _NS + computed_s
+    return min(1.0, float(waits.sum()) / rest_s) if rest_s > 0 else 0.0
+
+
+def _store_bytes(trace: Trace) -> float:
+    """Return what came from the store: requests, or the samples of other loaders."""
+    fetched = trace.of(Kind.FETCH)
+    rows = fetched if len(fetched) else trace.of(Kind.SAMPLE)
+    return float(rows["size_bytes"].sum())
 
 
 def step_s_of(ends_s: Floats) -> float:
@@ -226,8 +247,9 @@ def waits_s(trace: Trace, taken: Rows) -> Floats:
     """Return how long each question waited for its batch to be made."""
     ready = _made_ns(trace, taken)
     if ready is None:
-        has_waits = taken["wait_ns"].any()
-        return np.asarray((taken["wait_ns"] if has_waits else taken["duration_ns"]) * _NS)
+        # A loader that knows when its batches are ready says so in some row of the run.
+        says = trace.of(Kind.NEXT)["wait_ns"].any()
+        return np.asarray((taken["wait_ns"] if says else taken["duration_ns"]) * _NS)
     return np.asarray(np.clip(ready - taken["start_ns"], 0, taken["duration_ns"]) * _NS)
 
 

@@ -1,31 +1,43 @@
 """Runs with Penstock, played by its simulators: the loader's own code decides, in virtual time.
 
-One node is played event by event (`simulate.predict`). Several nodes are steps in bulk
-(`simulate.run`, policy `ours`), plus what a step of one node takes beyond its bulk figure: bulk
-knows averages only. Large data sets are played in small, with caches in proportion.
+One node is played event by event (`simulate.predict`), several times with other draws: how many
+requests a loader finds best is a search among noisy times, and one run is not like the next. Few
+ranks on several nodes are played as one node that has the tiers of all, plus what their links cost;
+many ranks are steps in bulk (`simulate.run`, policy `ours`), plus what a step of one node takes
+beyond its bulk figure: bulk knows averages only. Large data sets are played in small, with caches
+in proportion.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
+from penstock.flow.planning import requests_max
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.report.model.constants import RunConstants
-from penstock.report.model.played import STALL_NONE, Played, nearest_limit
+from penstock.report.model.observed import step_s_of
+from penstock.report.model.played import NO_CHANCE, STALL_NONE, Chance, Played, nearest_limit
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.store_fit import Floats, StoreFit
 from penstock.report.model.what_if import WhatIf
-from penstock.simulate import Costs, LoaderRun, Samples, Weather, predict, run
+from penstock.simulate import Costs, LoaderRun, Prediction, Samples, Weather, predict, run
 from penstock.simulate.scenario import DatasetTable, JobTable, LoaderTable, Scenario
 
 EPOCHS_MAX = 3
 """Epochs that are played; all later ones are like the third."""
 SAMPLES_MAX = 2000
 """Samples of an epoch of one node that are played one by one."""
+RANKS_MAX = 16
+"""Ranks that are played one by one; more of them are steps in bulk."""
+_PLAYS_SAMPLES, _PLAYS_MAX = 4000, 6
+"""Samples of all plays together, and plays at most: long ones are an average in themselves."""
+MEETING_S = 0.15
+"""Until the nodes of a run have met: what it took several processes of one machine."""
 BULK_SAMPLES_MAX = 200_000
 _STEPS_LEAST = 12
 LINK_BYTES_S = 1.25e9
@@ -46,6 +58,8 @@ class _Course:
     peer_bytes: float
     busy_s: float
     """The training loop's own part of a step, waiting for other ranks included."""
+    stall_share: float
+    chance: Chance = NO_CHANCE
 
 
 def expected_max(draws: Floats, count: int) -> float:
@@ -62,10 +76,15 @@ def expected_max(draws: Floats, count: int) -> float:
 
 def played_penstock(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> Played:
     """Play a run with some changes."""
-    play = _one_node if settings.nodes == 1 else _many_nodes
-    course = play(constants, settings, what_if)
-    stall = max(0.0, 1 - course.busy_s / course.step_s) if course.step_s > 0 else 0.0
+    if settings.nodes == 1:
+        course = _one_node(constants, settings, what_if)
+    elif settings.num_ranks <= RANKS_MAX:
+        course = _few_ranks(constants, settings, what_if)
+    else:
+        course = _many_nodes(constants, settings, what_if)
+    stall = course.stall_share
     return Played(
+        chance=course.chance,
         step_s=course.step_s,
         epoch_s=course.epoch_s,
         stall_share=stall,
@@ -110,8 +129,19 @@ def _limit(
 
 def _later_bytes(settings: RunSettings) -> float:
     """Return what an epoch after the first reads from the store: what no tier of the job holds."""
+    return settings.dataset_bytes * _miss_share(settings)
+
+
+def _miss_share(settings: RunSettings) -> float:
     cache = float((settings.memory_cache_bytes or 0) + (settings.disk_cache_bytes or 0))
-    return max(0.0, settings.dataset_bytes - settings.nodes * cache)
+    return max(0.0, 1 - settings.nodes * cache / max(1.0, settings.dataset_bytes))
+
+
+def _padding_bytes(settings: RunSettings) -> float:
+    """Return what an epoch reads from the store to fill up its last batch with other samples."""
+    samples = settings.steps_per_epoch * settings.batch_size * settings.num_ranks
+    more = max(0, samples - settings.num_samples)
+    return more * settings.sample_bytes * _miss_share(settings)
 
 
 def _busy_s(constants: RunConstants, settings: RunSettings, what_if: WhatIf, ranks: int) -> float:
@@ -122,43 +152,81 @@ def _busy_s(constants: RunConstants, settings: RunSettings, what_if: WhatIf, ran
 # -- one node ------------------------------------------------------------------------------------
 
 
-def _one_node(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> _Course:
+def _one_node(
+    constants: RunConstants,
+    settings: RunSettings,
+    what_if: WhatIf,
+    *,
+    num_requests: int | None = None,
+) -> _Course:
+    """Play a node with several draws; the course is their mean."""
+    step_samples = settings.batch_size * settings.num_ranks
+    steps = min(settings.steps_per_epoch, max(_STEPS_LEAST, SAMPLES_MAX // step_samples))
+    num_samples = steps * step_samples
+    plays = max(1, min(_PLAYS_MAX, _PLAYS_SAMPLES // num_samples))
     store = constants.store_for(what_if)
-    ranks, batch = settings.ranks_per_node, settings.batch_size
-    least = _STEPS_LEAST * batch * ranks
-    num_samples = min(settings.num_samples, max(SAMPLES_MAX, least))
-    # Whole batches only: the last one of an epoch must not weigh more than in the real run.
-    num_samples = max(batch * ranks, num_samples // (batch * ranks) * batch * ranks)
-    scale = settings.num_samples / num_samples
-    sizes = drawn_sizes(num_samples, settings.sample_bytes, settings.sample_sd_bytes)
-    epochs = min(settings.epochs, EPOCHS_MAX)
-    busy_s = _busy_s(constants, settings, what_if, ranks)
     loader_run = LoaderRun(
-        samples=Samples.alone(sizes),
-        batch_size=batch,
-        compute_s=busy_s,
-        epochs=epochs,
-        ranks=ranks,
+        samples=Samples.alone(
+            drawn_sizes(num_samples, settings.sample_bytes, settings.sample_sd_bytes)
+        ),
+        batch_size=settings.batch_size,
+        compute_s=_busy_s(constants, settings, what_if, settings.num_ranks),
+        epochs=min(settings.epochs, EPOCHS_MAX),
+        ranks=settings.num_ranks,
         stage_bytes=settings.look_ahead_bytes,
         threads=max(1, settings.workers),
+        requests_max=num_requests,
         costs=_costs(constants, what_if),
         knows_machine=False,
     )
-    machine = machine_of(constants, settings, what_if, store, cache_scale=1 / scale)
+    cache_scale = num_samples / settings.num_samples
+    machine = machine_of(constants, settings, what_if, store, cache_scale=cache_scale)
     drawn = () if store is None else tuple(store.latencies_s[:_DRAWS_MAX].tolist())
-    made = predict(machine, loader_run, Weather(latencies_s=drawn))
-    steps = num_samples // (batch * ranks)
+    made = [
+        predict(machine, loader_run, Weather(latencies_s=drawn, seed=seed)) for seed in range(plays)
+    ]
+    return _mean([_course(one, loader_run, settings, steps) for one in made])
+
+
+def _course(made: Prediction, loader_run: LoaderRun, settings: RunSettings, steps: int) -> _Course:
+    """Return a play as a run of the real length."""
+    scale = settings.steps_per_epoch / steps
     last = made.taken_s[-steps:]
-    step_s = float((last[-1] - last[0]) / (steps - 1)) if steps > 1 else made.epoch_s[-1]
+    rest_s = float(last[-1] - last[0])
     first = made.first_batch_s + (made.epoch_s[0] - made.first_batch_s) * scale
     epoch_s = (first, *(seconds * scale for seconds in made.epoch_s[1:]))
-    later = _later_bytes(settings)
+    more = settings.epochs - loader_run.epochs
+    samples = steps * settings.batch_size * settings.num_ranks
+    used = min(settings.num_samples, settings.steps_per_epoch * samples // steps)
+    busy_s = loader_run.compute_s
+    stall = float(made.waits_s[1 - steps :].sum()) / (rest_s + busy_s) if steps > 1 else 0.0
     return _Course(
-        step_s=step_s,
-        epoch_s=epoch_s + epoch_s[-1:] * (settings.epochs - epochs),
-        store_bytes=made.store_bytes * scale + (settings.epochs - epochs) * later,
+        step_s=_step_s(last, made.epoch_s[-1]),
+        epoch_s=epoch_s + epoch_s[-1:] * more,
+        store_bytes=made.store_bytes * used / samples
+        + more * _later_bytes(settings)
+        + settings.epochs * _padding_bytes(settings),
         peer_bytes=0.0,
         busy_s=busy_s,
+        stall_share=stall,
+    )
+
+
+def _step_s(taken_s: Floats, epoch_s: float) -> float:
+    return step_s_of(taken_s - taken_s[0]) if len(taken_s) > 1 else epoch_s
+
+
+def _mean(courses: list[_Course]) -> _Course:
+    steps = np.array([course.step_s for course in courses])
+    epochs = np.array([course.epoch_s for course in courses])
+    stalls = np.array([course.stall_share for course in courses])
+    return replace(
+        courses[0],
+        step_s=float(steps.mean()),
+        epoch_s=tuple(epochs.mean(axis=0).tolist()),
+        store_bytes=float(np.mean([course.store_bytes for course in courses])),
+        stall_share=float(stalls.mean()),
+        chance=Chance.of(steps, epochs[:, 0], stalls),
     )
 
 
@@ -235,6 +303,35 @@ def _store_model(store: StoreFit | None, settings: RunSettings) -> StoreModel:
 # -- many nodes ----------------------------------------------------------------------------------
 
 
+def _few_ranks(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> _Course:
+    """Play few ranks on several nodes: one node with all tiers, and what links add to it."""
+    nodes = settings.nodes
+    together = replace(
+        settings,
+        nodes=1,
+        ranks_per_node=settings.num_ranks,
+        cores=settings.cores * nodes,
+        memory_cache_bytes=(settings.memory_cache_bytes or 0) * nodes,
+        disk_cache_bytes=(settings.disk_cache_bytes or 0) * nodes,
+    )
+    events = _one_node(
+        constants, together, what_if, num_requests=requests_max(settings.ranks_per_node)
+    )
+    linked = _bulk(constants, settings, what_if, ranks=settings.num_ranks)
+    free = replace(what_if, link_bandwidth=_FAST)
+    unlinked = _bulk(constants, settings, free, ranks=settings.num_ranks)
+    added_s = [max(0.0, a - b) for a, b in zip(linked.epoch_s, unlinked.epoch_s, strict=True)]
+    added_s[0] += MEETING_S
+    step_s = events.step_s + max(0.0, linked.step_s - unlinked.step_s)
+    return replace(
+        events,
+        step_s=step_s,
+        epoch_s=tuple(a + b for a, b in zip(events.epoch_s, added_s, strict=True)),
+        peer_bytes=linked.peer_bytes,
+        stall_share=1 - (1 - events.stall_share) * events.step_s / step_s,
+    )
+
+
 def _many_nodes(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> _Course:
     alone = replace(
         settings,
@@ -243,18 +340,23 @@ def _many_nodes(constants: RunConstants, settings: RunSettings, what_if: WhatIf)
         epochs=min(settings.epochs, EPOCHS_MAX),
     )
     # The share of one node: what the events of a step take beyond averages.
-    share = None if what_if.store_bandwidth is None else what_if.store_bandwidth / settings.nodes
+    store = constants.store_for(what_if)
+    share = None if store is None or math.isinf(store.bytes_s) else store.bytes_s / settings.nodes
     mine = replace(what_if, store_bandwidth=share)
     events = _one_node(constants, alone, mine)
     bulk_alone = _bulk(constants, alone, mine, ranks=alone.ranks_per_node)
     bulk = _bulk(constants, settings, what_if, ranks=settings.num_ranks)
     beyond_s = max(0.0, events.step_s - bulk_alone.step_s)
+    if bulk.step_s > (1 + STALL_NONE) * bulk.busy_s:
+        beyond_s /= settings.nodes  # What one node leaves of a store that is full, others use.
     steps = settings.steps_per_epoch
+    step_s = bulk.step_s + beyond_s
     return replace(
         bulk,
-        step_s=bulk.step_s + beyond_s,
+        step_s=step_s,
+        stall_share=max(0.0, 1 - bulk.busy_s / step_s) if step_s > 0 else 0.0,
         epoch_s=(
-            constants.start_s + bulk.epoch_s[0] + beyond_s * steps,
+            constants.start_s + MEETING_S + bulk.epoch_s[0] + beyond_s * steps,
             *(seconds + beyond_s * steps for seconds in bulk.epoch_s[1:]),
         ),
     )
@@ -302,9 +404,12 @@ def _bulk(
     return _Course(
         step_s=made.epoch_s[-1] / (num_samples // step_samples),
         epoch_s=epoch_s + epoch_s[-1:] * rest,
-        store_bytes=made.store_bytes * scale + rest * later,
+        store_bytes=made.store_bytes * scale
+        + rest * later
+        + settings.epochs * _padding_bytes(settings),
         peer_bytes=peers + rest * peers / epochs,
         busy_s=busy_s,
+        stall_share=0.0,
     )
 
 

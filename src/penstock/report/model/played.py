@@ -4,8 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 STALL_NONE = 0.03
 """A loop that waits for less of its time is limited by its own work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """How far one run lies from the mean of many: standard deviations, of times relative ones."""
+
+    step: float = 0.0
+    first_epoch: float = 0.0
+    stall_share: float = 0.0
+
+    @staticmethod
+    def of(
+        steps_s: npt.NDArray[np.float64],
+        first_epochs_s: npt.NDArray[np.float64],
+        stalls: npt.NDArray[np.float64],
+    ) -> Chance:
+        """Return the chance that several plays of one run show; none of a single one.
+
+        >>> Chance.of(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).step
+        0.7071067811865476
+        """
+        if len(steps_s) < 2:
+            return NO_CHANCE
+        return Chance(
+            step=float(steps_s.std(ddof=1) / steps_s.mean()),
+            first_epoch=float(first_epochs_s.std(ddof=1) / first_epochs_s.mean()),
+            stall_share=float(stalls.std(ddof=1)),
+        )
+
+
+NO_CHANCE = Chance()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +55,7 @@ class Played:
     peer_bytes: float
     memory_bytes: float
     limit: str
+    chance: Chance = NO_CHANCE
 
 
 def nearest_limit(needs: dict[str, float], step_s: float, otherwise: str) -> str:

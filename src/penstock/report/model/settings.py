@@ -69,6 +69,11 @@ class RunSettings:
         steps = self.num_samples / (self.batch_size * self.num_ranks)
         return max(1, math.floor(steps) if self.drop_last else math.ceil(steps))
 
+    @property
+    def num_starts(self) -> float:
+        """Workers of a rank that start one after the other; ranks share the cores for that."""
+        return self.workers * max(1.0, self.ranks_per_node / self.cores)
+
     def changed(self, what_if: WhatIf) -> RunSettings:
         """Return the settings after a change."""
         given = {name: getattr(what_if, name) for name in _SAME_NAME}

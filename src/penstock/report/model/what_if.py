@@ -84,14 +84,23 @@ class Forecast:
     epoch_s: tuple[float, ...]
     """Each epoch, from its first question to the end of its last step."""
     epoch_s_low: float
-    """Of the last epoch."""
+    """Of the last epoch; where there are several."""
     epoch_s_high: float
+    first_epoch_s_low: float
+    first_epoch_s_high: float
     stall_share: float
-    """Share of the last epoch's time after its first batch that a rank waits for batches."""
+    """Share of the last epoch's time after its first batch that steps wait for batches: each until
+    its last rank has its own."""
+    stall_share_low: float
+    stall_share_high: float
     store_bytes: float
     """From the store, whole job, all epochs."""
+    store_bytes_low: float
+    store_bytes_high: float
     peer_bytes: float
     """Between nodes, all epochs."""
+    peer_bytes_low: float
+    peer_bytes_high: float
     memory_bytes: float
     """Of the busiest node: cache, batches in flight, worker processes."""
     disk_bytes: float
