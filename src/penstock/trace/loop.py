@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
+from penstock.trace.device import DeviceTimes
+from penstock.trace.operations import OperationCount
 from penstock.trace.recorder import Recorder
 from penstock.trace.schema import Kind
 
@@ -30,6 +35,8 @@ _DESCRIPTOR_MIN = 700
 """Descriptors that stay open are no lower, and below 1024, where a process may have so few."""
 LOCK_UNKNOWN_NS = -1
 """`lock_ns` where nobody measured the wait for the interpreter's lock."""
+
+_log = logging.getLogger("penstock.trace")
 
 
 class ThreadTimes:
@@ -93,15 +100,23 @@ class WorkTimes(threading.local):
 class LoopRecorder:
     """Records the questions of a training loop and its work between them."""
 
-    def __init__(self, recorder: Recorder, *, launches: bool = True) -> None:
-        """`launches`: whether what the asking thread does in between is a step."""
+    def __init__(self, recorder: Recorder, *, launches: bool = True, object_id: int = 0) -> None:
+        """`launches`: whether what the asking thread does in between is a step. `object_id`: of the
+        loader, where it is always the same."""
         self._recorder = recorder
+        self._object_id = object_id
         self._launches = launches
         self._times: ThreadTimes | None = None
         self._since_ns = 0
         """When the work began that no LAUNCH row covers yet; 0: there is none."""
         self._before = (0, 0, 0)
         self._num_steps = 0
+        self._num_launches = 0
+        self._device: DeviceTimes | None = None
+        """Once there is a device."""
+        self._operations: OperationCount | None = OperationCount(recorder) if launches else None
+        self._is_counting = False
+        """Whether operations of this step are counted."""
 
     def asked(self) -> int:
         """Take note that the loop asks for a batch; return when."""
@@ -113,6 +128,16 @@ class LoopRecorder:
         """Take note that the loop asks for a batch now."""
         if self._since_ns and now_ns - self._since_ns >= _FACTS_EVERY_NS:
             self._record_launch(now_ns)
+        if self._is_counting:
+            self.step_ended()
+        if self._device is not None:
+            self._try(self._device.asked, now_ns)
+
+    def step_ended(self) -> None:
+        """Take note that a step is over, though the loop has not asked for the next batch yet."""
+        if self._is_counting and self._operations is not None:
+            self._is_counting = False
+            self._try(self._operations.ended)
 
     def got(
         self,
@@ -142,13 +167,18 @@ class LoopRecorder:
 
         `what` it is: step, epoch, samples, bytes, flags; `object_id`: of which loader.
         """
-        self._recorder.next_row(asked_ns, now_ns, wait_ns, what, object_id)
+        self._recorder.next_row(asked_ns, now_ns, wait_ns, what, object_id or self._object_id)
         if now_ns - asked_ns >= _NO_WAIT_NS:
             # A LAUNCH row is work. Short work before a wait goes without a row: the wait inside it
             # would look like work, and asking the kernel before every wait costs too much.
             self._since_ns = self._num_steps = 0
+            if self._device is not None:
+                self._device.waited()
         self._num_steps += 1
+        if self._device is not None:
+            self._try(self._device.got, what[0], now_ns)
         if not self._since_ns and self._launches:
+            self._look_at_torch(what[0], now_ns)
             if self._times is None or self._times.thread != threading.get_native_id():
                 self._times = ThreadTimes()
             self._before = self._times.now()
@@ -157,7 +187,31 @@ class LoopRecorder:
     def ended(self) -> None:
         """Take note that the loop asks for no more: what it does from here on is no step."""
         self._since_ns = self._num_steps = 0
+        self.step_ended()
+        if self._device is not None:
+            self._try(self._device.record_finished)
         self._recorder.flush()
+
+    def _look_at_torch(self, step: int, now_ns: int) -> None:
+        """Look whether there is a device by now, and count operations of some early steps."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or self._operations is None:
+            return
+        if self._device is None and torch.cuda.is_initialized():
+            self._device = DeviceTimes(self._recorder)
+            self._try(self._device.got, step, now_ns)
+        self._try(self._operations.got, self._num_launches)
+        self._num_launches += 1
+        self._is_counting = self._operations is not None and self._operations.is_counting
+
+    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call what asks torch: a failure costs these rows, and not the training."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            _log.warning("devices and operations are not recorded any more: %r", error)
+            self._device = self._operations = None
+            self._is_counting = False
 
     def _record_launch(self, now_ns: int) -> None:
         times = self._times

@@ -9,6 +9,8 @@ On a GPU, collectives are only put on a stream: the host's time says little ther
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 import time
 from typing import Any
 
@@ -24,6 +26,15 @@ _COLLECTIVES = (
 _backward_ended_ns = 0
 
 
+class _Inside(threading.local):
+    """Whether this thread is in a collective that is recorded."""
+
+    is_inside = False
+
+
+_INSIDE = _Inside()
+
+
 def hook_collectives(module: Any) -> None:
     """Record collectives that the job calls and waits for."""
     for name in _COLLECTIVES:
@@ -34,8 +45,14 @@ def hook_collectives(module: Any) -> None:
 def _timed(original: Any, name: str) -> Any:
     @functools.wraps(original)
     def collective(*arguments: Any, **options: Any) -> Any:
+        if _INSIDE.is_inside:  # Those of objects are made of others.
+            return original(*arguments, **options)
         start_ns = time.perf_counter_ns()
-        answer = original(*arguments, **options)
+        _INSIDE.is_inside = True
+        try:
+            answer = original(*arguments, **options)
+        finally:
+            _INSIDE.is_inside = False
         if answer is None:  # With async_op there is something to wait for, and nothing was waited.
             _record(name, start_ns, time.perf_counter_ns(), arguments)
         return answer
@@ -72,7 +89,9 @@ def hook_data_parallel(module: Any) -> None:
     @functools.wraps(original)
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         output = original(self, *arguments, **options)
-        _record_exposed(self)
+        # What torch compiles must not meet our own work: it would be compiled in other parts.
+        if not sys.modules["torch"].compiler.is_compiling():
+            _record_exposed(self)
         return output
 
     module.DistributedDataParallel.forward = forward

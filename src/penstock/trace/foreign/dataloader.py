@@ -8,6 +8,7 @@ end before. The fact `loaders` says what each one turned out to be.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import sys
@@ -16,11 +17,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.trace.foreign.device import DeviceTimes
 from penstock.trace.foreign.fetching import PASS, WORK, passes_path
 from penstock.trace.foreign.loader_facts import facts_of_loader
 from penstock.trace.foreign.measuring import batch_size_of
-from penstock.trace.foreign.operations import OperationCount
 from penstock.trace.foreign.process import complain, recorder, safely
 from penstock.trace.loop import LoopRecorder
 from penstock.trace.schema import Flag, Kind
@@ -43,18 +42,23 @@ class _LoaderState:
     windows: ResidentWindows | None = None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _LoaderPass:
     """One pass of a loop over a loader."""
 
     loader: _LoaderState
     epoch: int
     begun_ns: int
+    """When it began; of validation, the part that is not recorded yet. 0: there is none."""
     ready_ns: int
     is_validation: bool = False
     num_batches: int = 0
+    num_recorded: int = 0
+    """Batches of validation that are in a row."""
     wait_ns: int = 0
     size_bytes: int = 0
+    got_ns: int = 0
+    """When the loop got the latest batch."""
     is_ended: bool = False
 
 
@@ -65,13 +69,13 @@ class _HookedLoop:
     pid: int
     recorder: Any
     loop: LoopRecorder
-    device: DeviceTimes
-    operations: OperationCount
     loaders: weakref.WeakKeyDictionary[Any, _LoaderState] = field(
         default_factory=weakref.WeakKeyDictionary
     )
     known: list[_LoaderState] = field(default_factory=list)
     current: _LoaderPass | None = None
+    since_step: list[_LoaderPass] = field(default_factory=list)
+    """Passes that gave a batch since the optimizer's last step, while gradients were on."""
 
 
 _TRAINING: _HookedLoop | None = None
@@ -86,9 +90,8 @@ def _training() -> _HookedLoop:
             pid=os.getpid(),
             recorder=to,
             loop=LoopRecorder(to),
-            device=DeviceTimes(to),
-            operations=OperationCount(to),
         )
+        atexit.register(_finish, _TRAINING)
     return _TRAINING
 
 
@@ -115,11 +118,11 @@ def hook_optimizer(module: Any) -> None:
     """Count optimizer steps: they tell the loader that is trained on."""
 
     def stepped(*_: Any) -> None:
-        if _TRAINING is not None and _TRAINING.current is not None:
-            _TRAINING.current.loader.num_optimizer_steps += 1
-            # A loop may end without another question: what follows is not to be counted.
-            _TRAINING.operations.ended()
+        if _TRAINING is not None:
+            _count_step(_TRAINING)
 
+    # Where an optimizer is compiled, this is left as it is.
+    stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
     module.register_optimizer_step_post_hook(stepped)
 
 
@@ -162,6 +165,20 @@ def _hook_reset(iterator: Any) -> None:
 
 
 # -- what they do -------------------------------------------------------------------------------
+
+
+@safely
+def _count_step(training: _HookedLoop) -> None:
+    """Count a step of the optimizer for the loaders whose batches it has used.
+
+    A loop may take batches of two loaders for a step.
+    """
+    for reading in training.since_step:
+        if not reading.is_ended:
+            reading.loader.num_optimizer_steps += 1
+    training.since_step.clear()
+    # A loop may end without another question: what follows is not to be counted.
+    training.loop.step_ended()
 
 
 @safely
@@ -210,7 +227,11 @@ def _begin(loader: Any, iterator: Any, begun_ns: int) -> None:
 
 def _next(iterator: Any, reading: _LoaderPass, original: Any) -> Any:
     """Hand out a batch, and record it. What the loader raises goes to the loop."""
-    training = _training()
+    try:
+        training = _training()
+    except Exception as error:
+        complain(f"a batch was not recorded: {type(error).__name__}: {error}")
+        return original(iterator)
     asked_ns = _asked(training, reading)
     windows = reading.loader.windows
     if windows is not None and (batch := windows.again()) is not None:
@@ -218,8 +239,12 @@ def _next(iterator: Any, reading: _LoaderPass, original: Any) -> Any:
         return batch
     try:
         batch = original(iterator)
-    except BaseException:
+    except StopIteration:
         _ended(training, reading)
+        raise
+    except BaseException:
+        # The loop may catch it, a timeout for example, and ask again.
+        _interrupted(training)
         raise
     if windows is not None:
         windows.took(batch)
@@ -230,9 +255,11 @@ def _next(iterator: Any, reading: _LoaderPass, original: Any) -> Any:
 def _asked(training: _HookedLoop, reading: _LoaderPass) -> int:
     try:
         asked_ns = training.loop.asked()
-        training.device.asked(asked_ns)
-        training.operations.ended()
+        before = training.current
+        if before is not None and before is not reading:
+            _record_validation(training, before, before.got_ns)
         training.current = reading
+        reading.begun_ns = reading.begun_ns or asked_ns
         if not reading.num_batches:
             reading.is_validation = _is_validation(training, reading.loader)
             if asked_ns - reading.ready_ns < _STARTED_NS:
@@ -248,7 +275,8 @@ def _asked(training: _HookedLoop, reading: _LoaderPass) -> int:
 def _got(
     training: _HookedLoop, reading: _LoaderPass, batch: Any, asked_ns: int, flags: int
 ) -> None:
-    wait_ns = time.perf_counter_ns() - asked_ns
+    reading.got_ns = time.perf_counter_ns()
+    wait_ns = reading.got_ns - asked_ns
     count, size_bytes = batch_size_of(batch)
     step = reading.loader.num_batches
     reading.num_batches += 1
@@ -257,6 +285,9 @@ def _got(
         reading.wait_ns += wait_ns
         reading.size_bytes += size_bytes
         return
+    torch: Any = sys.modules.get("torch")
+    if reading not in training.since_step and torch is not None and torch.is_grad_enabled():
+        training.since_step = [p for p in training.since_step if not p.is_ended] + [reading]
     training.loop.got(
         asked_ns,
         wait_ns=wait_ns,
@@ -267,27 +298,57 @@ def _got(
         flags=flags,
         object_id=reading.loader.object_id,
     )
-    training.device.got(step)
-    training.operations.got(step)
 
 
 @safely
 def _ended(training: _HookedLoop, reading: _LoaderPass) -> None:
-    reading.is_ended = True
     now_ns = time.perf_counter_ns()
     training.loop.ended()
-    if reading.is_validation:
-        training.recorder.span(
-            Kind.VALIDATE,
-            reading.begun_ns,
-            now_ns,
-            object_id=reading.loader.object_id,
-            count=reading.num_batches,
-            wait_ns=reading.wait_ns,
-            size_bytes=reading.size_bytes,
-            epoch=reading.epoch,
-        )
+    _record_validation(training, reading, now_ns)
+    reading.is_ended = True
+    _record_loaders(training)
+
+
+@safely
+def _interrupted(training: _HookedLoop) -> None:
+    training.loop.ended()
+
+
+def _record_validation(training: _HookedLoop, reading: _LoaderPass, end_ns: int) -> None:
+    """Record a pass of validation, which ends with its loader, or when the loop turns to another.
+
+    Many loops leave it in the midst, and the loader hears nothing of that.
+    """
+    if not reading.is_validation or not reading.begun_ns:
+        return
+    training.recorder.span(
+        Kind.VALIDATE,
+        reading.begun_ns,
+        end_ns,
+        object_id=reading.loader.object_id,
+        count=reading.num_batches - reading.num_recorded,
+        wait_ns=reading.wait_ns,
+        size_bytes=reading.size_bytes,
+        epoch=reading.epoch,
+    )
+    reading.num_recorded = reading.num_batches
+    reading.begun_ns = reading.wait_ns = reading.size_bytes = 0
+    _record_loaders(training)
+
+
+def _record_loaders(training: _HookedLoop) -> None:
     training.recorder.facts({"loaders": {s.name: _summary(training, s) for s in training.known}})
+
+
+@safely
+def _finish(training: _HookedLoop) -> None:
+    """Record what is known at the end of the process: the last pass may have been left."""
+    if training.pid != os.getpid():
+        return
+    training.loop.ended()
+    if training.current is not None:
+        _record_validation(training, training.current, training.current.got_ns)
+    _record_loaders(training)
 
 
 def _summary(training: _HookedLoop, state: _LoaderState) -> dict[str, Any]:

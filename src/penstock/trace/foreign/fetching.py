@@ -15,7 +15,8 @@ import socket
 import struct
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class _WatchedQueue:
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
-        self._epoch = self._first_step = -1
+        self._epoch = self._first_step = self._number = -1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
@@ -86,9 +87,11 @@ class _WatchedQueue:
 
     @safely
     def _note(self, number: int) -> None:
-        # Tasks are numbered from 0 in every pass; a worker is told about a pass before it begins.
-        if self._first_step < 0 or number < WORK.step - self._first_step:
+        # Tasks are numbered from 0 in every pass, and a worker is told about a pass before it
+        # begins. A worker may have one task in a pass: then its number does not fall.
+        if self._first_step < 0 or number <= self._number:
             self._epoch, self._first_step = _pass_of(os.getpid())
+        self._number = number
         WORK.epoch = self._epoch
         WORK.step = self._first_step + number if self._first_step >= 0 else number
 
@@ -138,7 +141,8 @@ def _hook_fetcher(fetcher: Any) -> None:
         begun = watching.begin()
         if begun is None:
             return original(self, indices)
-        batch = original(self, indices)
+        with watching.put_in(self):
+            batch = original(self, indices)
         watching.end(begun, indices, batch)
         return batch
 
@@ -146,7 +150,11 @@ def _hook_fetcher(fetcher: Any) -> None:
 
 
 class _FetchRecorder:
-    """Records the batches of one fetcher, and wraps what it calls."""
+    """Records the batches of one fetcher, and stands in for what it calls.
+
+    Only while a batch is fetched: between two, loaders that can be resumed look at the data set and
+    at its iterator, and save what these say about themselves.
+    """
 
     def __init__(self, fetcher: Any) -> None:
         self._recorder = recorder()
@@ -154,13 +162,24 @@ class _FetchRecorder:
         self._source = self._recorder.name(WORK.worker)
         self._is_byte_counted = not has_preload()
         self._all_files = self._recorder.name("(all files)")
-        samples = _SampleRecorder(self._recorder, self._object, self._source)
+        self._samples = _SampleRecorder(self._recorder, self._object, self._source)
         self._is_stream = hasattr(fetcher, "dataset_iter")
-        if self._is_stream:
-            fetcher.dataset_iter = _TimedIterator(fetcher.dataset_iter, samples)
-        elif not getattr(fetcher.dataset, "__getitems__", None):
-            fetcher.dataset = _TimedDataset(fetcher.dataset, samples)
-        fetcher.collate_fn = self._timed_collate(fetcher.collate_fn)
+
+    @contextmanager
+    def put_in(self, fetcher: Any) -> Iterator[None]:
+        """Have the fetcher call what takes the time."""
+        name = "dataset_iter" if self._is_stream else "dataset"
+        made_by, collate = getattr(fetcher, name), fetcher.collate_fn
+        kind: Any = _TimedIterator if self._is_stream else _TimedDataset
+        if not self._is_stream and getattr(made_by, "__getitems__", None):
+            kind = _TimedBatches
+        setattr(fetcher, name, kind(made_by, self._samples))
+        fetcher.collate_fn = self._timed_collate(collate)
+        try:
+            yield
+        finally:
+            setattr(fetcher, name, made_by)
+            fetcher.collate_fn = collate
 
     def begin(self) -> tuple[int, tuple[int, int, int], int] | None:
         """Return what `end` is given when the batch is finished; None: it is not recorded."""
@@ -242,6 +261,22 @@ class _SampleRecorder:
         """Samples until one is recorded."""
 
     @safely
+    def record_all(self, start_ns: int, cpu_ns: int, indices: Any) -> None:
+        """Record samples that were made in one go."""
+        self._recorder.span(
+            Kind.SAMPLE,
+            start_ns,
+            time.perf_counter_ns(),
+            object_id=self._object,
+            source_id=self._source,
+            offset=indices[0] if type(indices[0]) is int else -1,
+            count=len(indices),
+            cpu_ns=time.thread_time_ns() - cpu_ns,
+            step=WORK.step,
+            epoch=WORK.epoch,
+        )
+
+    @safely
     def record(self, start_ns: int, cpu_ns: int, index: Any) -> None:
         """Record a sample that began at a time, and decide which one is the next."""
         end_ns = time.perf_counter_ns()
@@ -283,6 +318,16 @@ class _TimedDataset:
         sample = self._dataset[index]
         samples.record(start_ns, cpu_ns, index)
         return sample
+
+
+class _TimedBatches(_TimedDataset):
+    """One that makes the samples of a batch in one go."""
+
+    def __getitems__(self, indices: Any) -> Any:
+        cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
+        made = self._dataset.__getitems__(indices)
+        self._samples.record_all(start_ns, cpu_ns, indices)
+        return made
 
 
 class _TimedIterator:

@@ -65,7 +65,10 @@ def _hook_after(spec: Any) -> None:
         else:
             hook(spec.name, module)
 
-    spec.loader.exec_module = exec_module
+    try:
+        spec.loader.exec_module = exec_module
+    except AttributeError as error:  # A loader of another kind.
+        _complain(f"no hooks for {spec.name}: {error}")
 
 
 def _complain(text: str) -> None:

@@ -16,13 +16,19 @@ from typing import Any
 from penstock.trace.schema import Kind
 
 _PENDING_MAX = 64
-"""Steps whose events are not read yet; a device that is further behind loses some."""
+"""Rows whose events are not read yet; a device that is further behind loses some."""
+_SHORT_NS = 500_000
+"""Two events take the host about 10 µs: steps shorter than this share a row."""
+_NEAR_MS = 5_000.0
+"""The device tells times in milliseconds, as numbers of 24 bits: only near ones are exact."""
 
 
 @dataclass(kw_only=True)
 class _Step:
     number: int
     begun: Any
+    begun_ns: int
+    count: int = 0
     ended: Any = None
     asked_ns: int = 0
 
@@ -34,25 +40,36 @@ class DeviceTimes:
         self._recorder = to
         self._pending: deque[_Step] = deque()
         self._origin: Any = None
-        """The first event; times of others are measured from it."""
+        """An event; times of others are measured from it."""
         self._origin_ns = 0
         """When it happened on the host's clock: the latest bound that is known."""
         self._open: _Step | None = None
 
-    def got(self, step: int) -> None:
+    def got(self, step: int, now_ns: int) -> None:
         """Take note that the loop has got a batch."""
-        event = self._event()
-        if event is not None:
-            self._open = _Step(number=step, begun=event)
+        if self._open is None and (event := self._event()) is not None:
+            self._open = _Step(number=step, begun=event, begun_ns=now_ns)
+
+    def waited(self) -> None:
+        """Take note that the loop waits since the last batch: what is open would hold the wait."""
+        self._open = None
 
     def asked(self, now_ns: int) -> None:
         """Take note that the loop asks for the next batch; record steps that are over."""
-        if self._open is None:
+        step = self._open
+        if step is None:
             return
-        step, self._open = self._open, None
+        step.count += 1
+        if now_ns - step.begun_ns < _SHORT_NS:
+            return
+        self._open = None
         step.ended, step.asked_ns = self._event(), now_ns
         if step.ended is not None and len(self._pending) < _PENDING_MAX:
             self._pending.append(step)
+        self.record_finished()
+
+    def record_finished(self) -> None:
+        """Record steps that are over on the device."""
         while self._pending and self._pending[0].ended.query():
             self._record(self._pending.popleft())
 
@@ -67,13 +84,13 @@ class DeviceTimes:
         return event
 
     def _record(self, step: _Step) -> None:
-        begun_ns = int(self._origin.elapsed_time(step.begun) * 1e6)
-        ended_ns = int(self._origin.elapsed_time(step.ended) * 1e6)
-        self._origin_ns = max(self._origin_ns, step.asked_ns - ended_ns)
+        begun_ms = self._origin.elapsed_time(step.begun)
+        begun_ns = int(begun_ms * 1e6)
+        took_ns = int(step.begun.elapsed_time(step.ended) * 1e6)
+        self._origin_ns = max(self._origin_ns, step.asked_ns - begun_ns - took_ns)
+        start_ns = self._origin_ns + begun_ns
         self._recorder.span(
-            Kind.COMPUTE,
-            self._origin_ns + begun_ns,
-            self._origin_ns + ended_ns,
-            step=step.number,
-            count=1,
+            Kind.COMPUTE, start_ns, start_ns + took_ns, step=step.number, count=step.count
         )
+        if begun_ms > _NEAR_MS:
+            self._origin, self._origin_ns = step.begun, start_ns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 _STEPS = (7, 23, 61)
@@ -22,11 +23,20 @@ class OperationCount:
         self._counts: list[int] = []
         self._thread = 0
         """The thread that is counted; 0: none. torch records by thread."""
+        self._restore: Callable[[], None] | None = None
 
-    def got(self, step: int) -> None:
-        """Take note that the loop has got a batch; begin to count if it is one of some steps."""
+    @property
+    def is_counting(self) -> bool:
+        """Whether a step is being counted."""
+        return self._thread != 0
+
+    def got(self, number: int) -> None:
+        """Take note that the loop has got a batch; begin to count if it is one of some.
+
+        `number`: how many it has got before, as far as the loop counts.
+        """
         torch: Any = sys.modules.get("torch")
-        if step not in _STEPS or torch is None or torch.cuda.is_initialized():
+        if number not in _STEPS or torch is None or torch.cuda.is_initialized():
             return
         # A job that records its own operations keeps its recording: there is one at a time.
         if torch._C._autograd._profiler_enabled():
@@ -35,16 +45,39 @@ class OperationCount:
         options = kinds.ProfilerConfig(
             kinds.ProfilerState.CPU, False, False, False, False, False, kinds._ExperimentalConfig()
         )
+        self._give_way(torch.autograd.profiler)
         torch._C._autograd._enable_profiler_legacy(options)
         self._thread = threading.get_ident()
 
+    def _give_way(self, profiler: Any) -> None:
+        """Stop counting as soon as the job begins to record: for two it would be an error."""
+        start = profiler._run_on_profiler_start
+
+        def started() -> None:
+            self._stop()
+            start()
+
+        def restore() -> None:
+            profiler._run_on_profiler_start = start
+
+        profiler._run_on_profiler_start, self._restore = started, restore
+
+    def _stop(self) -> Any:
+        """Return what was recorded; None if nothing was, or another thread was counted."""
+        if self._thread != threading.get_ident():
+            return None
+        self._thread = 0
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+        torch: Any = sys.modules["torch"]
+        return torch._C._autograd._disable_profiler_legacy()
+
     def ended(self) -> None:
         """Take note that the work of a step is over."""
-        if self._thread != threading.get_ident():
+        events = self._stop()
+        if events is None:
             return
-        self._thread = 0
-        torch: Any = sys.modules["torch"]
-        events = torch._C._autograd._disable_profiler_legacy()
         self._counts.append(sum(_num_outermost(of_thread) for of_thread in events))
         self._recorder.facts({"ops_per_step": sorted(self._counts)[len(self._counts) // 2]})
 
