@@ -42,6 +42,12 @@ def decoded(data: bytes, side: int) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
 
 
+def decoded_grey(data: bytes) -> torch.Tensor:
+    """Decode an image as `jobs.ranks` does."""
+    image = Image.open(io.BytesIO(data)).convert("L")
+    return torch.from_numpy(np.array(image.resize((32, 32)))).float().flatten() / 255
+
+
 def _resized(path: Path, pixels: float) -> bytes:
     """Return an image of so many times the pixels."""
     image, out = Image.open(path), io.BytesIO()

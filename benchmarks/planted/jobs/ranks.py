@@ -70,7 +70,8 @@ class Layer(nn.Module):
         self.step_s = step_s
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.linear(OnDevice.apply(rows, self.step_s)))
+        # Behind the weights: a batch has no gradient, so nothing before them runs backward.
+        return torch.relu(OnDevice.apply(self.linear(rows), self.step_s))
 
 
 def model_of(args: argparse.Namespace, rank: int) -> nn.Module:

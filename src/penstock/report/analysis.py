@@ -162,6 +162,7 @@ def _gathered(
         "bound": bound_ratio(facts, epochs, num_nodes=len({p.host for p in trace.processes})),
         "checkpoints": _checkpoints(trace),
         "checkpoint_bytes_s": _checkpoint_rate(trace),
+        "collectives_per_step": _collectives_per_step(trace, loops),
         "read_cost_by_epoch": _read_costs(reads, read_epoch, sources),
         "has_worker_processes": _has_worker_processes(trace, loops),
     }
@@ -194,6 +195,18 @@ def _checkpoint_rate(trace: Trace) -> float:
     rows = trace.of(Kind.CHECKPOINT)
     seconds = float(rows["duration_ns"].sum()) / 1e9
     return float(rows["size_bytes"].clip(0).sum()) / seconds if seconds else 0.0
+
+
+def _collectives_per_step(trace: Trace, loops: tuple[TrainingLoop, ...]) -> float:
+    """Return how many collectives of equal size would be a step's; 0: sizes are not known.
+
+    A large one with many small ones beside it counts as little more than one.
+    """
+    sizes = trace.of(Kind.COMMUNICATE)["size_bytes"].clip(0).astype(np.float64)
+    num_steps = sum(len(loop) for loop in loops)
+    if not sizes.any() or not num_steps:
+        return 0.0
+    return float(sizes.sum() ** 2 / (sizes**2).sum()) / num_steps
 
 
 def _read_costs(reads: npt.NDArray[np.void], epoch: Ints, sources: SourceNames) -> dict[int, float]:

@@ -25,6 +25,10 @@ COPY_BYTES_S = 1.3e9
 """Copying a state into new memory, and the part of saving that keeps the interpreter's lock."""
 FIXED_DECODE = 0.05
 """Share of decoding that does not depend on the pixels of a sample: calls, headers, the result."""
+BACKWARD = 0.66
+"""Share of a step's own work that is its backward pass."""
+BUCKETS = 8
+"""Pieces in which gradients are sent, where the trace does not say."""
 WORKERS_MAX = 64
 """More workers of a rank than this are not advised: what is left is another cause."""
 
@@ -298,8 +302,10 @@ def _skewed(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
 
 
 def _communication(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
-    compute = analysis.parts.get("compute", 0.0)
-    hidden = min(0.9, compute * 0.66 / max(1e-6, finding.share))
+    backward = BACKWARD * analysis.parts.get("compute", 0.0)
+    # The last piece is there only when the backward pass has ended.
+    pieces = analysis.collectives_per_step or BUCKETS
+    hidden = min(0.9, backward * (1 - 1 / max(1.0, pieces)) / max(1e-6, finding.share))
     return [
         SuggestedChange(
             title="overlap communication with the backward pass",

@@ -522,6 +522,8 @@ class Analysis:
     """Begin and end of each checkpoint."""
     checkpoint_bytes_s: float
     """Rate at which checkpoints are written; 0: there are none, or their sizes are unknown."""
+    collectives_per_step: float
+    """Collectives of a step as if all had the same size; 0: their sizes are unknown."""
     read_cost_by_epoch: Mapping[int, float]
     """Seconds that a byte of local files takes, for each epoch."""
     has_worker_processes: bool
