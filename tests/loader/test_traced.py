@@ -252,6 +252,28 @@ def test_both_sides_of_a_request_to_a_peer_are_recorded(
         assert abs(offset_ns - ahead_ns) <= error_ns
 
 
+def test_a_pass_over_another_loader_without_gradients_is_validation(
+    blobs: penstock.Dataset, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def loader(batch_size: int) -> penstock.Loader:
+        return penstock.Loader(
+            blobs, batch_size=batch_size, workers="here", shuffle=None, trace=tmp_path / "run"
+        )
+
+    with loader(100) as training, loader(50) as checking:
+        for _ in training:
+            with torch.no_grad():
+                for number, _ in enumerate(checking):
+                    if number == 2:
+                        break
+    trace = read_trace(tmp_path / "run")
+    assert trace.of(Kind.NEXT)["step"].tolist() == [0, 1, 2]
+    assert trace.of(Kind.VALIDATE)["count"].tolist() == [3, 3, 3]
+    assert len(set(trace.names_of(trace.of(Kind.NEXT, Kind.VALIDATE)["object"]))) == 2
+
+
 class Killed:
     """Ends the process that runs it, without a chance to clean up, once."""
 

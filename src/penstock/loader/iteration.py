@@ -17,7 +17,7 @@ from penstock.engine.stats import Delivered
 from penstock.errors import OptionError, StateError
 from penstock.loader.batch import Batch
 from penstock.trace import Recorder
-from penstock.trace.loop import LoopRecorder
+from penstock.trace.loop import LoopRecorder, begin_loop
 from penstock.trace.schema import Flag, Kind
 from penstock.trace.windows import ResidentWindows
 
@@ -98,6 +98,8 @@ class Recorded:
     """Called when there are no more batches, before it is closed."""
     is_loop: bool = True
     """Whether the thread that asks is the training loop."""
+    object_id: int = 0
+    """The name of the loader: a process may iterate several."""
 
 
 class Iteration(Iterator[Any]):
@@ -124,14 +126,18 @@ class Iteration(Iterator[Any]):
         self._recorded = recorded
         self._loop: LoopRecorder | None = None
         if recorded is not None:
-            self._loop = LoopRecorder(recorded.recorder, launches=recorded.is_loop)
+            self._loop = begin_loop(
+                recorded.recorder, object_id=recorded.object_id, launches=recorded.is_loop
+            )
         self._batch_bytes = 0
         """Of each batch that is ready, where their job makes several."""
         self._ready: deque[tuple[Slot, Any]] = deque()
         self._pid = os.getpid()
         self._began = time.perf_counter()
         # Runs when nobody holds this any more, at `close`, or when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _end, run, counters, self._began, self._pid)
+        self._finalizer = weakref.finalize(
+            self, _end, run, counters, self._began, self._pid, self._loop
+        )
         if isinstance(run, HereRun):
             run.runner.start()
 
@@ -272,9 +278,13 @@ class Iteration(Iterator[Any]):
         self._finalizer()
 
 
-def _end(run: BatchRun, counters: Delivered, began: float, pid: int) -> None:
+def _end(
+    run: BatchRun, counters: Delivered, began: float, pid: int, loop: LoopRecorder | None
+) -> None:
     if os.getpid() != pid:
         return  # A forked child has none of these threads and processes.
+    if loop is not None:
+        loop.left()
     counters.elapsed_s += time.perf_counter() - began
     counters.thread_cpu_s += run.cpu_s
     counters.sent_bytes += run.sent_bytes

@@ -46,7 +46,13 @@ from penstock.loader.importance import LoaderImportance
 from penstock.loader.iteration import BatchRun, HereRun, Iteration, Recorded
 from penstock.loader.least import least_bytes
 from penstock.loader.live import open_metrics
-from penstock.loader.recording import at_end, record_end, record_start, recorder_for
+from penstock.loader.recording import (
+    at_end,
+    name_of_loader,
+    record_end,
+    record_start,
+    recorder_for,
+)
 from penstock.loader.stages import InStages, StagedApart, StagedHere, StageOptions
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
@@ -112,6 +118,8 @@ class Loader:
     """Whether another loader stands between this one and the training loop."""
     _windows: ResidentWindows | None = None
     """Where the training loop stands in a differential run."""
+    _name = ""
+    """What rows of a trace call it."""
     _end_metrics: Callable[[], Any] | None = None
     """Ends the metrics of batches that are made in this process."""
 
@@ -365,7 +373,14 @@ class Loader:
             return None
         # In stages, threads of lanes ask, and what they do in between is no step.
         ended = partial(at_end, weakref.WeakMethod(self.stats), recorder)
-        return Recorded(recorder=recorder, ended=ended, is_loop=stages is None)
+        if not self._name:
+            self._name = name_of_loader(self._options)
+        return Recorded(
+            recorder=recorder,
+            ended=ended,
+            is_loop=stages is None,
+            object_id=recorder.name(self._name),
+        )
 
     def _run(
         self, span: Span, world: World, stages: StageOptions | None

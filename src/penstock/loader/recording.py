@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -48,6 +49,16 @@ def recorder_for(options: LoaderOptions, world: World) -> Recorder | None:
     if role == "train":
         record_copies(recorder)
     return recorder
+
+
+_NUMBERS = itertools.count()
+"""Of the loaders of this process, in the order in which they were first iterated."""
+
+
+def name_of_loader(options: LoaderOptions) -> str:
+    """Return a name for a loader that no other one of this process has."""
+    uris = ", ".join(dataset.uri for dataset in datasets_of(options.dataset))
+    return f"loader {next(_NUMBERS)} ({uris})"
 
 
 def record_start(recorder: Recorder, options: LoaderOptions, world: World, workers: str) -> None:

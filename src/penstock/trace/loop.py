@@ -20,6 +20,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from penstock.trace.device import DeviceTimes
 from penstock.trace.operations import OperationCount
 from penstock.trace.recorder import Recorder
@@ -105,6 +107,8 @@ class LoopRecorder:
         loader, where it is always the same."""
         self._recorder = recorder
         self._object_id = object_id
+        self.pid = os.getpid()
+        self.is_with_gradients = False
         self._launches = launches
         self._times: ThreadTimes | None = None
         self._since_ns = 0
@@ -117,6 +121,22 @@ class LoopRecorder:
         self._operations: OperationCount | None = OperationCount(recorder) if launches else None
         self._is_counting = False
         """Whether operations of this step are counted."""
+
+    def is_of_other(self, recorder: Recorder, object_id: int) -> bool:
+        """Return whether another loader of this run is trained on here."""
+        is_here = self.pid == os.getpid() and self._recorder is recorder
+        return is_here and self.is_with_gradients and self._object_id != object_id
+
+    def paused(self) -> None:
+        """Take note that the process turns to another loader: that is no work of a step."""
+        self.asked_at(time.perf_counter_ns())
+        self._since_ns = self._num_steps = 0
+        if self._device is not None:
+            self._device.waited()
+
+    def left(self) -> None:
+        """Take note that nobody iterates any more, perhaps before the end."""
+        self.step_ended()
 
     def asked(self) -> int:
         """Take note that the loop asks for a batch; return when."""
@@ -228,6 +248,71 @@ class LoopRecorder:
                 count=self._num_steps,
             )
         self._since_ns = self._num_steps = 0
+
+
+class ValidationRecorder(LoopRecorder):
+    """Records a pass over a loader that is not trained on, as one row."""
+
+    def __init__(self, recorder: Recorder, *, object_id: int = 0) -> None:
+        super().__init__(recorder, launches=False, object_id=object_id)
+        self._begun_ns = time.perf_counter_ns()
+        self._taken = np.zeros(3, np.int64)
+        """Batches, nanoseconds of waiting, bytes."""
+        self._epoch = -1
+
+    def took(
+        self,
+        asked_ns: int,
+        now_ns: int,
+        wait_ns: int,
+        what: tuple[int, int, int, int, int],
+        object_id: int = 0,
+    ) -> None:
+        """Count a batch."""
+        self._taken += 1, wait_ns, what[3]
+        self._epoch = what[1]
+
+    def ended(self) -> None:
+        """Record the pass."""
+        count, wait_ns, size_bytes = self._taken.tolist()
+        if count:
+            self._taken[:] = 0
+            self._recorder.span(
+                Kind.VALIDATE,
+                self._begun_ns,
+                time.perf_counter_ns(),
+                object_id=self._object_id,
+                count=count,
+                wait_ns=wait_ns,
+                size_bytes=size_bytes,
+                epoch=self._epoch,
+            )
+            self._recorder.flush()
+
+    left = ended
+
+
+_latest: LoopRecorder | None = None
+"""Of the loader that was trained on last in this process."""
+
+
+def begin_loop(recorder: Recorder, *, object_id: int, launches: bool = True) -> LoopRecorder:
+    """Return what records a loop that begins now.
+
+    It is validation if gradients are off, and a loop over another loader had them on.
+    """
+    global _latest
+    torch: Any = sys.modules.get("torch")
+    before, has_gradients = _latest, torch is not None and torch.is_grad_enabled()
+    is_second = before is not None and before.is_of_other(recorder, object_id)
+    if before is not None and is_second and launches and not has_gradients:
+        before.paused()
+        return ValidationRecorder(recorder, object_id=object_id)
+    loop = LoopRecorder(recorder, launches=launches, object_id=object_id)
+    loop.is_with_gradients = has_gradients
+    if launches:
+        _latest = loop
+    return loop
 
 
 def _opened(path: str) -> int | None:
