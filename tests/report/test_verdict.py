@@ -161,6 +161,31 @@ def test_a_rank_that_is_late_is_named(tmp_path: Path) -> None:
     assert analysis.verdict.share == pytest.approx(15 / 27, abs=0.03)
 
 
+def test_overlap_hides_all_but_the_last_collective(tmp_path: Path) -> None:
+    gains = {}
+    for pieces in (1, 2, 4):
+        to = Recorder(tmp_path / str(pieces), role="train")
+        for step in range(50):
+            begin, end = 61 * step * MS, (61 * step + 60) * MS
+            to.span(Kind.NEXT, begin, begin + MS, step=step, epoch=0, count=4)
+            to.span(Kind.LAUNCH, begin + MS, end, cpu_ns=MS, count=1)
+            for piece in range(pieces):  # 29 ms of computing, then 30 ms of collectives.
+                sent = end - 30 * MS + 30 * MS * piece // pieces
+                size = {"size_bytes": 1000}
+                to.span(Kind.COMMUNICATE, sent, sent + 30 * MS // pieces, **size)
+                to.span(Kind.COMMUNICATE, sent, sent + 1000, size_bytes=4)  # A bias.
+        to.close()
+        analysis = analyze(read_trace(tmp_path / str(pieces)))
+        assert analysis.verdict.cause == "communication-bound"
+        assert analysis.collectives_per_step == pytest.approx(pieces, rel=0.02)
+        overlap = [a.gain for a in analysis.advice if "overlap_communication" in a.settings]
+        gains[pieces] = overlap[0] if overlap else 0.0
+    # With one piece nothing overlaps; with more, the backward pass of about 20 ms hides a part.
+    assert gains[1] == 0.0
+    assert gains[2] == pytest.approx(61 / (61 - 10) - 1, rel=0.1)
+    assert gains[4] == pytest.approx(61 / (61 - 15) - 1, rel=0.1)
+
+
 def test_resident_windows_measure_interference(tmp_path: Path) -> None:
     run = MadeRun(decode_ms=2, compute_ms=20, resident_compute_ms=8, window=15, steps=150)
     analysis = analyze(made_trace(tmp_path, run))
