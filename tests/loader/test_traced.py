@@ -29,7 +29,7 @@ def by_source(trace: Trace, kind: Kind) -> dict[str, tuple[int, int]]:
     """Return bytes and reads of each source, as rows of one kind have them."""
     out: dict[str, tuple[int, int]] = {}
     for row in trace.of(kind):
-        if row["flags"] & (Flag.ERROR | Flag.MISS):
+        if row["flags"] & Flag.ERROR:
             assert row["size_bytes"] == 0
             continue
         name = trace.name_of(row["source"])

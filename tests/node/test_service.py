@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,10 @@ from penstock.peers import hello, wire
 from penstock.peers.base import Address, Answer, Ask, NoGossip, unnamed
 from penstock.peers.client import Client
 from penstock.peers.local import LocalNode, shelf_name
+from penstock.peers.local_words import RunMember
 from penstock.peers.status import LinkStatus, Reads, RunStatus, status_of
+from penstock.trace import Kind, read_trace
+from penstock.trace.recorder import TRACE_VARIABLE
 
 Start = Callable[..., StartedNode]
 RANGES_MAX = wire.RANGES_MAX
@@ -113,6 +117,24 @@ def test_what_a_job_filled_is_served_to_its_run_and_to_nobody_else(start: Start)
     assert answer.absent == (0,)
     other.end()
     job.end()
+
+
+def test_answers_are_recorded_where_the_environment_names_a_trace(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRACE_VARIABLE, str(tmp_path / "run"))
+    node = start()
+    job = begin_job(node)
+    members = [RunMember(name="asker", node=3)]
+    job.node.register(run_id=RUN, secret=SECRET, dataset=job.shape.name, members=members)
+    job.fill(range(4))
+    ask(node, [2, 3])
+    job.end()
+    trace = read_trace(tmp_path / "run")
+    [row] = trace.of(Kind.PEER_SERVE)
+    assert (row["size_bytes"], row["count"]) == (2 * UNIT_BYTES, 2)
+    assert trace.name_of(row["source"]) == "peer:3"
+    assert [process.role for process in trace.processes] == ["node"]
 
 
 def test_a_cache_survives_its_job_and_disks_survive_the_service(

@@ -321,13 +321,14 @@ def test_clocks_of_machines_are_compared_by_the_shortest_round_trip() -> None:
 def test_a_drifting_clock_is_corrected_between_two_readings() -> None:
     first = ClockReading(at_ns=0, offset_ns=1_000, error_ns=5)
     last = ClockReading(at_ns=1_000_000, offset_ns=2_000, error_ns=7)
-    head = {"perf_ns": 0, "time_ns": 0, "host": "b", "rank": 1, "boot": "b"}
+    head = {"perf_ns": 0, "time_ns": 0, "host": "b", "rank": 1, "boot": "b", "role": "train"}
     files = [
-        ({**head, "boot": "a", "rank": 0, "host": "a"}, {}),
+        ({**head, "rank": 0, "role": "launch", "boot": "b"}, {}),
+        ({**head, "boot": "z", "rank": 0, "host": "a"}, {}),
         (head, {FACT: [first.as_fact, last.as_fact]}),
     ]
     facts = clock_facts(files)
     times = np.array([0, 500_000, 1_000_000])
     assert facts.offset_ns("b", times).tolist() == [1_000, 1_500, 2_000]
-    assert facts.offset_ns("a", times) == 0
+    assert facts.offset_ns("z", times) == 0
     assert facts.error_ns == 5

@@ -93,6 +93,12 @@ class Runs:
         with self._mutex:
             return dict(self._ever)
 
+    def node_of(self, name: str) -> int:
+        """Return the number of a node in its run, by its name; -1 where no run knows it."""
+        with self._mutex:
+            members = (m for run in self._runs.values() for m in run.members if m.name == name)
+            return next((member.node for member in members), -1)
+
     # -- for the ranks ---------------------------------------------------------------------------
 
     def register(

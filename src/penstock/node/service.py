@@ -16,6 +16,7 @@ import resource
 import socket
 import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,6 +52,8 @@ from penstock.peers.local_words import (
 from penstock.peers.server import Server
 from penstock.peers.status import NodeStatus, as_dict
 from penstock.peers.tls import server_context
+from penstock.trace import Kind, Recorder
+from penstock.trace.recorder import TRACE_VARIABLE, close_recorders
 from penstock.units import show_bytes
 
 DRAIN_S_MAX = 30.0
@@ -83,7 +86,8 @@ class Service:
         self.name = identity_of(self._places, self.options.socket)
         self.sets = Sets(self._places, self.options.limits)
         self.sets.sweep()
-        shelves = Shelves()
+        recorder = _recorder()
+        shelves = Shelves(None if recorder is None else partial(self._served, recorder))
         self.runs = Runs(shelves)
         self.server = Server(
             name=self.name,
@@ -102,6 +106,20 @@ class Service:
         self.door.start()
         tell_systemd(READY=1, STATUS=f"serving at {self.server.address}")
         return self
+
+    def _served(
+        self, recorder: Recorder, peer: str, asked_ns: int, size_bytes: int, num_ranges: int
+    ) -> None:
+        """Record an answer to another node."""
+        if num_ranges:  # One that asks for nothing only looks for us.
+            recorder.span(
+                Kind.PEER_SERVE,
+                asked_ns,
+                time.perf_counter_ns(),
+                source_id=recorder.name(f"peer:{self.runs.node_of(peer)}"),
+                size_bytes=size_bytes,
+                count=num_ranges,
+            )
 
     def _web(self) -> Web | None:
         if self.options.http is None:
@@ -171,6 +189,7 @@ class Service:
             self.web.stop()
         for place in self._places:
             place.close()
+        close_recorders()
         _log.info("stopped; %s were served", show_bytes(self.server.counts()["bytes"]))
 
     @property
@@ -275,3 +294,12 @@ def _raise_limit_of_files() -> None:
     """Take as many descriptors as the system gives: several a data set, one a connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _recorder() -> Recorder | None:
+    """Return what records the answers of this service, if the environment names a trace."""
+    folder = os.environ.get(TRACE_VARIABLE)
+    if not folder:
+        return None
+    # The service serves whether or not it can be recorded.
+    return Recorder(os.path.abspath(folder), role="node", must_open=False)  # noqa: PTH100

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FACT = "clock"
 """The fact under which a process keeps its readings: at_ns, offset_ns, error_ns of each."""
+OF_NO_RANK = frozenset({"launch", "node"})
+"""Roles of processes that belong to no rank."""
 ROUNDS = 8
 _FOREVER_NS = 1 << 62
 
@@ -131,7 +133,9 @@ def read_clock(ask: Callable[[], int], rounds: int = ROUNDS) -> ClockReading:
 def clock_facts(files: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> ClockFacts:
     """Return how clocks compare, from the heads and facts of all processes."""
     heads = [head for head, _ in files]
-    reference = min(heads, key=lambda head: (head["rank"], head["boot"]))
+    # Launchers and node services are on every node, and have no rank.
+    ranked = [head for head in heads if head["role"] not in OF_NO_RANK] or heads
+    reference = min(ranked, key=lambda head: (head["rank"], head["boot"]))
     readings: dict[str, tuple[ClockReading, ...]] = {}
     by_day: list[str] = []
     for boot in dict.fromkeys(head["boot"] for head in heads if head["boot"] != reference["boot"]):

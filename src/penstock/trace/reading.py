@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.errors import OptionError
 from penstock.trace.chunks import VERSION, Rows, placed_chunks, rows_of
-from penstock.trace.clocks import ClockFacts, clock_facts
+from penstock.trace.clocks import OF_NO_RANK, ClockFacts, clock_facts
 from penstock.trace.native import read_native_head
 from penstock.trace.schema import SPAN, Kind
 from penstock.trace.segments import read_segment
@@ -31,7 +31,7 @@ class Process:
     """Its number in the trace: the column `process`."""
     rank: int
     role: str
-    """`train`, `engine`, `worker`, `launch`, or `native` for what was seen below Python."""
+    """`train`, `engine`, `worker`, `launch`, `node`, or `native` for what was seen below Python."""
     pid: int
     parent: int
     """The process that started it."""
@@ -80,7 +80,7 @@ class Trace:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that recorded."""
-        return tuple(sorted({p.rank for p in self.processes if p.role != "launch"}))
+        return tuple(sorted({p.rank for p in self.processes if p.role not in OF_NO_RANK}))
 
     def name_of(self, number: int) -> str:
         """Return what a number in `object` or `source` means."""

@@ -26,7 +26,8 @@ class Kind(IntEnum):
     COPY = 3
     """A batch is copied to the device, as the host sees it."""
     COMPUTE = 4
-    """The device computes, where that is known (from torch.profiler or CUDA events)."""
+    """The device computes, where that is known (from torch.profiler or CUDA events). `count`: steps
+    that it covers."""
     COMMUNICATE = 5
     """A collective, from its start to its end as this rank sees it. `object`: which one."""
     STEP = 6
@@ -36,8 +37,9 @@ class Kind(IntEnum):
     """Finding out which samples a batch holds and where they lie. `count`: reads that it needs."""
     FETCH = 11
     """One attempt of a request to a store. `attempt` counts from 0; flags HEDGE, ERROR (no bytes
-    then), FILL. Samples of local files that were read in one go are one row: `count` says how many,
-    `size_bytes` is of all of them, `object` and `offset` are of the first."""
+    then), FILL (no step where it is fetched ahead: a unit serves many). Samples of local files that
+    were read in one go are one row: `count` says how many, `size_bytes` is of all of them, `object`
+    and `offset` are of the first."""
     TIER_READ = 12
     """Samples of a batch are read from a tier of this node. `source`: which tier. `count`."""
     TIER_FILL = 13
@@ -90,7 +92,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """What else is to be said of a span."""
+    """What else is to be said of a span. 64 was never written."""
 
     NONE = 0
     HEDGE = 1
@@ -105,8 +107,6 @@ class Flag(IntFlag):
     """A connection, not a file."""
     RESIDENT = 32
     """A batch of a differential run that was kept, not loaded."""
-    MISS = 64
-    """Looked for in a tier and not there."""
 
 
 COLUMNS: tuple[tuple[str, str], ...] = (

@@ -36,6 +36,7 @@ _STARTUP = Path(__file__).with_name("startup")
 
 _NEVER_SEEN = (
     "pages that are read through a memory mapping (MAP rows say which files are mapped)",
+    "lines that native code reads by fgets and getline",
     "reads by io_uring and by programs without the C library",
 )
 _PYTHON_ONLY = (
