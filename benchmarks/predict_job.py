@@ -151,13 +151,16 @@ def penstock_batches(task: dict, rank: int, ready: Callable[[], None]):
     options = penstock.StoreOptions(**task["options"])
     dataset = penstock.open(task["uri"], store=options)
     world = penstock.World(rank=rank, num_ranks=num_ranks(task), num_nodes=task["nodes"])
+    tiers = tiers_of(task, world.node)
+    # Nodes without tiers have nothing for each other.
+    meet = f"{task['tiers']}/meet" if tiers and world.num_nodes > 1 else False
     with penstock.Loader(
         dataset,
         batch_size=task["batch_size"],
         epochs=task["epochs"],
-        tiers=tiers_of(task, world.node),
+        tiers=tiers,
         world=world,
-        peers=f"{task['tiers']}/meet" if task["nodes"] > 1 else False,
+        peers=meet,
         output="numpy",
         transform=(lambda s: (burn(task["decode_s"]), s)[1]) if task["decode_s"] else None,
         workers=task["workers"],

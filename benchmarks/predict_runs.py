@@ -37,7 +37,7 @@ from penstock.trace import read_trace
 UNITS: dict[Quantity, tuple[str, float]] = {
     "step_s": ("ms", 1e-3),
     "first_epoch_s": ("s", 1.0),
-    "stall_share": ("points", 0.01),
+    "stall_share": ("%", 0.01),
     "store_bytes": ("MB", 1e6),
     "peer_bytes": ("MB", 1e6),
 }
@@ -263,19 +263,28 @@ def print_rules(results: list[Result]) -> None:
 
 
 def print_runs(results: list[Result]) -> None:
-    print("| run | | measured | forecast | error | 90 % band |")
-    print("|---|---|---|---|---|---|")
-    for r in results:
-        unit, size = UNITS[r.quantity]
-        reals = ", ".join(
-            f"{real / size:.3g}{'' if is_covered else ' ✗'}"
-            for real, is_covered in zip(r.reals, r.covered, strict=True)
-        )
-        errors = ", ".join(f"{100 * error:+.1f}" for error in r.errors)
-        said, low, high = (f"{value / size:.3g}" for value in (r.said, r.low, r.high))
-        print(
-            f"| {r.case.name} | {r.quantity} | {reals} {unit} | {said} | {errors} | {low}–{high} |"
-        )
+    """Print a row for each case: what its runs measured, the forecast, its band."""
+    heads = [f"{quantity}, {unit}" for quantity, (unit, _) in UNITS.items()]
+    print(f"| run | {' | '.join(heads)} |")
+    print(f"|{'---|' * (1 + len(UNITS))}")
+    for case in dict.fromkeys(r.case.name for r in results):
+        cells = {r.quantity: _cell(r) for r in results if r.case.name == case}
+        print(f"| {case} | {' | '.join(cells.get(quantity, '') for quantity in UNITS)} |")
+
+
+def _cell(r: Result) -> str:
+    size = UNITS[r.quantity][1]
+    digits = 0 if r.quantity == "stall_share" else 3
+    reals = "; ".join(
+        f"{_number(real / size, digits)}{'' if is_covered else ' ✗'}"
+        for real, is_covered in zip(r.reals, r.covered, strict=True)
+    )
+    said, low, high = (_number(value / size, digits) for value in (r.said, r.low, r.high))
+    return f"{reals} / {said} ({low}–{high})"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.0f}" if not digits or value >= 10**digits else f"{value:.{digits}g}"
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ RANKS_MAX = 16
 """Ranks that are played one by one; more of them are steps in bulk."""
 _PLAYS_SAMPLES, _PLAYS_MAX = 4000, 6
 """Samples of all plays together, and plays at most: long ones are an average in themselves."""
+_BULK_CHANCE = Chance(step=0.12, first_epoch=0.04, stall_share=0.06)
+"""How far off steps in bulk were in the runs of several nodes behind the table of residuals."""
 MEETING_S = 0.15
 """Until the nodes of a run have met: what it took several processes of one machine."""
 BULK_SAMPLES_MAX = 200_000
@@ -355,6 +357,7 @@ def _many_nodes(constants: RunConstants, settings: RunSettings, what_if: WhatIf)
         bulk,
         step_s=step_s,
         stall_share=max(0.0, 1 - bulk.busy_s / step_s) if step_s > 0 else 0.0,
+        chance=_BULK_CHANCE,
         epoch_s=(
             constants.start_s + MEETING_S + bulk.epoch_s[0] + beyond_s * steps,
             *(seconds + beyond_s * steps for seconds in bulk.epoch_s[1:]),

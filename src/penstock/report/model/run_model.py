@@ -107,8 +107,8 @@ class RunModel:
         return self._played(WhatIf())
 
     @cached_property
-    def _own_spread(self) -> dict[Quantity, float]:
-        return self._spread(WhatIf(), self._own_played)
+    def _own_moves(self) -> dict[Quantity, float]:
+        return self._moves(WhatIf(), self._own_played)
 
     def _played(self, what_if: WhatIf) -> Played:
         settings = self.settings.changed(what_if)
@@ -119,39 +119,40 @@ class RunModel:
         ranks = self.settings.changed(what_if).num_ranks
         # Of large jobs the doubt about their size outweighs that about constants by far.
         is_large = ranks > max(RANKS_SEEN, self.settings.num_ranks)
-        spread = self._own_spread if is_large else self._spread(what_if, made)
+        moves = self._own_moves if is_large else self._moves(what_if, made)
+        chances: dict[Quantity, float] = {
+            "step_s": made.chance.step,
+            "first_epoch_s": made.chance.first_epoch,
+            "stall_share": made.chance.stall_share,
+        }
         misfit = max(self.misfit, self.second_misfit)
         # Only what is not waiting turns into waiting.
         misfits = {"stall_share": misfit * (1 - made.stall_share)}
         return {
             quantity: doubt(
                 quantity,
-                spread=spread.get(quantity, 0.0),
+                spread=math.hypot(chances.get(quantity, 0.0), moves.get(quantity, 0.0)),
                 misfit=misfits.get(quantity, misfit),
                 ranks=ranks,
             )
             for quantity in get_args(Quantity)
         }
 
-    def _spread(self, what_if: WhatIf, made: Played) -> dict[Quantity, float]:
-        """Return how far chance and the errors of constants move a forecast: standard deviations.
+    def _moves(self, what_if: WhatIf, made: Played) -> dict[Quantity, float]:
+        """Return how far the errors of constants move a forecast: standard deviations.
 
         Those of times are logarithms, that of the stall share is a difference.
         """
-        moves: dict[Quantity, list[float]] = {
-            "step_s": [made.chance.step],
-            "first_epoch_s": [made.chance.first_epoch],
-            "stall_share": [made.chance.stall_share],
-        }
+        moves: dict[Quantity, list[float]] = {}
         for name, factor in _FACTORS.items():
             error = self.constants.errors.get(name, 0.0)
             if error >= _ERROR_LEAST:
                 value = getattr(what_if, factor) * (1 + error)
                 moved = self._played(replace(what_if, **{factor: value}))
                 first = moved.epoch_s[0] / made.epoch_s[0]
-                moves["step_s"].append(math.log(moved.step_s / made.step_s))
-                moves["first_epoch_s"].append(math.log(first))
-                moves["stall_share"].append(moved.stall_share - made.stall_share)
+                moves.setdefault("step_s", []).append(math.log(moved.step_s / made.step_s))
+                moves.setdefault("first_epoch_s", []).append(math.log(first))
+                moves.setdefault("stall_share", []).append(moved.stall_share - made.stall_share)
         return {quantity: math.hypot(*values) for quantity, values in moves.items()}
 
     def _forecast(self, what_if: WhatIf, made: Played, halves: dict[Quantity, float]) -> Forecast:
