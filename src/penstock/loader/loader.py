@@ -15,7 +15,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -46,13 +45,7 @@ from penstock.loader.importance import LoaderImportance
 from penstock.loader.iteration import BatchRun, HereRun, Iteration, Recorded
 from penstock.loader.least import least_bytes
 from penstock.loader.live import open_metrics
-from penstock.loader.recording import (
-    at_end,
-    name_of_loader,
-    record_end,
-    record_start,
-    recorder_for,
-)
+from penstock.loader.recording import record_end, record_start, recorded_of, recorder_for
 from penstock.loader.stages import InStages, StagedApart, StagedHere, StageOptions
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
@@ -118,8 +111,6 @@ class Loader:
     """Whether another loader stands between this one and the training loop."""
     _windows: ResidentWindows | None = None
     """Where the training loop stands in a differential run."""
-    _name = ""
-    """What rows of a trace call it."""
     _end_metrics: Callable[[], Any] | None = None
     """Ends the metrics of batches that are made in this process."""
 
@@ -372,15 +363,7 @@ class Loader:
         if recorder is None or self.is_inner or recorder.role != "train":
             return None
         # In stages, threads of lanes ask, and what they do in between is no step.
-        ended = partial(at_end, weakref.WeakMethod(self.stats), recorder)
-        if not self._name:
-            self._name = name_of_loader(self._options)
-        return Recorded(
-            recorder=recorder,
-            ended=ended,
-            is_loop=stages is None,
-            object_id=recorder.name(self._name),
-        )
+        return recorded_of(self, recorder, is_loop=stages is None)
 
     def _run(
         self, span: Span, world: World, stages: StageOptions | None

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from penstock.engine.stats import Stats
 from penstock.engine.stream import stream_of
 from penstock.loader.batch import record_copies
 from penstock.loader.facts import is_worker
+from penstock.loader.iteration import Recorded
 from penstock.order.importance import Importance
 from penstock.trace import Kind, Recorder, recorder_of
 from penstock.trace.host import system_facts
@@ -51,14 +53,23 @@ def recorder_for(options: LoaderOptions, world: World) -> Recorder | None:
     return recorder
 
 
+_NAMES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Of the loaders of this process."""
 _NUMBERS = itertools.count()
-"""Of the loaders of this process, in the order in which they were first iterated."""
+"""Theirs, in the order in which they were first iterated."""
 
 
-def name_of_loader(options: LoaderOptions) -> str:
-    """Return a name for a loader that no other one of this process has."""
-    uris = ", ".join(dataset.uri for dataset in datasets_of(options.dataset))
-    return f"loader {next(_NUMBERS)} ({uris})"
+def recorded_of(loader: Any, recorder: Recorder, *, is_loop: bool) -> Recorded:
+    """Return how an iteration of a loader is recorded: under a name that no other one has."""
+    if loader not in _NAMES:
+        uris = ", ".join(dataset.uri for dataset in datasets_of(loader.dataset))
+        _NAMES[loader] = f"loader {next(_NUMBERS)} ({uris})"
+    return Recorded(
+        recorder=recorder,
+        ended=partial(_at_end, weakref.WeakMethod(loader.stats), recorder),
+        is_loop=is_loop,
+        object_id=recorder.name(_NAMES[loader]),
+    )
 
 
 def record_start(recorder: Recorder, options: LoaderOptions, world: World, workers: str) -> None:
@@ -103,7 +114,7 @@ def record_end(recorder: Recorder, stats: Stats) -> None:
     recorder.flush()
 
 
-def at_end(stats_of: weakref.WeakMethod[Callable[[], Stats]], recorder: Recorder) -> None:
+def _at_end(stats_of: weakref.WeakMethod[Callable[[], Stats]], recorder: Recorder) -> None:
     """Record what a loader has counted, if it still exists."""
     stats = stats_of()
     if stats is not None:
