@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from penstock.report.epoch_starts import epoch_start_wait
 from penstock.report.interference import settled_real
@@ -23,8 +25,6 @@ PACKED = 0.05
 """What is left of the time of small reads if many samples are read at once."""
 COPY_BYTES_S = 1.3e9
 """Copying a state into new memory, and the part of saving that keeps the interpreter's lock."""
-FIXED_DECODE = 0.05
-"""Share of decoding that does not depend on the pixels of a sample: calls, headers, the result."""
 BACKWARD = 0.66
 """Share of a step's own work that is its backward pass."""
 BUCKETS = 8
@@ -143,7 +143,7 @@ def _heavy_decode(finding: Finding, analysis: Analysis) -> list[SuggestedChange]
             left=min(1.0, left),
             cost="one pass over the data set",
             what_if={"decode_factor": 0.5},
-            gain=pipe.gain(decode=0.5 + FIXED_DECODE) if pipe and not starts.is_most else None,
+            gain=pipe.gain(decode=0.5) if pipe and not starts.is_most else None,
             is_certain=True,
         ),
         SuggestedChange(
@@ -188,9 +188,6 @@ def _cache(finding: Finding, analysis: Analysis) -> SuggestedChange:
         cost=f"{show_bytes(size * 1.1)} of memory or disk",
         why="Later epochs then come from the cache; the first one still reads the store.",
         gain=pipe.gain(fetch=NEARLY_NONE, share=later) if pipe else None,
-        # Penstock fills a tier ahead of the loop, so a first epoch may gain, too: the model answers
-        # for epochs in the long run, `left` for a first one that gains nothing.
-        what_if={"disk_cache_bytes": int(size * 1.1)} if not _is_torch(analysis) else {},
         is_certain=len(analysis.epochs) > 1,
     )
 
@@ -296,9 +293,32 @@ def _skewed(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
             command="files[rank::world_size], or penstock.Loader(..., shuffle='global')",
             left=left,
             cost="none",
+            gain=_gain_balanced(finding, analysis, left),
             is_certain=analysis.num_ranks > 1,
         )
     ]
+
+
+def _gain_balanced(
+    finding: Finding, analysis: Analysis, left: float
+) -> tuple[float, float, float] | None:
+    """Return the gain of ranks whose batches take the same time on average.
+
+    At best a step takes as long as the own work of the late rank, or as the mean batch of all. But
+    single batches still differ, and all ranks wait for the slowest: the truth lies between that and
+    the share of the wait that remains if the excess is dealt out.
+    """
+    pipe, table = pipeline_of(analysis), analysis.steps
+    if pipe is None or analysis.num_ranks < 2:
+        return None
+    kept = settled_real(table)
+    rows = [kept & (table.rank == rank) for rank in np.unique(table.rank)]
+    late = min(rows, key=lambda of: float(table.parts["barrier"][of].mean()))
+    own_s = float((table.wall_s - table.wait_s)[late].mean())
+    best = pipe.step_s / replace(pipe, own_s=own_s).step() - 1
+    least = 1 / (1 - min(0.95, finding.share * (1 - left))) - 1
+    low, high = sorted((best, least))
+    return math.sqrt((1 + low) * (1 + high)) - 1, 0.75 * low, high
 
 
 def _communication(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:

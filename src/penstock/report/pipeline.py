@@ -54,7 +54,8 @@ class Pipeline:
         cores_s = self.cpu_s * decode / max(1.0, self.cores)
         # A training process that made its batches itself has not handed over any yet.
         hand_over_s = self.hand_over_s if self.workers else HAND_OVER_S
-        return max(self.own_s, batch_s / count, serial_s, cores_s) + hand_over_s
+        # Workers go on while a batch is handed over: it adds to the loop's own work alone.
+        return max(self.own_s + hand_over_s, batch_s / count, serial_s, cores_s)
 
     def gain(
         self,
