@@ -42,6 +42,7 @@ PENSTOCK = {
     "look_ahead": 10_000_000,
     "latency_s": 0.015,
     "bytes_s": 25e6,
+    "link_bytes_s": 0,
 }
 LARGE = {"num_samples": 1536}
 """Several nodes read a larger set, so that their epochs have as many steps."""
@@ -220,4 +221,20 @@ SCORED = [
         ],
     ),
 ]
+LINKS = cases(
+    "penstock",
+    "links",
+    *[
+        LARGE | change
+        for change in [
+            {"cache": 0.6, "nodes": 2, "link_bytes_s": 10e6},
+            {"cache": 0.6, "nodes": 2, "link_bytes_s": 25e6},
+            {"cache": 0.6, "nodes": 2, "link_bytes_s": 25e6, "compute_s": 0.0015},
+            {"cache": 0.3, "nodes": 4, "link_bytes_s": 15e6},
+            {"cache": 0.3, "nodes": 4, "link_bytes_s": 30e6, "compute_s": 0.0015},
+            {"cache": 0.15, "nodes": 4, "link_bytes_s": 15e6},
+        ]
+    ],
+)
+"""Nodes behind links of their own: these runs need root."""
 ALL = [*CALIBRATE, *RESIDUALS, *SCORED]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.predict_links import enter_namespace
 from penstock.trace import Kind, Recorder, recorder_of
 from penstock.trace.loop import LoopRecorder, ThreadTimes
 
@@ -212,6 +213,8 @@ def facts_of(task: dict) -> dict:
 
 
 def train(task: dict, rank: int, barrier: Barrier | None) -> None:
+    if task.get("namespaces"):
+        enter_namespace(task["namespaces"][rank // task["ranks"]])
     recorder_of(task["trace"], role="train", rank=rank).facts(facts_of(task))
     # Ranks begin together, as they do after they have made their process group.
     ready = (lambda: None) if barrier is None else barrier.wait

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.predict_cases import PENSTOCK, TORCH, Case
+from benchmarks.predict_links import linked_nodes
 from penstock.testing.shaper import Shape, Shaper
 
 TIMEOUT_S = 180
@@ -60,13 +61,19 @@ class Site:
         self._root, self._stack = root, stack
         self._shapers: dict[str, Shaper] = {}
 
+    def data_of(self, case: Case) -> Path:
+        """Return the folder that the store serves."""
+        return self._root / self._name(case)
+
+    def _name(self, case: Case) -> str:
+        return f"shards-{case.task['num_samples']}" if case.base == "penstock" else "objects"
+
     def shaper_of(self, case: Case) -> Shaper:
         """Return the store that has the data of a case."""
-        is_shards = case.base == "penstock"
-        name = f"shards-{case.task['num_samples']}" if is_shards else "objects"
+        name, is_shards = self._name(case), case.base == "penstock"
         os.environ["PENSTOCK_CACHE"] = str(self._root / f"index-of-{name}")
         if name not in self._shapers:
-            folder = self._root / name
+            folder = self.data_of(case)
             folder.mkdir()
             if is_shards:
                 write_shards(folder, case.task["num_samples"])
@@ -93,11 +100,12 @@ def record(cases: list[Case], out: Path, rounds: int) -> None:
         for turn, case in itertools.product(range(rounds), cases):
             folder = out / f"{case.name}.{turn}"
             if not (folder / "load.json").exists():
-                record_one(case, site.shaper_of(case), folder)
+                record_one(case, site, folder)
 
 
-def record_one(case: Case, shaper: Shaper, folder: Path) -> None:
+def record_one(case: Case, site: Site, folder: Path) -> None:
     """Run a case; its tiers are empty at first and gone afterwards."""
+    shaper = site.shaper_of(case)
     with (
         tempfile.TemporaryDirectory() as tiers,
         tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as memory,
@@ -108,8 +116,11 @@ def record_one(case: Case, shaper: Shaper, folder: Path) -> None:
         for old in folder.iterdir():
             old.unlink()
         path = Path(tiers) / "task.json"
-        path.write_text(json.dumps(task))
-        _run(case, path, folder)
+        with ExitStack() as stack:
+            if task.get("link_bytes_s"):
+                task |= stack.enter_context(linked_nodes(case, site.data_of(case)))
+            path.write_text(json.dumps(task))
+            _run(case, path, folder)
 
 
 def _task(case: Case, shaper: Shaper) -> dict:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.predict_cases import ALL, BASES, CALIBRATE, RESIDUALS, SCORED, Case
+from benchmarks.predict_cases import ALL, BASES, CALIBRATE, LINKS, RESIDUALS, SCORED, Case
 from benchmarks.predict_record import dataset_bytes, record
 from penstock.report.model import Forecast, RunModel, WhatIf, calibrate
 from penstock.report.model.bands import Quantity
@@ -101,6 +101,8 @@ def question(case: Case) -> WhatIf:
         changes["compute_factor"] = task["compute_s"] / base["compute_s"]
     if task["latency_s"] != base["latency_s"]:
         changes["store_latency_s"] = task["latency_s"]
+    if task.get("link_bytes_s"):
+        changes["link_bandwidth"] = task["link_bytes_s"]
     if task["bytes_s"] != base["bytes_s"]:
         changes["store_bandwidth"] = task["bytes_s"]
     if case.base == "penstock":
@@ -292,12 +294,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--residuals", action="store_true")
+    parser.add_argument("--links", action="store_true", help="nodes behind slow links; needs root")
     parser.add_argument("--no-record", action="store_true", help="use the runs that are there")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if not given.no_record:
-        record(ALL, given.folder, given.rounds)
-    results = results_of(given.folder, RESIDUALS if given.residuals else SCORED, given.rounds)
+        record([*ALL, *(LINKS if given.links else [])], given.folder, given.rounds)
+    cases = LINKS if given.links else RESIDUALS if given.residuals else SCORED
+    results = results_of(given.folder, cases, given.rounds)
     print_runs(results)
     print_summaries(results)
     print_rules(results)

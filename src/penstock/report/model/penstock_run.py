@@ -38,6 +38,8 @@ _PLAYS_SAMPLES, _PLAYS_MAX = 4000, 6
 """Samples of all plays together, and plays at most: long ones are an average in themselves."""
 _BULK_CHANCE = Chance(step=0.12, first_epoch=0.04, stall_share=0.06)
 """How far off steps in bulk were in the runs of several nodes behind the table of residuals."""
+_LINK_CHANCE = Chance(step=0.1, first_epoch=0.04, stall_share=0.06)
+"""How far off steps were that waited for links between nodes."""
 MEETING_S = 0.15
 """Until the nodes of a run have met: what it took several processes of one machine."""
 BULK_SAMPLES_MAX = 200_000
@@ -324,13 +326,15 @@ def _few_ranks(constants: RunConstants, settings: RunSettings, what_if: WhatIf) 
     unlinked = _bulk(constants, settings, free, ranks=settings.num_ranks)
     added_s = [max(0.0, a - b) for a, b in zip(linked.epoch_s, unlinked.epoch_s, strict=True)]
     added_s[0] += MEETING_S
-    step_s = events.step_s + max(0.0, linked.step_s - unlinked.step_s)
+    more_s = max(0.0, linked.step_s - unlinked.step_s)
+    step_s = events.step_s + more_s
     return replace(
         events,
         step_s=step_s,
         epoch_s=tuple(a + b for a, b in zip(events.epoch_s, added_s, strict=True)),
         peer_bytes=linked.peer_bytes,
         stall_share=1 - (1 - events.stall_share) * events.step_s / step_s,
+        chance=_LINK_CHANCE if more_s > STALL_NONE * step_s else events.chance,
     )
 
 
