@@ -7,7 +7,7 @@ A loop that reads a byte of every page of its batches, traced and not traced in 
 runs in random order. Printed: microseconds a batch (median of all rounds), processor time of all
 processes a batch, and the ratio traced / not traced with a 90 % interval (bootstrap over pairs).
 Tokens are rows of 2 kB from a mapped array, 256 a batch; blobs are about 110 kB, 64 a batch. Both
-are in the page cache. The first batch, for which processes start and parameters are recorded, does
+are in the page cache. The first batches, for which processes start and parameters are recorded, do
 not count. Runs should take several seconds: counters of the machine are sampled once a second.
 """
 
@@ -32,6 +32,7 @@ SEED = 7
 NUM_TOKENS, ROW_LENGTH = 100_000, 512
 NUM_BLOBS = 2_048
 RESAMPLES = 2_000
+NUM_FIRST = 200
 Run = tuple[float, float]
 """Wall and processor seconds a batch."""
 
@@ -82,7 +83,8 @@ def measured(dataset: Any, batch_size: int, trace: Path | None, args: dict[str, 
         dataset, batch_size=batch_size, epochs=None, output="numpy", trace=trace, **args
     ) as loader:
         batches = iter(loader)
-        next(batches)
+        for _ in range(NUM_FIRST):  # Until all processes are there.
+            next(batches)
         pids = family(os.getpid())
         begin_s, begin_cpu_s = time.perf_counter(), cpu_s(pids)
         for _ in range(count):

@@ -34,7 +34,7 @@ from penstock.world import World
 _EXAMPLE = """\
 Examples
   penstock plan s3://bucket/train/ --epochs 90 --memory 8GB --disk /nvme:200GB
-  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --disk /nvme:1TB --html plan.html
+  penstock plan s3://bucket/train/ --nodes 4 --ranks 32 --html plan.html
   penstock plan s3://bucket/train/ --machine machine.toml --json | jq .later
 """
 

@@ -90,7 +90,9 @@ class WorkerProcess:
     def _answer(self, request: WorkRequest | CopyRequest) -> None:
         begin = time.perf_counter()
         recorder = self._recorder_for(request)
-        begun = None if recorder is None else (time.perf_counter_ns(), self._times.begin())
+        begun = None
+        if recorder is not None and isinstance(request, WorkRequest):
+            begun = time.perf_counter_ns(), self._times.begin()
         parcel, error, size_bytes = None, None, 0
         try:
             if isinstance(request, CopyRequest):
@@ -103,7 +105,7 @@ class WorkerProcess:
                 parcel = packed(self._pieces(request), self._pool)
         except BaseException as caught:  # It is raised where the batch is asked for.
             error = packed_error(caught)
-        if recorder is not None and begun is not None and isinstance(request, WorkRequest):
+        if begun is not None and recorder is not None and isinstance(request, WorkRequest):
             self._record(recorder, request, *begun, is_error=error is not None)
         references = [] if parcel is None else parcel.references
         fresh, files = self._outbox.new_files([n for n, _, _ in references])

@@ -31,8 +31,11 @@ _FACTS_EVERY_NS = 2_000_000
 """Asking the kernel takes 2 µs: steps shorter than this share an answer."""
 _NO_WAIT_NS = 200_000
 """A batch that came this soon was ready: a LAUNCH row may go on over it."""
-_LONG_NS = 500_000
-"""Work that takes so long is measured with the kernel's help, at 4 µs."""
+_LONG_NS = 1_000_000
+"""Work that takes so long is measured with the kernel's help, at 5 µs."""
+_PAUSE_NS = 20_000_000
+"""Work between two waits that was too short for a row is likely to be followed by more of it: for so
+long the kernel is not asked when work begins."""
 _DESCRIPTOR_MIN = 700
 """Descriptors that stay open are no lower, and below 1024, where a process may have so few."""
 LOCK_UNKNOWN_NS = -1
@@ -115,6 +118,8 @@ class LoopRecorder:
         """When the work began that no LAUNCH row covers yet; 0: there is none."""
         self._before = (0, 0, 0)
         self._num_steps = 0
+        self._not_before_ns = 0
+        """Work that begins earlier goes without a row."""
         self._num_launches = 0
         self._device: DeviceTimes | None = None
         """Once there is a device."""
@@ -191,13 +196,15 @@ class LoopRecorder:
         if now_ns - asked_ns >= _NO_WAIT_NS:
             # A LAUNCH row is work. Short work before a wait goes without a row: the wait inside it
             # would look like work, and asking the kernel before every wait costs too much.
+            if self._since_ns:
+                self._not_before_ns = now_ns + _PAUSE_NS
             self._since_ns = self._num_steps = 0
             if self._device is not None:
                 self._device.waited()
         self._num_steps += 1
         if self._device is not None:
             self._try(self._device.got, what[0], now_ns)
-        if not self._since_ns and self._launches:
+        if not self._since_ns and self._launches and now_ns >= self._not_before_ns:
             self._look_at_torch(what[0], now_ns)
             if self._times is None or self._times.thread != threading.get_native_id():
                 self._times = ThreadTimes()
