@@ -30,6 +30,8 @@ class MadeRun:
     open_ms: float = 0.0
     decode_ms: float = 0.0
     starved_ms: float = 0.0
+    blocked_ms: float = 0.0
+    """In which a worker neither computes nor reads nor wants a core."""
     hand_over_ms: float = 0.0
     compute_ms: float = 10.0
     lock: float = 0.0
@@ -44,6 +46,11 @@ class MadeRun:
     """Reads of every eighth object take so many times as long."""
     checkpoint_every: int = 0
     checkpoint_ms: float = 0.0
+    checkpoint_files: int = 1
+    begin_ms: float = 1.0
+    """When the loop begins."""
+    pause_ms: float = 0.0
+    """Between two epochs."""
     window: int = 0
     resident_compute_ms: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -58,9 +65,10 @@ def make_run(folder: Path, run: MadeRun, *, rank: int = 0) -> None:
     train.facts({"loader": "torch", "num_workers": run.workers, "cores": 8, **run.facts})
     free = [0.0] * run.workers
     taken: list[float] = []
-    now, made = 1.0, 0
+    now, made = run.begin_ms, 0
     for step in range(run.steps * run.epochs):
         epoch = step // run.steps
+        now += run.pause_ms * (step > 0 and step % run.steps == 0)
         resident = bool(run.window and (step // run.window) % 2)
         asked = now
         if not resident:
@@ -100,7 +108,7 @@ def _make_batch(to: Recorder, run: MadeRun, begin: float, made: int, step: int) 
             size_bytes=run.read_bytes, flags=Flag.SOCKET if run.is_remote else 0,
         )  # fmt: skip
         at += took
-    end = at + run.decode_ms + run.starved_ms
+    end = at + run.decode_ms + run.starved_ms + run.blocked_ms
     to.span(
         Kind.BATCH, _ns(begin), _ns(end), step=step, epoch=epoch, count=run.batch_size,
         cpu_ns=max(1, _ns(total_cpu)), wait_ns=_ns(run.starved_ms),
@@ -112,8 +120,10 @@ def _compute(to: Recorder, run: MadeRun, now: float, step: int, *, resident: boo
     took = run.resident_compute_ms if resident else run.compute_ms
     end = now + took
     if run.checkpoint_every and step % run.checkpoint_every == run.checkpoint_every - 1:
-        to.span(Kind.CHECKPOINT, _ns(end), _ns(end + run.checkpoint_ms))
-        end += run.checkpoint_ms
+        for _ in range(run.checkpoint_files):
+            each = run.checkpoint_ms / run.checkpoint_files
+            to.span(Kind.CHECKPOINT, _ns(end), _ns(end + each))
+            end += each
     whole = _ns(end) - _ns(now)
     to.span(
         Kind.LAUNCH, _ns(now), _ns(end), count=1, cpu_ns=int(run.on_core * whole),

@@ -32,6 +32,7 @@ from penstock.report.values import (
     Ints,
     Parameter,
     Pattern,
+    Sharing,
     StepTable,
     SystemLoad,
     Verdict,
@@ -65,7 +66,7 @@ def analyze(trace: Trace, *, baseline: Trace | None = None) -> Analysis:
             "iterates over a Loader or a DataLoader"
         )
     facts, sources = trace.facts(), source_names(trace)
-    num_samples = sum(int(loop.samples.sum()) for loop in loops)
+    num_samples = sum(int(loop.samples[~loop.is_resident].sum()) for loop in loops)
     workers = worker_load(trace, loops, num_samples)
     system = system_load(trace, loops, facts)
     own_delay = system.own_delay
@@ -160,7 +161,9 @@ def _gathered(
         "timeline": source_timeline(reads, loops, sources),
         "distributions": distributions_of(trace, reads, loops, sources),
         "bound": bound_ratio(facts, epochs, num_nodes=len({p.host for p in trace.processes})),
-        "checkpoints": _checkpoints(trace),
+        "checkpoints": _checkpoints(
+            trace, float(np.median((table.wall_s - table.parts["checkpoint"])[kept]))
+        ),
         "checkpoint_bytes_s": _checkpoint_rate(trace),
         "collectives_per_step": _collectives_per_step(trace, loops),
         "read_cost_by_epoch": _read_costs(reads, read_epoch, sources),
@@ -185,10 +188,16 @@ def _steady(table: StepTable, kept: npt.NDArray[np.bool_]) -> dict[str, float]:
     return shares_of(table, later) if later.any() else {}
 
 
-def _checkpoints(trace: Trace) -> tuple[tuple[float, float], ...]:
+def _checkpoints(trace: Trace, step_s: float) -> tuple[tuple[float, float], ...]:
+    """Return begin and end of each checkpoint: files that follow each other are of one."""
     rows = trace.of(Kind.CHECKPOINT)
-    ends = rows["start_ns"] + rows["duration_ns"]
-    return tuple(zip((rows["start_ns"] / 1e9).tolist(), (ends / 1e9).tolist(), strict=True))
+    starts_s = rows["start_ns"] / 1e9
+    ends_s = np.maximum.accumulate(starts_s + rows["duration_ns"] / 1e9)
+    if not len(rows):
+        return ()
+    first = np.flatnonzero(np.append(True, starts_s[1:] > ends_s[:-1] + step_s / 2))
+    last = np.append(first[1:], len(rows)) - 1
+    return tuple(zip(starts_s[first].tolist(), ends_s[last].tolist(), strict=True))
 
 
 def _checkpoint_rate(trace: Trace) -> float:
@@ -262,12 +271,13 @@ def _parameters(
 ) -> tuple[Parameter, ...]:
     per_step = np.concatenate([loop.samples for loop in loops])
     patterns: tuple[Pattern, ...] = out["patterns"]
+    sharing: Sharing = out["sharing"]
     measured = {
         "world_size": len(loops),
         "batch_size": int(np.median(per_step)) if per_step.any() else None,
         "num_workers": workers.num_workers or None,
         "num_nodes": len({p.host for p in trace.processes}),
-        "num_files": sum(p.num_objects for p in patterns) or None,
+        "num_files": sharing.num_objects or None,
     }
     found = [
         *parameters_of(facts, measured),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from penstock.report.batches import Made, batches_made
 from penstock.report.loops import TrainingLoop
-from penstock.report.sources import SourceNames, is_of, is_of_loader, is_read
+from penstock.report.sources import NOT_SEEN, SourceNames, is_of, is_of_loader, is_read
 from penstock.report.sweep import Activities, Cover, JoinedIntervals, covered
 from penstock.report.values import Floats, Ints
 from penstock.trace.reading import Trace
@@ -261,7 +261,7 @@ def _split(pieces: _WaitPieces, sources: SourceNames, *, idle: float, own_delay:
     by_source = {name: total(shares[i] * busy) for i, name in enumerate(sources.names)}
     hidden = total(decode * unseen * busy)
     if hidden.any():
-        by_source["not seen"] = hidden
+        by_source[NOT_SEEN] = hidden
     parts = {
         "fetch": np.sum(list(by_source.values()), axis=0)
         if by_source

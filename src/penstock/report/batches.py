@@ -156,9 +156,18 @@ def _numbered(loop: TrainingLoop, batches: npt.NDArray[np.void], real: Ints) -> 
     asked = _keys(loop.epoch[real], loop.step[real])
     if not len(keys) or keys.min() < 0 or not len(asked) or asked.min() < 0:
         return None
-    order = np.argsort(keys, kind="stable")
-    at = np.clip(np.searchsorted(keys[order], asked), 0, len(order) - 1)
-    found = order[at]
+    # Several loaders may have batches of one number: what a loop got is the last that was done.
+    done = batches["start_ns"] + batches["duration_ns"]
+    known, number = np.unique(keys, return_inverse=True)
+    in_time = np.sort(done)
+    place = number * (len(keys) + 1) + np.searchsorted(in_time, done)
+    order = np.argsort(place, kind="stable")
+    wanted = np.clip(np.searchsorted(known, asked), 0, len(known) - 1) * (len(keys) + 1)
+    until = np.searchsorted(in_time, loop.got_ns[real] + TOLERANCE_NS, side="right")
+    at = np.searchsorted(place[order], wanted + until) - 1
+    # A batch that was done too late for its loop is the first of its number.
+    at = np.where(keys[order[np.clip(at, 0, None)]] == asked, at, at + 1)
+    found = order[np.clip(at, 0, len(order) - 1)]
     return found if (keys[found] == asked).mean() >= MATCHED_MIN else None
 
 

@@ -7,18 +7,16 @@ against the rest, threads that want a core against cores. The few fixed numbers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.report.bound import store_bytes
 from penstock.report.epoch_starts import epoch_start_wait
-from penstock.report.interference import settled_real, share_band
+from penstock.report.ground import SKEW_MIN, Ground, ground_of, make_finding
+from penstock.report.interference import share_band
 from penstock.report.pipeline import own_hand_over, pipeline_of
-from penstock.report.sources import is_peer, is_remote
-from penstock.report.values import WAITS, Analysis, Evidence, Finding, Floats, StepTable
+from penstock.report.sources import NOT_SEEN, is_peer, is_remote
+from penstock.report.values import Analysis, Finding
 from penstock.units import show_seconds
 
 CAUSES = (
@@ -41,7 +39,9 @@ CAUSES = (
     "slow-hand-over",
     "slow-copy",
     "validation-interference",
-    "duplicate-reads",
+    "loader-interference",
+    "between-epochs",
+    "unexplained",
     "healthy",
 )
 """All words that a verdict may use."""
@@ -54,10 +54,6 @@ TINY_BYTES = 8 << 10
 """Two pages: a request for so little takes a disk as long as one for many times as much."""
 COLD_FACTOR = 3.0
 """A first epoch whose reads take this many times longer a byte than later ones was cold."""
-SKEW_MIN = 0.5
-"""Share of the time of requests that slow objects must explain to be the cause of it."""
-RANK_BYTES_SKEW = 1.3
-"""A rank that reads this many times the bytes of the others has the larger shard."""
 IDLE_MIN = 0.3
 """Workers that idle this much while the loop waits could have worked ahead."""
 CACHE_LOSS = 0.02
@@ -67,162 +63,8 @@ CACHE_NEAR = 0.5
 else than a cache for it."""
 DEVICE_READS = 0.5
 """From this share of bytes on that come from the device, the page cache does not hold the data."""
-LATE_RANK = 0.6
-"""Share of the waiting for other ranks that has to be for the same one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ground:
-    """The steps that the shares are taken of, and the shares."""
-
-    analysis: Analysis
-    rows: npt.NDArray[np.int64]
-    """Rows of the step table: of the rank that the others waited for, or of typical ranks."""
-    checkpoint: Finding | None
-    straggler: Finding | None
-    scale: float
-    """What the steps in `rows` are of the whole: 1 minus what checkpoints and a straggler take."""
-
-    def later(self) -> Ground:
-        """Return the same of the epochs after a cold first one; the same where there are none."""
-        table, bound = self.analysis.steps, self.analysis.bound
-        first = self.analysis.epochs[0]
-        is_cold = (
-            bound is not None and store_bytes(first.bytes_by_source) > 0.9 * bound.dataset_bytes
-        )
-        rows = self.rows[table.epoch[self.rows] > first.epoch]
-        return replace(self, rows=rows) if is_cold and len(rows) else self
-
-    def band(self, *names: str, sources: Iterable[str] | None = None) -> tuple[float, float, float]:
-        """Return the share of some categories with its band; `sources`: of fetch, only those."""
-        table = self.analysis.steps
-        part: Floats = np.zeros(len(self.rows))
-        for name in names:
-            part = part + table.parts[name][self.rows]
-        for source in sources or ():
-            part = part + table.fetch_by_source[source][self.rows]
-        share, low, high = share_band(part, table.wall_s[self.rows])
-        return share * self.scale, low * self.scale, high * self.scale
-
-
-def ground_of(analysis: Analysis) -> Ground:
-    """Return the steps that speak for the run, with what one rank or checkpoints take apart."""
-    table = analysis.steps
-    kept = settled_real(table)
-    checkpoint, near = _checkpoint(analysis, kept)
-    if checkpoint is not None:
-        kept &= ~near
-    straggler, ranks = _straggler(analysis, kept)
-    rows = np.flatnonzero(kept & np.isin(table.rank, ranks)) if ranks else _critical(table, kept)
-    taken = sum(f.share for f in (checkpoint, straggler) if f is not None)
-    return Ground(
-        analysis=analysis,
-        rows=rows,
-        checkpoint=checkpoint,
-        straggler=straggler,
-        scale=max(0.0, 1 - taken),
-    )
-
-
-def _critical(table: StepTable, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return, of each step, the row of the rank that the others waited for."""
-    if not (table.waited_for >= 0).any():
-        return np.flatnonzero(kept)
-    order = np.lexsort((table.parts["barrier"], table.step))
-    order = order[kept[order]]
-    first = np.flatnonzero(np.diff(table.step[order], prepend=-1))
-    return order[first]
-
-
-def _checkpoint(
-    analysis: Analysis, kept: npt.NDArray[np.bool_]
-) -> tuple[Finding | None, npt.NDArray[np.bool_]]:
-    """Return what checkpoints cost: steps that overlap one, or follow one, against the others."""
-    table = analysis.steps
-    near = np.zeros(len(table), bool)
-    for start_s, end_s in analysis.checkpoints:
-        near |= (table.start_s < end_s) & (table.start_s + table.wall_s > start_s)
-    # A checkpoint evicts and competes: the step after it is its victim, too.
-    near |= np.roll(near, 1) & (table.rank == np.roll(table.rank, 1))
-    if not near.any() or not (kept & ~near).any():
-        return None, near
-    usual = float(np.median(table.wall_s[kept & ~near]))
-    excess = np.where(near, np.maximum(0.0, table.wall_s - usual), 0.0)[kept]
-    share, low, high = share_band(excess, table.wall_s[kept])
-    count = len(analysis.checkpoints)
-    longer = float(np.median(table.wall_s[kept & near])) / max(1e-9, usual)
-    sentence = (
-        f"{count} checkpoints take {share:.0%} of the time: steps beside them last {longer:.1f} "
-        "times as long as others"
-    )
-    return (
-        Finding(
-            cause="checkpoint-interference",
-            share=share,
-            low=low,
-            high=high,
-            sentence=sentence,
-            evidence=(Evidence(sentence="steps beside checkpoints, by others", value=longer),),
-        ),
-        near,
-    )
-
-
-def _straggler(analysis: Analysis, kept: npt.NDArray[np.bool_]) -> tuple[Finding | None, list[int]]:
-    """Return the rank that the others wait for, and the other ranks."""
-    table = analysis.steps
-    waited = table.waited_for[kept]
-    ranks = sorted(np.unique(table.rank).tolist())
-    if len(ranks) < 2 or not (waited >= 0).any():
-        return None, []
-    barrier = table.parts["barrier"]
-    weight = np.bincount(waited[waited >= 0], barrier[kept][waited >= 0], max(ranks) + 1)
-    rank = int(weight.argmax())
-    others = [r for r in ranks if r != rank]
-    if weight[rank] < LATE_RANK * max(1e-12, weight.sum()):
-        return None, []
-    of = kept & np.isin(table.rank, others)
-    share, low, high = share_band(
-        np.where(table.waited_for == rank, barrier, 0)[of], table.wall_s[of]
-    )
-    mine = kept & (table.rank == rank)
-    excess = {
-        name: float(v[mine].mean() - v[of].mean())
-        for name, v in table.parts.items()
-        if name != "barrier"
-    }
-    worst = max(excess, key=lambda name: excess[name])
-    cause, reason = _straggler_cause(analysis, rank, others, worst)
-    sentence = (
-        f"rank {rank} is the last one in most steps: the others wait for it {share:.0%} of the "
-        f"time; it takes {excess[worst] * 1e3:.3g} ms longer a step, in {worst}{reason}"
-    )
-    evidence = (
-        Evidence(
-            sentence=f"share of barrier time due to rank {rank}", value=weight[rank] / weight.sum()
-        ),
-        Evidence(sentence=f"seconds more a step in {worst}", value=excess[worst]),
-    )
-    found = Finding(
-        cause=cause, share=share, low=low, high=high, sentence=sentence, evidence=evidence
-    )
-    return found, others
-
-
-def _straggler_cause(
-    analysis: Analysis, rank: int, others: list[int], worst: str
-) -> tuple[str, str]:
-    """Return why a rank is late: its data, or the rank itself."""
-    sharing = analysis.sharing
-    usual = float(np.median([sharing.rank_bytes.get(r, 0) for r in others]))
-    mine = sharing.rank_bytes.get(rank, 0)
-    if usual and mine >= RANK_BYTES_SKEW * usual:
-        return "skewed-shards", f"; it reads {mine / usual:.1f} times the bytes of the others"
-    if worst in WAITS:
-        slow = sharing.slow_share_by_rank.get(rank, 0.0)
-        if slow >= SKEW_MIN:
-            return "skewed-shards", f"; a few slow objects take {slow:.0%} of its reading time"
-    return "straggler-rank", ""
+EXPLAINED = 0.5
+"""Share of a measured interference from which on the lock or the cores explain it."""
 
 
 def findings_of(analysis: Analysis) -> list[Finding]:
@@ -234,20 +76,12 @@ def findings_of(analysis: Analysis) -> list[Finding]:
     return sorted((f for f in found if f.share > 0), key=lambda f: -f.share)
 
 
-def _finding(
-    cause: str, band: tuple[float, float, float], sentence: str, *evidence: tuple[str, float | None]
-) -> Finding:
-    share, low, high = band
-    known = tuple(Evidence(sentence=s, value=float(v)) for s, v in evidence if v is not None)
-    return Finding(cause=cause, share=share, low=low, high=high, sentence=sentence, evidence=known)
-
-
 def _input_findings(ground: Ground) -> list[Finding]:
     """Return the causes of waits for batches."""
     analysis = ground.analysis
     names = list(analysis.steps.fetch_by_source)
     remote = [n for n in names if is_remote(n)]
-    local = [n for n in names if not is_remote(n)]
+    local = [n for n in names if not is_remote(n) and n != NOT_SEEN]
     waiting = ground.band("fetch", "open", "decode", "cpu-starved", "queue", "head-of-line")
     if (
         analysis.workers.idle >= IDLE_MIN
@@ -299,7 +133,7 @@ def _scaled(found: Finding, factor: float) -> Finding:
 
 def _too_short(ground: Ground, band: tuple[float, float, float]) -> Finding:
     idle = ground.analysis.workers.idle
-    return _finding(
+    return make_finding(
         "prefetch-too-short",
         band,
         f"{band[0]:.0%} of the time goes to waiting for batches although workers idle {idle:.0%} "
@@ -312,7 +146,7 @@ def _hand_over(ground: Ground) -> Finding:
     own = own_hand_over(ground.analysis)
     share, low, high = ground.band("hand-over")
     band = share * own, low * own, high * own
-    return _finding(
+    return make_finding(
         "slow-hand-over",
         band,
         f"{band[0]:.0%} of the time goes to taking batches that are finished",
@@ -335,7 +169,7 @@ def _remote(ground: Ground, sources: list[str]) -> Finding:
         # A first epoch reads everything, with any cache.
         later = ground.later().band(sources=sources)
         if held >= CACHE_NEAR and later[0] >= CACHE_LOSS:
-            return _finding(
+            return make_finding(
                 "cache-too-small",
                 later,
                 f"{later[0]:.0%} of the time of later epochs goes to waiting for {of}: the cache "
@@ -347,7 +181,7 @@ def _remote(ground: Ground, sources: list[str]) -> Finding:
     is_cold = len(analysis.epochs) > 1 and later_share < band[0] / 10
     when = ", nearly all of it in the first epoch, which fills the cache" if is_cold else ""
     shown = f" ({latency.p50 * 1e3:.3g} ms a request at the median)" if latency else ""
-    return _finding(
+    return make_finding(
         "slow-store",
         band,
         f"{band[0]:.0%} of the time goes to waiting for {of}{shown}{when}",
@@ -357,8 +191,8 @@ def _remote(ground: Ground, sources: list[str]) -> Finding:
 
 
 def _skewed(ground: Ground, band: tuple[float, float, float], slow: float) -> Finding:
-    worst = ground.analysis.sharing.slowest[0]
-    return _finding(
+    worst = max(ground.analysis.sharing.slowest, key=lambda found: found.slowdown)
+    return make_finding(
         "skewed-shards",
         band,
         f"{band[0]:.0%} of the time goes to waiting for reads, and a few slow objects take "
@@ -377,7 +211,7 @@ def _local(ground: Ground, sources: list[str]) -> Finding:
     size = float(np.median([p.size_p50 for p in analysis.patterns])) if analysis.patterns else 0.0
     open_share = ground.band("open")[0]
     if opens >= 0.5 and (size <= TINY_BYTES or open_share > band[0] / 2):
-        return _finding(
+        return make_finding(
             "tiny-files",
             band,
             f"{band[0]:.0%} of the time goes to opening and reading files of {size / 1e3:.3g} kB: "
@@ -394,7 +228,7 @@ def _local(ground: Ground, sources: list[str]) -> Finding:
         and memory
         and CACHE_NEAR <= memory / max(1, size_bytes) < 1.2
     ):
-        return _finding(
+        return make_finding(
             "cache-too-small",
             band,
             f"{band[0]:.0%} of the time goes to reading files: later epochs read {min(later):.0%} "
@@ -403,7 +237,7 @@ def _local(ground: Ground, sources: list[str]) -> Finding:
             ("device reads by reads in later epochs", min(later)),
         )
     device = analysis.system.device_read_share
-    return _finding(
+    return make_finding(
         "slow-disk",
         band,
         f"{band[0]:.0%} of the time goes to waiting for reads of local files",
@@ -424,7 +258,7 @@ def _cold_findings(ground: Ground, sources: list[str]) -> list[Finding]:
     excess = np.where(is_first, np.maximum(0.0, wait_s - usual_s), 0.0)
     share, low, high = (x * ground.scale for x in share_band(excess, table.wall_s[rows]))
     factor = _cold(ground.analysis) or 1.0
-    cold = _finding(
+    cold = make_finding(
         "cold-page-cache",
         (share, low, high),
         f"{share:.0%} of the time goes to reading files for the first time: the first epoch reads "
@@ -463,7 +297,7 @@ def _cpu(ground: Ground) -> Finding:
     )
     of = f"{workers.num_workers} workers" if workers.num_workers else "the training process"
     if has_room and workers.num_workers < max(1, cores):
-        return _finding(
+        return make_finding(
             "too-few-workers",
             band,
             f"{band[0]:.0%} of the time goes to waiting for batches; decoding in {of} cannot keep "
@@ -471,7 +305,7 @@ def _cpu(ground: Ground) -> Finding:
             *evidence,
         )
     if runnable is not None and runnable >= OVERSUBSCRIBED and starved > band[0] / 2:
-        return _finding(
+        return make_finding(
             "oversubscribed-cores",
             band,
             f"{band[0]:.0%} of the time goes to waiting for batches, most of it for a core: the "
@@ -490,7 +324,7 @@ def _cpu(ground: Ground) -> Finding:
         tail = f"decoding in {of} cannot keep up, and there are no more cores than workers"
     else:
         tail = f"decoding in {of} cannot keep up, and the {cores:g} cores are in use"
-    return _finding(
+    return make_finding(
         "heavy-decode",
         band,
         f"{band[0]:.0%} of the time goes to waiting for batches; {tail}",
@@ -502,7 +336,11 @@ def _cpu(ground: Ground) -> Finding:
 def _unseen(ground: Ground) -> Finding:
     """Name waits inside of a loader that the trace cannot look into."""
     analysis = ground.analysis
-    band = ground.band("loader")
+    blocked = [n for n in analysis.steps.fetch_by_source if n == NOT_SEEN]
+    band = ground.band("loader", sources=blocked)
+    what = "a loader that the trace cannot look into"
+    if ground.band(sources=blocked)[0] > band[0] / 2:
+        what = "workers that are blocked by something that the trace does not see"
     runnable, device = analysis.system.runnable, analysis.system.device_read_share
     if runnable is not None and runnable >= CORES_FULL:
         cause, guess = "heavy-decode", "the cores are in use, so decoding is the likely cause"
@@ -510,11 +348,10 @@ def _unseen(ground: Ground) -> Finding:
         cause, guess = "slow-disk", "most bytes come from the disk, which is the likely cause"
     else:
         cause, guess = "too-few-workers", "cores are free, so more workers are likely to help"
-    return _finding(
+    return make_finding(
         cause,
         band,
-        f"{band[0]:.0%} of the time goes to waiting for a loader that the trace cannot look into; "
-        f"{guess}",
+        f"{band[0]:.0%} of the time goes to waiting for {what}; {guess}",
         ("threads that want a core, by cores", runnable),
     )
 
@@ -523,23 +360,34 @@ def _work_findings(ground: Ground) -> list[Finding]:
     """Return the causes of time that steps take although they have their batch."""
     copy, launch = ground.band("copy"), ground.band("launch")
     communicate, validation = ground.band("communicate"), ground.band("validation")
+    between, unexplained = ground.band("between-epochs"), ground.band("unexplained")
     return [
-        _finding("slow-copy", copy, f"{copy[0]:.0%} of the time goes to copies to the device"),
-        _finding(
+        make_finding("slow-copy", copy, f"{copy[0]:.0%} of the time goes to copies to the device"),
+        make_finding(
             "launch-bound",
             launch,
             f"{launch[0]:.0%} of the time the device is idle while the host issues its work",
             ("share of the time the device computes", ground.band("compute")[0]),
         ),
-        _finding(
+        make_finding(
             "communication-bound",
             communicate,
             f"{communicate[0]:.0%} of the time goes to collectives",
         ),
-        _finding(
+        make_finding(
             "validation-interference",
             validation,
             f"{validation[0]:.0%} of the time goes to validation between steps",
+        ),
+        make_finding(
+            "between-epochs",
+            between,
+            f"{between[0]:.0%} of the time passes between epochs, in neither the loader nor a step",
+        ),
+        make_finding(
+            "unexplained",
+            unexplained,
+            f"{unexplained[0]:.0%} of the time is not explained by the trace",
         ),
         _disturbed(ground),
     ]
@@ -555,24 +403,37 @@ def _disturbed(ground: Ground) -> Finding:
     shares_process = not analysis.has_worker_processes
     own_no_core = seen.no_core * analysis.system.own_delay
     is_lock = lock is not None and lock >= own_no_core
-    if lock is None and seen.method == "differential":
-        # Nobody measured the lock: it is the one thing that threads of the process share.
-        is_lock = shares_process and band[0] > 2 * own_no_core * (1 - analysis.wait)
+    is_known = True
+    if seen.method == "differential":
+        work = 1 - analysis.wait
+        is_known = max(lock or 0.0, own_no_core) * work >= EXPLAINED * band[0]
+        if lock is None and shares_process and not is_known:
+            # Nobody measured the lock: it is the one thing that threads of the process share.
+            is_lock = is_known = True
     evidence = (
         ("share of the step's work that waits for the interpreter's lock", lock),
         ("share of the step's work that has no core", seen.no_core),
         ("median of a step's work with the loader, s", seen.real_s),
         ("the same without it, s", seen.resident_s or None),
     )
+    if not is_known:
+        return make_finding(
+            "loader-interference",
+            band,
+            f"{band[0]:.0%} of the time is lost inside of the step while the loader works beside "
+            "it, and neither the interpreter's lock nor a want of cores explains it: memory, "
+            "caches or a device may be shared",
+            *evidence,
+        )
     if is_lock:
-        return _finding(
+        return make_finding(
             "interpreter-lock",
             band,
             f"{band[0]:.0%} of the time is lost inside of the step: the training thread waits for "
             "the interpreter's lock, which threads of the loader hold",
             *evidence,
         )
-    return _finding(
+    return make_finding(
         "oversubscribed-cores",
         band,
         f"{band[0]:.0%} of the time is lost inside of the step: the training thread has no core, "

@@ -16,6 +16,7 @@ import numpy as np
 from penstock.report.epoch_starts import epoch_start_wait
 from penstock.report.interference import settled_real
 from penstock.report.pipeline import own_hand_over, pipeline_of
+from penstock.report.sources import is_peer, is_remote
 from penstock.report.values import Analysis, Finding
 from penstock.units import show_bytes
 
@@ -76,7 +77,7 @@ def _more_workers(
     if now == 0:
         # Batches are made between steps: a worker takes them out of the step's way.
         wanted = max(1.0, 1.15 * analysis.wait / max(0.05, 1 - analysis.wait))
-    cores = analysis.system.cores / max(1, analysis.num_ranks)
+    cores = analysis.cores_per_rank
     count = _workers(analysis, wanted)
     if needs_cores and cores:
         count = min(count, max(1, int(cores)))
@@ -161,17 +162,22 @@ def _heavy_decode(finding: Finding, analysis: Analysis) -> list[SuggestedChange]
     return changes
 
 
-def _store_speed(finding: Finding, analysis: Analysis) -> SuggestedChange:
-    rate = sum(float(v.mean()) for v in analysis.timeline.bytes_s.values())
+def _store_speed(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
+    is_store = finding.cause == "slow-store"
+    names = [n for n in analysis.timeline.bytes_s if is_remote(n) == is_store and not is_peer(n)]
+    rate = analysis.read_rate(names)
+    if not rate:
+        return []
     wanted = rate / max(0.05, 1 - finding.share)
-    return SuggestedChange(
+    change = SuggestedChange(
         title=f"give the job {show_bytes(wanted)}/s of the store instead of {show_bytes(rate)}/s",
         settings={"store_bandwidth": wanted},
         command="raise the limit of the store or of its link, or copy the data nearer",
         left=0.1,
         cost="a faster store",
-        what_if={"store_bandwidth": max(1.0, wanted)} if finding.cause == "slow-store" else {},
+        what_if={"store_bandwidth": max(1.0, wanted)} if is_store else {},
     )
+    return [change]
 
 
 def _cache(finding: Finding, analysis: Analysis) -> SuggestedChange:
@@ -194,7 +200,7 @@ def _cache(finding: Finding, analysis: Analysis) -> SuggestedChange:
 
 def _slow_store(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
     more = _more_workers(finding, analysis, needs_cores=False)
-    out = [_cache(finding, analysis), _store_speed(finding, analysis)]
+    out = [_cache(finding, analysis), *_store_speed(finding, analysis)]
     if more is not None and _is_torch(analysis):
         out.append(more)
     if _is_torch(analysis):
@@ -235,7 +241,7 @@ def _slow_disk(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
                 gain=pipe.gain(fetch=NEARLY_NONE) if (pipe := pipeline_of(analysis)) else None,
             )
         )
-    out.append(_store_speed(finding, analysis))
+    out += _store_speed(finding, analysis)
     return out
 
 
@@ -271,13 +277,21 @@ def _tiny_files(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
 
 
 def _straggler(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
+    # Another node only helps where the ranks are on several.
+    has_nodes = int(analysis.value("num_nodes", 1) or 1) > 1
+    if has_nodes:
+        title = "move the slow rank to another node, or take that node out"
+        command = "exclude the node (srun --exclude=NODE) and look at its clocks and neighbours"
+    else:
+        title = "free the slow rank of what else runs on its cores or its GPU"
+        command = "top; nvidia-smi; taskset -pc PID  # what runs where the slow rank runs"
     return [
         SuggestedChange(
-            title="move the slow rank to another node, or take that node out",
+            title=title,
             settings={"replace_rank": True},
-            command="exclude the node (srun --exclude=NODE) and look at its clocks and neighbours",
+            command=command,
             left=0.0,
-            cost="another node",
+            cost="another node" if has_nodes else "none",
             is_certain=True,
         )
     ]
@@ -337,7 +351,8 @@ def _communication(finding: Finding, analysis: Analysis) -> list[SuggestedChange
         SuggestedChange(
             title="send gradients in bfloat16",
             settings={"wire_dtype": "bf16"},
-            command="model.register_comm_hook(None, bf16_compress_hook)",
+            command="from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import "
+            "bf16_compress_hook; model.register_comm_hook(None, bf16_compress_hook)",
             left=0.5,
             cost="rounds gradients to 8 bits of mantissa",
             what_if={"communicate_factor": 0.5},
@@ -408,7 +423,7 @@ def _gain_without_lock(finding: Finding, analysis: Analysis) -> tuple[float, flo
 
 
 def _oversubscribed(finding: Finding, analysis: Analysis) -> list[SuggestedChange]:
-    cores = max(1, int(analysis.system.cores / max(1, analysis.num_ranks)))
+    cores = max(1, int(analysis.cores_per_rank))
     return [
         SuggestedChange(
             title=f"use {cores} workers with one thread each",

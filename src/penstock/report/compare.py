@@ -1,6 +1,6 @@
 """Two runs side by side: what differs in their settings, and what came of it.
 
-A difference of step times is called real when the 95 % intervals of the two medians do not touch.
+A difference of throughput is called real when the 95 % intervals of the two do not touch.
 The intervals come from blocks of successive steps: neighbouring steps depend on each other, so
 single steps would make every difference look certain.
 """
@@ -24,6 +24,7 @@ from penstock.charts import (
     Prose,
     Tiles,
 )
+from penstock.report.interference import settled_real
 from penstock.report.time_charts import samples_line
 from penstock.report.values import CATEGORIES, Analysis
 from penstock.report.words import LABELS, percent
@@ -72,9 +73,9 @@ class Comparison:
     speedup: float
     """Throughput of the second by that of the first."""
     is_real: bool
-    """Whether the step times differ by more than they vary inside of each run."""
+    """Whether throughput differs by more than it varies inside of each run."""
     intervals: tuple[tuple[float, float], tuple[float, float]]
-    """Of the mean step time of each."""
+    """Of the samples a second of each."""
     figures: tuple[ComparedFigure, ...]
     settings: tuple[tuple[str, str, str], ...]
     """Parameters that differ: name, first, second."""
@@ -87,7 +88,7 @@ class Comparison:
             "runs": list(self.names),
             "speedup": self.speedup,
             "is_real": self.is_real,
-            "step_s_intervals": [list(one) for one in self.intervals],
+            "samples_s_intervals": [list(one) for one in self.intervals],
             "figures": {f.name: [f.first, f.second] for f in self.figures},
             "settings": {name: [first, second] for name, first, second in self.settings},
             "sentence": self.sentence,
@@ -96,7 +97,7 @@ class Comparison:
 
 def compare(first: Analysis, second: Analysis, names: tuple[str, str]) -> Comparison:
     """Return how two runs differ."""
-    intervals = step_interval(first), step_interval(second)
+    intervals = rate_interval(first), rate_interval(second)
     is_real = intervals[0][1] < intervals[1][0] or intervals[1][1] < intervals[0][0]
     speedup = second.samples_s / first.samples_s if first.samples_s else 0.0
     return Comparison(
@@ -110,18 +111,21 @@ def compare(first: Analysis, second: Analysis, names: tuple[str, str]) -> Compar
     )
 
 
-def step_interval(analysis: Analysis) -> tuple[float, float]:
-    """Return the 95 % interval of the mean step time, from blocks of successive steps."""
-    times = analysis.steps.wall_s
-    if len(times) < 2:
-        whole = float(times.mean()) if len(times) else 0.0
-        return whole, whole
-    blocks = np.array_split(times, min(_BLOCKS, len(times)))
-    sums = np.array([block.sum() for block in blocks])
-    counts = np.array([len(block) for block in blocks])
-    draws = np.random.default_rng(0).integers(0, len(blocks), (_DRAWS, len(blocks)))
-    means = sums[draws].sum(axis=1) / counts[draws].sum(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
+def rate_interval(analysis: Analysis) -> tuple[float, float]:
+    """Return the 95 % interval of the samples a second, from blocks of successive steps."""
+    kept = settled_real(analysis.steps)
+    seconds, samples = analysis.steps.wall_s[kept], analysis.steps.samples[kept]
+    if len(seconds) < 2:
+        return analysis.samples_s, analysis.samples_s
+    num_blocks = min(_BLOCKS, len(seconds))
+    sums = np.array(
+        [[s.sum(), n.sum()] for s, n in zip(
+            np.array_split(seconds, num_blocks), np.array_split(samples, num_blocks), strict=True
+        )]
+    )  # fmt: skip
+    draws = np.random.default_rng(0).integers(0, num_blocks, (_DRAWS, num_blocks))
+    rates = sums[draws, 1].sum(axis=1) / np.maximum(1e-12, sums[draws, 0].sum(axis=1))
+    low, high = analysis.num_ranks * np.percentile(rates, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -156,8 +160,8 @@ def _sentence(
 ) -> str:
     if not is_real:
         return (
-            f"{names[1]} and {names[0]} take the same time per step, as far as these runs can tell "
-            f"(throughput × {speedup:.2f}, inside of what steps vary)."
+            f"{names[1]} and {names[0]} are equally fast, as far as these runs can tell "
+            f"(throughput × {speedup:.2f}, inside of what their steps vary)."
         )
     faster = "faster" if speedup > 1 else "slower"
     causes = first.verdict.cause, second.verdict.cause

@@ -98,7 +98,7 @@ def _settled(table: StepTable) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bo
     first = np.flatnonzero(changes)
     length = np.diff(np.append(first, len(kind)))
     place = np.arange(len(kind)) - np.repeat(first, length)
-    late = place >= np.repeat(length, length) / 2
+    late = place >= np.repeat(length // 2, length)
     return ~kind & late & begun, kind & late
 
 

@@ -204,6 +204,7 @@ def sharing_of(
         amplification=total / delivered if delivered and total else None,
         busiest_share=_busiest(rows),
         slowest=_slowest(trace, rows),
+        distinct_bytes=_distinct_bytes(rows),
         rank_bytes=dict(zip(ranks.tolist(), rank_bytes.astype(int).tolist(), strict=True)),
         slow_share=_slow_share(of_object, took, expected),
         slow_share_by_rank={
@@ -246,6 +247,11 @@ def _duplicate_bytes(rows: Rows, epoch: Ints) -> float:
     place, rank, size = place[order], rows["rank"][order], rows["size_bytes"][order]
     again = (place[1:] == place[:-1]) & (rank[1:] != rank[:-1])
     return float(size[1:][again].sum())
+
+
+def _distinct_bytes(rows: Rows) -> int:
+    _, first = np.unique(_places(rows), return_index=True)
+    return int(rows["size_bytes"][first].sum())
 
 
 def _busiest(rows: Rows) -> float:

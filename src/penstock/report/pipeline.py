@@ -112,5 +112,5 @@ def pipeline_of(analysis: Analysis) -> Pipeline | None:
         cpu_s=load.cpu_per_sample_s * samples,
         reading_s=load.reading * wall_s,
         workers=load.num_workers,
-        cores=analysis.system.cores / max(1, analysis.num_ranks),
+        cores=analysis.cores_per_rank,
     )

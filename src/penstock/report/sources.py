@@ -106,6 +106,10 @@ def _folded(name: str) -> str:
     return name.removeprefix("tier:").split(":", 1)[0]
 
 
+NOT_SEEN = "not seen"
+"""The source of time in which a worker is blocked, and no read was recorded."""
+
+
 def is_remote(name: str) -> bool:
     """Return whether bytes of a source come over a network.
 
@@ -113,7 +117,7 @@ def is_remote(name: str) -> bool:
     (True, True, False, False)
     """
     scheme = name.partition("://")[0]
-    return scheme not in _LOCAL and name not in ("", "other", "not seen")
+    return scheme not in _LOCAL and name not in ("", "other", NOT_SEEN)
 
 
 def is_peer(name: str) -> bool:

@@ -208,7 +208,7 @@ def _wrapped(text: str, width: int, indent: str = "", rest: str | None = None) -
 
 def scaling_lines(analysis: Analysis, width: int = WIDTH) -> list[str]:
     """Return how demand grows with ranks, from what this run asked for."""
-    read_s = sum(float(v.mean()) for v in analysis.timeline.bytes_s.values())
+    read_s = analysis.read_rate()
     opens_s = sum(p.num_opens for p in analysis.patterns) / max(1e-9, analysis.wall_s)
     in_flight = sum(p.concurrency_mean for p in analysis.patterns)
     busy = max(0.05, 1 - analysis.wait)

@@ -6,7 +6,7 @@ tables are NumPy columns. Everything here is plain data; `Analysis.as_json` turn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -195,6 +195,8 @@ class Sharing:
     """Share of the time of all requests that the busiest tenth of the objects takes."""
     slowest: tuple[SlowObject, ...]
     """Objects with the most time, at most 20."""
+    distinct_bytes: int
+    """Bytes that were read, each place of each object once."""
     rank_bytes: Mapping[int, int]
     """Bytes that each rank read."""
     slow_share: float
@@ -544,8 +546,30 @@ class Analysis:
 
     @property
     def seen_bytes(self) -> int:
-        """Bytes of the data set as far as the trace shows it: what was read, without repeats."""
-        return int(sum(p.read_bytes * (1 - p.reuse) for p in self.patterns))
+        """Bytes of the data set as far as the trace shows it: what was read, without repeats.
+
+        Of a run that ended within its first epoch, the rest is taken to be like what was read.
+        """
+        known = int(self.value("num_samples", 0) or 0)
+        part = min(1.0, self.num_samples / known) if known and self.num_samples else 1.0
+        return int(self.sharing.distinct_bytes / part)
+
+    @property
+    def cores_per_rank(self) -> float:
+        """Cores of a node that a rank has, if the ranks of the node share them evenly."""
+        num_nodes = max(1, int(self.value("num_nodes", 1) or 1))
+        return self.system.cores / max(1, -(-self.num_ranks // num_nodes))
+
+    def read_rate(self, sources: Collection[str] | None = None) -> float:
+        """Return the bytes a second that loops read from some sources, or all, while they ran."""
+        line = self.timeline
+        of = line.edges_s[1:] > float(self.steps.start_s.min(initial=np.inf))
+        size_bytes = sum(
+            float((rates * np.diff(line.edges_s))[of].sum())
+            for name, rates in line.bytes_s.items()
+            if sources is None or name in sources
+        )
+        return size_bytes / max(1e-9, self.wall_s)
 
     @property
     def unexplained(self) -> float:

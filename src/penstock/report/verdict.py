@@ -30,14 +30,18 @@ _OPENINGS = {
     "interpreter-lock": "Interpreter lock",
     "oversubscribed-cores": "Oversubscribed cores",
     "launch-bound": "Launch-bound",
-    "duplicate-reads": "Duplicate reads",
+    "loader-interference": "Interference",
+    "between-epochs": "Between epochs",
+    "unexplained": "Unexplained",
 }
 _GROUPS = {
     "straggler-rank": "other ranks",
     "communication-bound": "other ranks",
     "checkpoint-interference": "interruptions",
     "validation-interference": "interruptions",
+    "between-epochs": "interruptions",
     "launch-bound": "the step itself",
+    "unexplained": "unexplained",
 }
 _LOADING = "loading"
 """The group of all other causes: another loader, or another place for the data, removes them."""

@@ -34,8 +34,8 @@ _NO_WAIT_NS = 200_000
 _LONG_NS = 1_000_000
 """Work that takes so long is measured with the kernel's help, at 5 µs."""
 _PAUSE_NS = 20_000_000
-"""Work between two waits that was too short for a row is likely to be followed by more of it: for so
-long the kernel is not asked when work begins."""
+"""After work between two waits that was too short for a row, more of it is likely: for so long the
+kernel is not asked when work begins."""
 _DESCRIPTOR_MIN = 700
 """Descriptors that stay open are no lower, and below 1024, where a process may have so few."""
 LOCK_UNKNOWN_NS = -1
