@@ -219,7 +219,6 @@ def _cache_too_small(finding: Finding, analysis: Analysis) -> list[SuggestedChan
             command=f"penstock.Loader(..., tiers=[penstock.Disk(FOLDER, {size})])",
             left=0.0,
             cost=f"{show_bytes(size)} of disk or memory",
-            what_if={"disk_cache_bytes": size},
             is_certain=True,
         )
     ]
