@@ -91,10 +91,13 @@ def test_a_run_goes_on_in_groups_of_other_sizes_which_exchange_among_their_membe
 
 def test_a_rank_that_forgets_to_observe_is_found_out_and_named(folder: Path) -> None:
     first, forgetful, last = of_act(folder, "forgetful")
-    assert first.startswith("StateError: ranks have reported losses of different batches")
-    assert "rank 0: 5 of epoch 0, rank 1: 6 of epoch 0, rank 2: 5 of epoch 0" in first
-    assert last == first
-    assert "Error" in forgetful  # The others have left the job.
+    # Who sees it first leaves the job; another rank may then be in a collective that breaks.
+    told = [e for e in (first, last) if e.startswith("StateError")]
+    assert told, (first, last)
+    for error in told:
+        assert "ranks have reported losses of different batches" in error
+        assert "rank 0: 5 of epoch 0, rank 1: 6 of epoch 0, rank 2: 5 of epoch 0" in error
+    assert all("Error" in error for error in (first, forgetful, last))
 
 
 def test_a_world_that_is_not_the_group_is_refused() -> None:
