@@ -22,7 +22,7 @@ from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
 from penstock.engine.holding import Holding
 from penstock.engine.peer_parts import ask_in_pieces
-from penstock.engine.peer_reads import Asked
+from penstock.engine.peer_reads import PeerQuestion
 from penstock.engine.stats import Counters, PeerStats
 from penstock.errors import PeerError
 from penstock.flow.choice import peer_of
@@ -188,14 +188,14 @@ class Cluster:
         """Return memory for an answer."""
         return self._pool.view(size_bytes)
 
-    def begun(self, source: str) -> Asked:
+    def begun(self, source: str) -> PeerQuestion:
         """Return what `count` and `failed` are told, for a question that is asked now."""
         recorder = self._counters.recorder
         if recorder is None:
-            return Asked(source, 0)
-        return Asked(source, time.perf_counter_ns(), *recorder.doing)
+            return PeerQuestion(source, 0)
+        return PeerQuestion(source, time.perf_counter_ns(), *recorder.doing)
 
-    def count(self, asked: Asked, size_bytes: int, num_ranges: int, answer: Answer) -> None:
+    def count(self, asked: PeerQuestion, size_bytes: int, num_ranges: int, answer: Answer) -> None:
         """Count what came from a peer."""
         self._counters.add_reads(SOURCE, size_bytes, num_ranges, answer.seconds)
         if self._counters.recorder is not None and asked.begin_ns:
@@ -205,14 +205,14 @@ class Cluster:
                 asked, now_ns, size_bytes, num_ranges, waited_ns if answer.was_parked else 0
             )
 
-    def failed(self, asked: Asked) -> None:
+    def failed(self, asked: PeerQuestion) -> None:
         """Take note that a peer did not answer."""
         if self._counters.recorder is not None and asked.begin_ns:
             asked = asked._replace(flags=asked.flags | Flag.ERROR)
             self._record(asked, time.perf_counter_ns(), 0, 0, 0)
 
     def _record(
-        self, asked: Asked, now_ns: int, size_bytes: int, num_ranges: int, wait_ns: int
+        self, asked: PeerQuestion, now_ns: int, size_bytes: int, num_ranges: int, wait_ns: int
     ) -> None:
         recorder = self._counters.recorder
         assert recorder is not None

@@ -36,7 +36,7 @@ _BRING_S = 5.0
 """A peer that is asked for what it has now answers, or is given up sooner than this."""
 
 
-class Asked(NamedTuple):
+class PeerQuestion(NamedTuple):
     """A question to a peer, as it is recorded once it is answered."""
 
     source: str
@@ -73,15 +73,15 @@ class Asking(Protocol):
         """Return memory for an answer."""
         ...
 
-    def begun(self, source: str) -> Asked:
+    def begun(self, source: str) -> PeerQuestion:
         """Return what `count` and `failed` are told, for a question that is asked now."""
         ...
 
-    def count(self, asked: Asked, size_bytes: int, num_ranges: int, answer: Answer) -> None:
+    def count(self, asked: PeerQuestion, size_bytes: int, num_ranges: int, answer: Answer) -> None:
         """Count what came from a peer."""
         ...
 
-    def failed(self, asked: Asked) -> None:
+    def failed(self, asked: PeerQuestion) -> None:
         """Take note that a peer did not answer."""
         ...
 
@@ -184,7 +184,7 @@ class RangesRead:
         self._cluster.ask(source, ask, into, parked=deferred, done=done)
 
     def _arrived(
-        self, asked: Asked, missing: list[int], into: memoryview, answer: Answer
+        self, asked: PeerQuestion, missing: list[int], into: memoryview, answer: Answer
     ) -> PeerError | None:
         """Take what is good; return an error if that is not all of it."""
         source = asked.source
@@ -305,7 +305,7 @@ class UnitsRead(FillRun):
 
     def _arrived(
         self,
-        asked: Asked,
+        asked: PeerQuestion,
         into: memoryview,
         answer: Answer,
         take: Callable[[Fill, memoryview], None],
