@@ -10,12 +10,12 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from testkit.waiting import wait_until
 
 import penstock
 from penstock.engine.choice import WorkerFacts, choose_workers
@@ -86,13 +86,6 @@ def descendants() -> list[str]:
         out += [names[pid] for pid in children]
         below += children
     return [name for name in out if name.startswith("penstock-")]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end_s, "it did not come true"
-        time.sleep(0.01)
 
 
 # -- the same batches ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testkit.waiting import wait_until
 
 import penstock
 from penstock.testing.ports import HOST, free_ports
@@ -25,14 +26,6 @@ CHANGE_S = 60.0
 """Time in which the number of workers must have changed; a quiet machine needs two seconds."""
 JOB_S = 120.0
 """Time for a whole job of torchrun."""
-END_S = 20.0
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = END_S) -> None:
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s, f"it did not come true within {within_s:g} s"
-        time.sleep(0.01)
 
 
 class CostsByFile:

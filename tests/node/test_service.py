@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from testkit.waiting import wait_until
 from tests.node.jobs import (
     UNIT_BYTES,
     Folders,
@@ -129,6 +130,8 @@ def test_answers_are_recorded_where_the_environment_names_a_trace(
     job.node.register(run_id=RUN, secret=SECRET, dataset=job.shape.name, members=members)
     job.fill(range(4))
     ask(node, [2, 3])
+    # The row is written once the answer has left, and the asker may have it before.
+    wait_until(lambda: read_trace(tmp_path / "run").of(Kind.PEER_SERVE))
     job.end()
     trace = read_trace(tmp_path / "run")
     [row] = trace.of(Kind.PEER_SERVE)

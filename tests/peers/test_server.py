@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from testkit.waiting import wait_until
 from tests.peers.transport_kit import (
     LENGTHS,
     RUN,
@@ -38,16 +39,6 @@ from penstock.peers.shelf import TierShelf
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_sizes import Disk
 from penstock.testing.forks import in_child, start_child, wait_for
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that is bound to come."""
-    woken = threading.Event()
-    for _ in range(3000):
-        if is_so():
-            return
-        woken.wait(0.01)
-    raise AssertionError("it did not come")
 
 
 def known(address: Address, secret: bytes = SECRET) -> socket.socket:

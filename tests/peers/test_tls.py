@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.peers.test_server import Endless, wait_until
+from testkit.waiting import wait_until
+from tests.peers.test_server import Endless
 from tests.peers.transport_kit import Waiting, client, node
 from tests.storage.conftest import fill
 
