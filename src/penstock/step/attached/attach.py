@@ -45,6 +45,7 @@ from penstock.errors import OptionError, StateError
 from penstock.program.mesh import Mesh
 from penstock.step.attached import fit
 from penstock.step.attached.blocks import KeptShare, cut_in_blocks
+from penstock.step.attached.checkpoint import Checkpoint
 from penstock.step.attached.compiled import is_compiled
 from penstock.step.attached.device import (
     device_of,
@@ -71,14 +72,13 @@ from penstock.step.attached.plan import (
     share_weights,
 )
 from penstock.step.attached.record import Record
-from penstock.step.attached.reshard import Rounds, ordinary
+from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.room import Room
 from penstock.step.attached.sent import SentGrads
 from penstock.step.attached.share import Share
-from penstock.step.attached.state import collected, spread, unpacked
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
-from penstock.step.attached.whole import Saving, begin_rounds, blocks_of_modules
+from penstock.step.attached.whole import begin_rounds, blocks_of_modules
 from penstock.step.comms.checks import WIRES
 from penstock.step.comms.recording import record_step
 from penstock.step.groups import Groups
@@ -170,12 +170,8 @@ class Attached:
         self._is_accumulating = self._is_open = False
         self._rate = 0.0
         self._stepped_ns = 0
-        self._masters: dict[int, torch.Tensor] = {}
-        self._versions: dict[int, int] = {}
-        """Of parameters that are being loaded."""
-        self._steps = dict.fromkeys(range(len(self._params)), 0)
+        self._checkpoint = Checkpoint(optimizer, self._params, self._settle)
         self._grads: Grads | None = None
-        self._saving: Saving | None = None
         self._shares: list[Share] = []
         self._flow: Flow | None = None
         self._updates: Updates | None = None
@@ -192,13 +188,14 @@ class Attached:
             for param in every:
                 if param.dtype == torch.float32:
                     if param in self._numbers:
-                        self._masters[self._numbers[param]] = param.data
+                        self._checkpoint.masters[self._numbers[param]] = param.data
                     param.data = param.data.to(self._dtype)
             self._hooks.on_inputs(self._model, self._dtype)
         self._record.watch(self._model)
         self._hooks.on_grads(self._params, self._before_grad, self._after_grad)
+        saves = self._checkpoint
         self._hooks.on_state_dicts(
-            self._model, self._before_state, self._after_save, self._after_load
+            self._model, saves.before_state, saves.after_save, saves.after_load
         )
         self._hooks.on_reads(self._model, self._before_read)
         methods = {"step": self._step, "state_dict": self.state_dict}
@@ -278,31 +275,11 @@ class Attached:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state as torch would; all ranks call it."""
-        plain = partial(type(self._optimizer).state_dict, self._optimizer)
-        if self._flow is None:
-            return plain()
-        self._settle()
-        if isinstance(self._flow, Rounds):
-            self._flow.meet("state")
-        with ordinary():
-            made = collected(self._shares, self._steps, self._lanes.gather)
-        there = fit.group_numbers(self._optimizer.param_groups, self._numbers)
-        for number, state in made.items():
-            if number in there:
-                self._optimizer.state[self._params[number]] = state
-        try:
-            return plain()
-        finally:
-            self._give_up_states()
+        return self._checkpoint.state_dict()
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
-        self._settle()
-        plain = partial(type(self._optimizer).load_state_dict, self._optimizer)
-        states = unpacked(self._optimizer, saved, plain)
-        self._optimizer.state.update(states)
-        if self._flow is not None:
-            self._take_states()
+        self._checkpoint.load_state_dict(state_dict)
 
     def close(self) -> None:
         """Take everything off again; the optimizer has its whole state. All ranks call it."""
@@ -359,8 +336,7 @@ class Attached:
         assert self._flow is not None
         assert self._updates is not None
         assert self._grads is not None
-        if self._saving is not None:
-            self._saving.end()
+        self._checkpoint.end()
         if isinstance(self._flow, Rounds) and self._flow.is_whole:
             raise StateError("a step within attached.whole(): leave it first, on all ranks")
         self._settle()
@@ -370,10 +346,11 @@ class Attached:
         self._grads.bring_the_rest()
         self._flow.send_all()
         used = self._grads.agree(self._lanes.word)
+        made = self._checkpoint.steps
         for number in used:
-            self._steps[number] += 1
+            made[number] += 1
             torch.autograd.graph.increment_version(self._params[number])
-        steps = {number: self._steps[number] for number in sorted(used)}
+        steps = {number: made[number] for number in sorted(used)}
         groups = [_options(group) for group in self._optimizer.param_groups]
         for share in self._shares:
             share.follow(groups[share.group])
@@ -416,12 +393,11 @@ class Attached:
         for share in shares:
             share.rounding = None if self._wire is None else WIRES[self._wire]
             if self._wire is not None or self._dtype is not None:
-                share.keep_masters(self._masters)
+                share.keep_masters(self._checkpoint.masters)
             elif isinstance(share, KeptShare):
                 share.keep()
-        self._masters = {}
         self._shares = shares
-        self._take_states()
+        self._checkpoint.cut(shares, self._lanes.gather)
         self._begin(agreement)
 
     def _begin(self, agreement: Agreement) -> None:
@@ -443,7 +419,6 @@ class Attached:
             begin_rounds(flow, found, self._params, agreement, self._record)
             needs = blocks_of_modules(flow, self._model, self._numbers, self._record)
             self._hooks.on_modules(needs, flow.enter, flow.leave)
-            self._saving = Saving(flow)
             self._grads = SentGrads(self._params, places, flow)
         else:
             self._flow, self._updates = flow_of(
@@ -451,17 +426,7 @@ class Attached:
             )
             self._hooks.on_forward(self._model, self._flow, self._needs())
             self._grads = Grads(self._params, places, self._flow)
-
-    def _take_states(self) -> None:
-        """Take whole states out of the optimizer, each rank its slices."""
-        state = self._optimizer.state
-        saved = {self._numbers[param]: state[param] for param in state if param in self._numbers}
-        self._steps = spread(self._shares, saved, self._params)
-        self._give_up_states()
-
-    def _give_up_states(self) -> None:
-        for param in self._params:  # those of frozen ones stay
-            self._optimizer.state.pop(param, None)
+        self._checkpoint.follow(self._flow)
 
     def _needs(self) -> dict[nn.Module, list[Parcel]]:
         """Return what each module waits for: its own parameters, and those it was seen to use.
@@ -487,30 +452,6 @@ class Attached:
     def _before_read(self) -> None:
         if not isinstance(self._flow, Rounds):  # there they are read in `whole` alone
             self._settle()
-
-    def _before_state(self, module: nn.Module, *_: Any) -> None:
-        self._settle()
-        for param in module.parameters(recurse=False):
-            if param in self._numbers:
-                self._versions[self._numbers[param]] = param._version
-        if self._saving is not None:
-            self._saving.enter(module)
-
-    def _after_save(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-        if self._saving is not None:
-            self._saving.leave(module, state)
-
-    def _after_load(self, module: nn.Module, *_: Any) -> None:
-        """Follow weights that were loaded into the model."""
-        if self._saving is not None:
-            self._saving.leave(module)
-            return
-        params = {self._numbers[p]: p for p in module.parameters(False) if p in self._numbers}
-        loaded = {n for n, param in params.items() if param._version != self._versions.get(n)}
-        for share in self._shares:
-            share.take_over(loaded)
-        for number in loaded:
-            self._masters.pop(number, None)
 
     def _described(self) -> list[str]:
         """Return what must be the same on all ranks, one line a thing."""
