@@ -28,10 +28,11 @@ from penstock.step.comms.peer import PeerComm
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import Arena, Meet, meeting
+from penstock.step.comms.timeouts import default_timeout_s
 from penstock.step.loads.credits import Watched, Wire
 from penstock.units import bytes_of
 
-__all__ = ["Groups", "default_timeout"]
+__all__ = ["Groups"]
 
 _LANES_MAX = 16
 """Of an axis with shared memory."""
@@ -68,6 +69,8 @@ class Groups:
             mesh.size(axis)
             if name not in _BACKENDS:
                 raise OptionError(f"no Comm over {name!r}; there are {', '.join(_BACKENDS)}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise OptionError(f"timeout_s must be more than 0 seconds, got {timeout_s}")
         self.mesh = mesh
         self._backends = dict(by_axis)
         self._timeout_s = timeout_s
@@ -105,6 +108,11 @@ class Groups:
             f"{said}, torch's default group has {num_ranks}; make a mesh of {num_ranks} ranks, or "
             f"start {self.mesh.num_ranks} processes"
         )
+
+    @property
+    def timeout_s(self) -> float:
+        """How long an operation waits for a rank, whatever carries it."""
+        return default_timeout_s() if self._timeout_s is None else self._timeout_s
 
     @property
     def rank(self) -> int:
@@ -162,12 +170,12 @@ class Groups:
         # Of several axes together, the ranks of some may be on other hosts.
         backend = chosen.pop() if len(chosen) == 1 else "gloo"
         if backend in _SHARED and axis in self._arenas:
-            return _over(self._arenas[axis], axis)
+            return self._over(axis)
         if self.mesh.size(*axes) == 1:
             if backend in _SHARED:
                 return self._sharing(lambda said: [said], axes, backend)
             return self._wrapped(None, axis, lane, backend)
-        timeout = timedelta(seconds=self._timeout_s) if self._timeout_s else default_timeout()
+        timeout = timedelta(seconds=self.timeout_s)
         mine: distributed.ProcessGroup | None = None
         for ranks in self.mesh.groups(*axes):
             how = "gloo" if backend in _SHARED else backend
@@ -189,7 +197,13 @@ class Groups:
         arena.open()
         axis = ".".join(axes)
         self._arenas[axis] = arena
-        return _over(arena, axis)
+        return self._over(axis)
+
+    def _over(self, axis: str) -> Comm:
+        arena = self._arenas[axis]
+        if isinstance(arena, PeerArena):
+            return PeerComm(arena, axis=axis, timeout_s=self.timeout_s)
+        return ShmComm(arena, axis=axis, timeout_s=self.timeout_s)
 
     def _wrapped(
         self, group: distributed.ProcessGroup | None, axis: str, lane: str, backend: str
@@ -201,29 +215,8 @@ class Groups:
         return Alone(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
 
 
-def _over(arena: Arena | PeerArena, axis: str) -> Comm:
-    if isinstance(arena, PeerArena):
-        return PeerComm(arena, axis=axis)
-    return ShmComm(arena, axis=axis)
-
-
 def _default_backend() -> str:
     """Return what the default group has: nccl if it can, gloo otherwise."""
     if not distributed.is_initialized():
         return "gloo"
     return "nccl" if "nccl" in str(distributed.get_backend()) else "gloo"
-
-
-def default_timeout() -> timedelta | None:
-    """Return the default group's timeout; torch gives new groups its own default otherwise."""
-    group = distributed.group.WORLD
-    assert group is not None
-    for device in ("cpu", "cuda"):
-        try:
-            options = group._get_backend(torch.device(device)).options
-        except (RuntimeError, AttributeError):
-            continue
-        timeout = getattr(options, "_timeout", None)
-        if isinstance(timeout, timedelta):
-            return timeout
-    return None

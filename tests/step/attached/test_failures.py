@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ from tests.step.attached.cases import (
     weights,
 )
 from tests.step.ranks import run_ranks
-from torch import nn
+from torch import distributed, nn
 
 from penstock.errors import OptionError, PeerError, StateError
 from penstock.program.mesh import mesh
+from penstock.step.groups import Groups
 
 
 class Trap(torch.autograd.Function):
@@ -202,3 +204,42 @@ def left_alone(rank: int, size: int, over: str) -> str:
 def test_a_lost_rank_is_an_error_and_not_silence(over: str) -> None:
     said = run_ranks(left_alone, 2, over, dies={1}, group_timeout_s=5.0)[0]
     assert "rank 1" in said
+
+
+def away(rank: int, size: int) -> list[str]:
+    """Wait on several lanes at once for a rank that lives and does not come."""
+    with (
+        Groups(mesh(dp=2), backend="shm") as default,
+        Groups(mesh(dp=2), backend="shm", timeout_s=3.0) as chosen,
+    ):
+        comms = [groups.comm("dp") for groups in (default, chosen)]
+        model = mlp()
+        optimizer = OPTIMIZERS["adam"](model.parameters())
+        attached = attach(model, optimizer, over="memory")
+        train(model, optimizer, batches(2, rank, size))
+        attached.synchronize()
+        store = distributed.distributed_c10d._get_default_store()
+        if rank == 1:
+            store.wait(["told"])
+            return []
+        handles = [comm.all_reduce(torch.ones(3)) for comm in comms]
+        told = [error_of(lambda: train(model, optimizer, batches(1, rank, size)))]
+        told += [error_of(handle.wait) for handle in handles]
+        store.set("told", "")
+        return told
+
+
+def error_of(wait: Callable[[], None]) -> str:
+    with pytest.raises(PeerError) as caught:
+        wait()
+    assert caught.value.kind == "stuck"
+    return str(caught.value)
+
+
+def test_a_rank_that_is_away_is_waited_for_as_long_as_the_group_says() -> None:
+    attached, default, chosen = run_ranks(away, 2, group_timeout_s=2.0)[0]
+    assert "after 2 s, the time-out of the group" in default
+    assert "after 3 s, the time-out of the group" in chosen
+    for told in (attached, default, chosen):
+        assert "rank 1" in told
+        assert "init_process_group(timeout=...) or Groups(..., timeout_s=...)" in told

@@ -379,7 +379,10 @@ class Attached:
         # Who brings groups has chosen what carries; otherwise one host shares its memory.
         may_share = self._owns_groups or self._device.type == "cuda"
         may_share &= not self._reshard
-        self._room = Room(self._lanes, arenas, may_share=may_share, device=self._device)
+        timeout_s = self._groups.timeout_s
+        self._room = Room(
+            self._lanes, arenas, may_share=may_share, device=self._device, timeout_s=timeout_s
+        )
         self._lanes = self._room.lanes
         shares = make_shares(
             self._optimizer,

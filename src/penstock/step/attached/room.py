@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -44,9 +45,11 @@ class Room:
         *,
         may_share: bool,
         device: torch.device,
+        timeout_s: float,
     ) -> None:
         """Take the lanes that are there, or better ones; arenas will have these sizes."""
         self.lanes = lanes
+        self._timeout_s = timeout_s
         self.take: Take = partial(torch.zeros, device=device)
         self.is_shared = False
         self._stack = ExitStack()
@@ -69,7 +72,8 @@ class Room:
             self._stack.enter_context(arena)
         except PenstockError:  # on all ranks
             return
-        comms = [self._stack.enter_context(ShmComm(arena, axis=word.axis)) for _ in range(2)]
+        options: Any = {"axis": word.axis, "timeout_s": self._timeout_s}
+        comms = [self._stack.enter_context(ShmComm(arena, **options)) for _ in range(2)]
         self.lanes = Lanes(scatter=comms[0], gather=comms[1], word=word)
         self.take = partial(_place, arena)
         self.is_shared = True
@@ -89,7 +93,8 @@ class Room:
                 device=device,
             )
         )
-        comms = [self._stack.enter_context(PeerComm(arena, axis=word.axis)) for _ in range(2)]
+        options: Any = {"axis": word.axis, "timeout_s": self._timeout_s}
+        comms = [self._stack.enter_context(PeerComm(arena, **options)) for _ in range(2)]
         self.lanes = Lanes(scatter=comms[0], gather=comms[1], word=word)
         self.take = partial(_take, arena)
         self.is_shared = True

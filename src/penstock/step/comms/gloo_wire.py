@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from penstock.errors import PeerError
+from penstock.step.comms.timeouts import ADVICE
 
 __all__ = ["Lease", "Message", "Staging", "Topic", "Wire"]
 
@@ -134,7 +135,7 @@ def _named(error: RuntimeError, topic: Topic, peer: int | None, is_send: bool) -
     who = "one of its ranks" if peer is None else f"rank {peer} of it"
     hint = (
         "it is stuck, far behind, or has asked for something else here (another operation, "
-        "length or type); compare what the ranks do"
+        f"length or type); compare what the ranks do, or set a longer time-out by {ADVICE}"
         if is_late
         else "its process has ended or the network has failed; see its own output"
     )

@@ -28,7 +28,7 @@ import torch
 from penstock.errors import RendezvousError
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
-from penstock.step.comms.shm_flags import PATIENCE_S, Flags
+from penstock.step.comms.shm_flags import Flags
 from penstock.step.comms.shm_lane import Lane, Task
 from penstock.step.streams import current_stream
 
@@ -49,7 +49,7 @@ class PeerFlags(Flags):
         offset: where their lines are in its memory of the host.
         stream: where this rank's work is.
         waits: whether to wait for the stream instead of marking it.
-        patience_s: how long to wait for a rank that lives.
+        timeout_s: how long to wait for a rank that lives but does not come.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class PeerFlags(Flags):
         *,
         stream: torch.cuda.Stream,
         waits: bool = False,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float,
     ) -> None:
-        super().__init__(arena.host, offset, range(arena.size), patience_s=patience_s)
+        super().__init__(arena.host, offset, range(arena.size), timeout_s=timeout_s)
         self._stream, self._waits, self._turn = stream, waits, 0
         self._marks, self._theirs = ([], []) if waits else _marks(arena)
 
@@ -154,7 +154,8 @@ class PeerComm(ShmComm):
         arena: what the ranks share; all of them take the stages from it here.
         axis: the mesh axis it is for.
         stage_bytes: of each of two stages.
-        patience_s: how long to wait for a rank that lives but does not come.
+        timeout_s: how long to wait for a rank that lives but does not come; without it as long as
+            the default process group does.
         waits: whether a rank waits for its stream before it meets others.
     """
 
@@ -166,18 +167,18 @@ class PeerComm(ShmComm):
         *,
         axis: str = "dp",
         stage_bytes: int = STAGE_BYTES,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float | None = None,
         waits: bool = False,
     ) -> None:
         self._peers, self._waits = arena, waits
         self.keeps_memory = True
         """Until the lane is done with it; not where the caller sees to it by events."""
         self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
-        super().__init__(arena, axis=axis, stage_bytes=stage_bytes, patience_s=patience_s)
+        super().__init__(arena, axis=axis, stage_bytes=stage_bytes, timeout_s=timeout_s)
 
-    def _flags(self, offset: int, patience_s: float) -> Flags:
+    def _flags(self, offset: int, timeout_s: float) -> Flags:
         stream, waits = self._stream, self._waits
-        return PeerFlags(self._peers, offset, stream=stream, waits=waits, patience_s=patience_s)
+        return PeerFlags(self._peers, offset, stream=stream, waits=waits, timeout_s=timeout_s)
 
     def start(self, work: Callable[[], None], *tensors: Tensor | None) -> Task:
         """Run something in the lane and on its stream, after all that was called before."""

@@ -127,7 +127,7 @@ class PeerArena(Segments):
         self._host.open()
         offset = self._host.offset_of(self._host.take(LINE_WORDS, torch.int64))
         assert offset is not None
-        self._flags = Flags(self._host, offset, range(self.size), patience_s=CLOSE_S)
+        self._flags = Flags(self._host, offset, range(self.size), timeout_s=CLOSE_S)
 
     def _offers(self, texts: Sequence[bytes]) -> list[_Offer]:
         """Return what all ranks said, as plain values of known types: nothing is unpickled."""

@@ -29,11 +29,12 @@ from penstock.errors import OptionError
 from penstock.step.comms.checks import check_op, check_parts, check_runs, flat, wire_dtype
 from penstock.step.comms.comm import payload_bytes
 from penstock.step.comms.shm_calls import Call, Calls
-from penstock.step.comms.shm_flags import LINE_WORDS, PATIENCE_S, Flags
+from penstock.step.comms.shm_flags import LINE_WORDS, Flags
 from penstock.step.comms.shm_lane import Lane, Task
 from penstock.step.comms.shm_memory import ALIGN_BYTES, Segments
 from penstock.step.comms.shm_moves import Moves, spans_of
 from penstock.step.comms.shm_reduce import Reducer
+from penstock.step.comms.timeouts import default_timeout_s
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,8 @@ class ShmComm:
         axis: the mesh axis it is for.
         ranks: which ranks of the arena take part, in the order of the axis; all of them by default.
         stage_bytes: of each of two stages.
-        patience_s: how long to wait for a rank that lives but does not come.
+        timeout_s: how long to wait for a rank that lives but does not come; without it as long as
+            the default process group does.
     """
 
     device_type = "cpu"
@@ -64,7 +66,7 @@ class ShmComm:
         axis: str = "dp",
         ranks: Sequence[int] | None = None,
         stage_bytes: int = STAGE_BYTES,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float | None = None,
     ) -> None:
         self.ranks = tuple(range(arena.size) if ranks is None else ranks)
         if arena.rank not in self.ranks:
@@ -76,15 +78,15 @@ class ShmComm:
         stages = [arena.take(stage_bytes, torch.uint8) for _ in range(2)]
         offset = host.offset_of(words)
         assert offset is not None
-        self.flags = self._flags(offset, patience_s)
+        self.flags = self._flags(offset, timeout_s or default_timeout_s())
         self._calls = Calls(host, offset + 8 * LINE_WORDS, self.ranks, self.flags)
         by_turn = [[arena.of(stage, rank=rank) for rank in self.ranks] for stage in stages]
         self._moves = Moves(self.rank, by_turn, self.flags)
         self._lane = Lane(f"penstock-shm-{axis}", self.flags.fail)
         self._is_closed = False
 
-    def _flags(self, offset: int, patience_s: float) -> Flags:
-        return Flags(self.arena.host, offset, self.ranks, patience_s=patience_s)
+    def _flags(self, offset: int, timeout_s: float) -> Flags:
+        return Flags(self.arena.host, offset, self.ranks, timeout_s=timeout_s)
 
     @staticmethod
     def need_bytes(size: int, stage_bytes: int = STAGE_BYTES) -> int:

@@ -21,8 +21,8 @@ unlock, would fence nothing: both neighbours may move inside. It costs 0.1 micro
 Waiting first looks a few times, then lets others run (there may be fewer cores than ranks), then
 sleeps, longer and longer up to half a millisecond. Now and then it looks whether those it waits
 for still live: a process's end makes its pidfd readable, so no process can be taken for another of
-its number. A rank that gives up says so in its line, and one that is silent for `patience_s` is
-given up as stuck.
+its number. A rank that gives up says so in its line, and one that is silent for as long as the
+process group waits (`timeouts`) is given up as stuck.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from collections.abc import Sequence
 
 from penstock.errors import PeerError
 from penstock.step.comms.shm_memory import Arena
+from penstock.step.comms.timeouts import ADVICE
 
-__all__ = ["PATIENCE_S", "Flags"]
+__all__ = ["Flags"]
 
-PATIENCE_S = 300.0
-"""How long a rank waits for one that lives but does not come."""
 LINE_WORDS = 16
 """Two cache lines: neighbours are fetched in pairs."""
 _COUNT, _STATE = 0, 1
@@ -70,13 +69,13 @@ class Flags:
         arena: where they are.
         offset: where the lines of all ranks begin; each rank uses its own in its own segment.
         ranks: which ranks of the arena take part, this one among them.
-        patience_s: how long to wait for a rank that lives.
+        timeout_s: how long to wait for a rank that lives but does not come.
     """
 
     def __init__(
-        self, arena: Arena, offset: int, ranks: Sequence[int], *, patience_s: float = PATIENCE_S
+        self, arena: Arena, offset: int, ranks: Sequence[int], *, timeout_s: float
     ) -> None:
-        self._arena, self._ranks, self._patience_s = arena, tuple(ranks), patience_s
+        self._arena, self._ranks, self._timeout_s = arena, tuple(ranks), timeout_s
         self._lines = [arena.words(rank, offset, LINE_WORDS) for rank in ranks]
         self._me = self._ranks.index(arena.rank)
         self._mine = self._lines[self._me]
@@ -150,10 +149,11 @@ class Flags:
             raise PeerError(f"{who} has closed its shared memory; {where}", peer=who)
         if gone:
             raise PeerError(f"{who} is gone (its process ended); {where}", peer=who)
-        if waited_s > self._patience_s:
+        if waited_s > self._timeout_s:
             raise PeerError(
-                f"{who} lives but does not come; {where} after {self._patience_s:g} s: either it "
-                f"is slow (raise patience_s) or the ranks do not call the same operations",
+                f"{who} lives but does not come; {where} after {self._timeout_s:g} s, the time-out "
+                f"of the group: either it is slow (set a longer one by {ADVICE}) or the ranks do "
+                "not call the same operations",
                 peer=who,
                 kind="stuck",
             )

@@ -28,11 +28,12 @@ from penstock.program.nodes import Node, Program
 from penstock.program.ops import is_move
 from penstock.program.plan import Task
 from penstock.program.simulate import simulate
+from penstock.step.comms.timeouts import default_timeout
 from penstock.step.dtensor import local_of
 from penstock.step.execute import Step
 from penstock.step.execute import compile as compile_step
 from penstock.step.fusing import fused_lanes
-from penstock.step.groups import Groups, default_timeout
+from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
 from penstock.step.tuner.samples import Stored, sampled
 from penstock.step.tuner.values import Value, Values

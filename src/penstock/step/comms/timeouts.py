@@ -1,0 +1,36 @@
+"""How long an operation waits for a rank that lives but does not come: as its process group says.
+
+Gloo and NCCL wait as long themselves. What meets in shared memory asks here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.constants import default_pg_timeout
+
+__all__ = ["ADVICE", "default_timeout", "default_timeout_s"]
+
+ADVICE = "init_process_group(timeout=...) or Groups(..., timeout_s=...)"
+"""Where a user sets it."""
+
+
+def default_timeout() -> timedelta:
+    """Return the default group's timeout; torch gives new groups its own default otherwise."""
+    group: Any = distributed.group.WORLD if distributed.is_initialized() else None
+    for device in ("cpu", "cuda"):
+        try:
+            timeout = group._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):  # no group, or none for this device, or no options
+            continue
+        if isinstance(timeout, timedelta):
+            return timeout
+    return default_pg_timeout
+
+
+def default_timeout_s() -> float:
+    """Return the same in seconds."""
+    return default_timeout().total_seconds()
