@@ -33,6 +33,7 @@ class ApartMaker:
     """Makes batches with the help of worker processes."""
 
     decodes_here = False
+    waits_here = True
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class ApartMaker:
 
     def _work_for(self, job: Job) -> WorkFor | None:
         recorder, slot = self._counters.recorder, job.slots[0]
-        return None if recorder is None else WorkFor(recorder.rank, slot.step, slot.epoch)
+        return None if recorder is None else (recorder.rank, slot.step, slot.epoch)
 
     def _targets(self, sinks: Sinks) -> dict[str, RowTarget]:
         out = {}

@@ -70,6 +70,7 @@ class ColumnMaker:
         self._reader = reader
         self._counters = counters
         self._num_threads = num_threads
+        self.waits_here = reader.copies_apart
 
     def plan(self, job: Job) -> list[Piece]:
         """Decide where in one buffer each sample goes; samples in blocks need none."""

@@ -166,6 +166,7 @@ class DecodeMaker:
     """Makes batches of samples that are decoded one by one."""
 
     decodes_here = True
+    waits_here = False
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class GatherMaker:
         self._reader = reader
         self._fields = bounds[0].part.fields
         self._places = _places(bounds[0])
+        self.waits_here = reader.copies_apart
         self._widths = [int(t.even_layout()[2][0]) for t in bounds[0].part.tables]
 
     @property

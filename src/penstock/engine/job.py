@@ -137,6 +137,8 @@ class Maker(Protocol):
 
     decodes_here: bool
     """Whether `work` does the work itself; else worker processes do, and record it."""
+    waits_here: bool
+    """Whether the thread in `work` waits for worker processes most of the time."""
 
     def plan(self, job: Job) -> list[Piece]:
         """Prepare a job and return the pieces it falls into."""

@@ -40,6 +40,8 @@ _OPEN_SHARE = 4
 """The share of the files that a process may have open that is ours: one in so many."""
 OPEN_MIN = 16
 """Files that are kept open in any case."""
+_RECORDED_OBJECTS_MAX = 4096
+"""Objects whose names in a trace are kept; a data set may have a file a sample."""
 
 
 def is_local(bound: BoundPart) -> bool:
@@ -47,8 +49,21 @@ def is_local(bound: BoundPart) -> bool:
     return bound.store.source in ("folder", "memory")
 
 
+class _RecordedObject(NamedTuple):
+    """What the rows of a trace say of an object."""
+
+    object_id: int
+    source_id: int
+    base: int
+    stride: int
+    """Where its first row of an even table lies, and how far apart rows are."""
+
+
 class SampleReader:
     """Reads samples in the calling thread; shared by all threads of a run."""
+
+    copies_apart = False
+    """Whether worker processes copy large pieces, while the calling thread waits."""
 
     def __init__(self, pool: BufferPool, counters: Counters, *, at_random: bool) -> None:
         self._pool = pool
@@ -58,6 +73,7 @@ class SampleReader:
         self._open_max = max(OPEN_MIN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
         self._files: dict[tuple[int, int, int], IndexedFile] = {}
         self._maps: dict[tuple[int, int, int], IndexedFile] = {}
+        self._recorded_objects: dict[tuple[int, int, int], _RecordedObject] = {}
 
     def raws(self, group: Group, piece: Piece, stage: GroupStage | None) -> list[list[memoryview]]:
         """Return the bytes of the samples of a piece, one for each table, in leased memory.
@@ -118,8 +134,9 @@ class SampleReader:
         seconds = time.perf_counter() - begin
         self._counters.add_reads(bound.store.source, sum(lengths), len(lengths), seconds)
         if self._counters.recorder is not None:
-            first = bound.part.tables[table].key(numbers[0]), offsets[0]
-            self._record(self._counters.recorder, bound, begin, first, (sum(lengths), len(lengths)))
+            first = self._recorded(self._counters.recorder, bound, table, numbers[0])
+            much = sum(lengths), len(lengths)
+            _record(self._counters.recorder, begin, first, offsets[0], much)
 
     def rows_into(self, group: Group, table: int, piece: Piece, target: Bytes) -> None:
         """Copy samples of one width, each to its row of `target`."""
@@ -148,30 +165,29 @@ class SampleReader:
         self._counters.add_reads("folder", size_bytes, len(ids), time.perf_counter() - begin)
         if self._counters.recorder is not None:
             number = 0 if numbers is None else int(numbers[0])
-            base, stride, _ = layout.even_layout()
-            row = int(ids[0] - first_sample[number])
-            at = layout.key(number), int(base[number]) + int(stride[number]) * row
-            self._record(self._counters.recorder, group.bound, begin, at, (size_bytes, len(ids)))
+            first = self._recorded(self._counters.recorder, group.bound, table, number)
+            offset = first.base + first.stride * int(ids[0] - first_sample[number])
+            _record(self._counters.recorder, begin, first, offset, (size_bytes, len(ids)))
 
-    def _record(
-        self,
-        recorder: Recorder,
-        bound: BoundPart,
-        begin_s: float,
-        at: tuple[str, int],
-        much: tuple[int, int],
-    ) -> None:
-        """Record reads of a piece as one row, with the place of the first of them."""
-        recorder.span(
-            Kind.FETCH,
-            round(begin_s * 1e9),
-            time.perf_counter_ns(),
-            object_id=recorder.name(at[0]),
-            source_id=recorder.name(bound.store.source),
-            offset=at[1],
-            size_bytes=much[0],
-            count=much[1],
-        )
+    def _recorded(
+        self, recorder: Recorder, bound: BoundPart, table: int, number: int
+    ) -> _RecordedObject:
+        """Return what rows say of an object, kept from the row before: looking it up takes as long
+        as three rows."""
+        found = self._recorded_objects.get((id(bound), table, number))
+        if found is None:
+            if len(self._recorded_objects) >= _RECORDED_OBJECTS_MAX:
+                self._recorded_objects.clear()
+            layout = bound.part.tables[table]
+            base = stride = 0
+            if layout.addressing == "even":
+                bases, strides, _ = layout.even_layout()
+                base, stride = int(bases[number]), int(strides[number])
+            found = _RecordedObject(
+                recorder.name(layout.key(number)), recorder.name(bound.store.source), base, stride
+            )
+            self._recorded_objects[id(bound), table, number] = found
+        return found
 
     def can_map(self, bound: BoundPart, table: int) -> bool:
         """Return whether objects are mapped: files, and few enough to stay open all at once."""
@@ -259,6 +275,22 @@ def _ranges(
 ) -> Iterator[tuple[int, int, int]]:
     base, stride, width = (int(a[number]) for a in layout.even_layout())
     return ((number, base + stride * row, width) for row in rows.tolist())
+
+
+def _record(
+    recorder: Recorder, begin_s: float, at: _RecordedObject, offset: int, much: tuple[int, int]
+) -> None:
+    """Record reads of a piece as one row, with the place of the first of them."""
+    recorder.span(
+        Kind.FETCH,
+        round(begin_s * 1e9),
+        time.perf_counter_ns(),
+        object_id=at.object_id,
+        source_id=at.source_id,
+        offset=offset,
+        size_bytes=much[0],
+        count=much[1],
+    )
 
 
 def copy_rows(

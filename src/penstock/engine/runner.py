@@ -369,9 +369,11 @@ class Runner:
         job.begun_ns = job.begun_ns or begin
         begun = None if self._recorder is None else self._begin_work(self._recorder, job)
         error = _error_of(lambda: self._maker.work(job, piece) if job.error is None else None)
-        if self._recorder is not None and begun is not None and self._maker.decodes_here:
+        if self._recorder is not None and self._maker.decodes_here:
             end, count = time.perf_counter_ns(), piece.stop - piece.start
-            cpu_ns, wait_ns = self._work_times.end(begun, end - begin)
+            cpu_ns = wait_ns = 0
+            if begun is not None:
+                cpu_ns, wait_ns = self._work_times.end(begun, end - begin)
             self._recorder.span(
                 Kind.DECODE,
                 begin,
@@ -384,10 +386,13 @@ class Runner:
             )
         self._settle(job, 1, error)
 
-    def _begin_work(self, recorder: Recorder, job: Job) -> tuple[int, int]:
-        """Have what this thread does recorded as work on a job."""
+    def _begin_work(self, recorder: Recorder, job: Job) -> tuple[int, int] | None:
+        """Have what this thread does recorded as work on a job; return its times so far.
+
+        None where it will wait for workers: the kernel's account of that is not worth its time.
+        """
         recorder.working_on(job.slots[0].step, job.slots[0].epoch)
-        return self._work_times.begin()
+        return None if self._maker.waits_here else self._work_times.begin()
 
     def _read_done(self, job: Job, countdown: _Countdown, error: BaseException | None) -> None:
         with self._work_here:
@@ -415,22 +420,22 @@ class Runner:
         job.state = None
         job.staged = {}
         end = time.perf_counter_ns()
+        # What the user's own collate made may hide its size; then what was planned counts.
+        size_bytes = max(size_of(job.results), job.stored_bytes)
+        if self._recorder is not None and job.slots:
+            self._recorder.span(
+                Kind.JOIN,
+                begin,
+                end,
+                step=job.slots[0].step,
+                epoch=job.slots[0].epoch,
+                count=len(job.slots),
+                size_bytes=size_bytes,
+            )
         with self._ready:
-            # What the user's own collate made may hide its size; then what was planned counts.
-            size_bytes = max(size_of(job.results), job.stored_bytes)
             self._stage_bytes += size_bytes - job.size_bytes
             job.size_bytes = self._job_bytes = size_bytes
             job.done_ns, job.is_done = time.perf_counter_ns(), True
-            if self._recorder is not None and job.slots:
-                self._recorder.span(
-                    Kind.JOIN,
-                    begin,
-                    end,
-                    step=job.slots[0].step,
-                    epoch=job.slots[0].epoch,
-                    count=len(job.slots),
-                    size_bytes=size_bytes,
-                )
             if self._is_next_ready():
                 self._ready.notify_all()
 

@@ -50,12 +50,9 @@ class RowTarget:
     special: Any
 
 
-class WorkFor(NamedTuple):
-    """What work is done for, in runs that are traced."""
-
-    rank: int
-    step: int
-    epoch: int
+WorkFor = tuple[int, int, int]
+"""Rank, step and epoch that work is done for, in runs that are traced. A plain tuple is unpickled
+without looking for its class."""
 
 
 class CopyTarget(NamedTuple):

@@ -128,9 +128,9 @@ class WorkerProcess:
         if self._counters.recorder is None:
             # Not before: the rank is known when a run begins, and this process may be older.
             self._counters.recorder = self._maker.recorder = recorder_of(
-                self._job.trace, role="worker", rank=request.work_for.rank
+                self._job.trace, role="worker", rank=request.work_for[0]
             )
-        self._counters.recorder.working_on(request.work_for.step, request.work_for.epoch)
+        self._counters.recorder.working_on(*request.work_for[1:])
         return self._counters.recorder
 
     def _record(

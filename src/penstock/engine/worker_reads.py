@@ -20,7 +20,7 @@ from penstock.engine.job import Group, Piece
 from penstock.engine.reads import SampleReader
 from penstock.engine.shared import Reference, SharedPool
 from penstock.engine.stats import Counters
-from penstock.engine.work import CopyRequest, CopyTarget, WorkFor
+from penstock.engine.work import CopyRequest, CopyTarget
 from penstock.engine.workers import WorkerHandle, Workers
 
 _HERE_BYTES = 1 << 20
@@ -32,6 +32,8 @@ _NUM_NAMED = 8
 
 class WorkerReader(SampleReader):
     """Reads samples as `SampleReader` does; large pieces of local files are copied by workers."""
+
+    copies_apart = True
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class WorkerReader(SampleReader):
     def _ask(self, group: Group, table: int, piece: Piece, target: CopyTarget) -> None:
         local_ids = group.local_ids[piece.start : piece.stop]
         recorder = self._counters.recorder
-        work_for = None if recorder is None else WorkFor(recorder.rank, *recorder.doing[:2])
+        work_for = None if recorder is None else (recorder.rank, *recorder.doing[:2])
         request = CopyRequest(self._parts[id(group.bound)], table, local_ids, target, work_for)
         ids = (group.bound.first + local_ids[:_NUM_NAMED]).tolist()
         more = ", …" * (len(local_ids) > _NUM_NAMED)
