@@ -194,7 +194,7 @@ def test_a_killed_worker_leaves_what_it_read(data: Path, tmp_path: Path) -> None
     reads = reads_of(trace, ".bin")
     assert reads["size_bytes"].sum() == sum(1000 + 37 * index for index in range(18))
     assert sorted(trace.of(Kind.BATCH)["step"].tolist()) == list(range(18 // BATCH))
-    # torch raises in a signal handler, perhaps after a batch was recorded and before it was counted.
+    # torch raises in a signal handler, perhaps between the row of a batch and its count.
     assert len(trace.of(Kind.NEXT)) - printed[0]["batches"] in {0, 1}
 
 
