@@ -89,6 +89,11 @@ def test_bytes_are_as_sure_on_many_ranks_as_on_few() -> None:
     assert bands.half_band("store_bytes", "penstock", few) < 0.02
 
 
+def test_a_model_that_is_far_off_on_its_own_run_still_has_a_band() -> None:
+    disturbed = bands.doubt("step_s", spread=0.0, misfit=2000.0, ranks=1)
+    assert math.exp(bands.half_band("step_s", "penstock", disturbed)) == pytest.approx(1000)
+
+
 def test_nine_of_ten_residuals_lie_below_the_quantile() -> None:
     residuals = [(-1) ** n * n / 100 for n in range(1, 30)]
     assert bands.quantile(residuals) == pytest.approx(0.27)

@@ -37,6 +37,9 @@ all there is: how many are read does not hang on times."""
 _BYTES: tuple[Quantity, ...] = ("store_bytes", "peer_bytes")
 _Z90 = 1.645
 _Z50 = 0.674
+_HALF_MAX = math.log(1000)
+"""A band that is wider says no more than this: the model knows nothing. Of a run that was disturbed
+badly the doubt has no bound, and its exponential would overflow."""
 
 
 def quantile(residuals: Sequence[float], share: float = SHARE) -> float:
@@ -69,7 +72,7 @@ def doubt(quantity: Quantity, *, spread: float, misfit: float, ranks: int) -> fl
 
 def half_band(quantity: Quantity, loader: str, doubt: float) -> float:
     """Return half a 90 % band, in the terms of a residual; the forecast lies in its middle."""
-    return quantile(_residuals(quantity, loader)) * doubt
+    return min(_HALF_MAX, quantile(_residuals(quantity, loader)) * doubt)
 
 
 def _residuals(quantity: Quantity, loader: str) -> tuple[float, ...]:
