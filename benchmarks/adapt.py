@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from benchmarks import loops
 from benchmarks.formats import labelled, write_shards
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 LATENCY_S, BYTES_S, SLOWER = 0.020, 100e6, 10
 BLOB_BYTES, NUM_BLOBS, BATCH = 110_000, 2048, 64

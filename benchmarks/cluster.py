@@ -17,13 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from testkit.network import Link
+from testkit.network_job import Launch
+
 from benchmarks.cluster_job import Job, Task, delivered, expected, peer_bytes, total
 from benchmarks.cluster_report import ROWS, table
 from benchmarks.cluster_site import Site, open_site
 from penstock.plan.bound import epochs_bound
 from penstock.simulate import run, scenario_of
-from penstock.testing.network import Link
-from penstock.testing.network_job import Launch
 
 EPOCHS = 3
 SAMPLE_BYTES = 110_000

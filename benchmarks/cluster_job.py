@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from testkit.network import Host
+from testkit.network_job import Launch, NetworkJob
+
 from penstock.order import GlobalOrder, StreamHash
-from penstock.testing.network import Host
-from penstock.testing.network_job import Launch, NetworkJob
 from penstock.testing.servers import ServerError
 
 ROOT = Path(__file__).parents[1]

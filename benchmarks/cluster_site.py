@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from testkit.network import Host, Link, Network
+from testkit.network_store import NetworkStore
 
 from benchmarks.cluster_data import payload_of
 from benchmarks.cluster_job import ROOT
-from penstock.testing.network import Host, Link, Network
-from penstock.testing.network_store import NetworkStore
 
 SHARD_SIZE = "2MB"
 WRITE_S = 300.0

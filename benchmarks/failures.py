@@ -19,10 +19,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from testkit.network import Link
+
 from benchmarks.cluster_site import Site, open_site
 from benchmarks.failures_cases import CASES
 from benchmarks.failures_run import BATCH, BATCHES_AHEAD, Outcome, outcome_of
-from penstock.testing.network import Link
 from penstock.testing.servers import ServerError
 
 SAMPLE_BYTES = 110_000

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from testkit.network import Host
+from testkit.shaper import Fault, Shape
+
 from benchmarks.cluster_job import Job
 from benchmarks.failures_run import EPOCHS, JOB_S, SMALL_DISK, Case, Scene
-from penstock.testing.network import Host
-from penstock.testing.shaper import Fault, Shape
 
 AWAY_S = 4.0
 """How long a node is frozen or behind a cut link: twice the timeout."""

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testkit.network import Host
+from testkit.network_job import Launch
+from testkit.network_store import Front
+
 from benchmarks.cluster_job import Job, Task, delivered, expected, last_common
 from benchmarks.cluster_site import Site
-from penstock.testing.network import Host
-from penstock.testing.network_job import Launch
-from penstock.testing.network_store import Front
 
 EPOCHS = 3
 BATCH = 64

@@ -22,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock.storage.locate import open_store
 from penstock.testing.servers import S3Access, SeaweedServer
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 SHARDS = 8
 BANDWIDTH_BYTES_S = 400e6

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from testkit.network import Link, Network
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -48,7 +49,6 @@ import penstock
 import penstock.step as ps
 from benchmarks.compare import conditions
 from penstock.step.loads.credits import Wire
-from penstock.testing.network import Link, Network
 
 QUESTION = __doc__.splitlines()[0]
 ROOT = Path(__file__).parents[1]

@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock.machine import Machine, TierModel
 from penstock.probe import Target, probe_machine
 from penstock.simulate import LoaderRun, Samples, predict
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 BLOB_BYTES, NUM_BLOBS, BATCH, EPOCHS = 110_000, 2048, 128, 3
 CACHES = (0.0, 0.2, 0.5, 1.0)

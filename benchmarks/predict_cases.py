@@ -3,7 +3,7 @@ is scored. The three sets have no configuration in common."""
 
 from dataclasses import dataclass, field
 
-from penstock.testing.shaper import LogNormal, Shape
+from testkit.shaper import LogNormal, Shape
 
 SIGMA = 0.3
 """Spread of the store's latency."""

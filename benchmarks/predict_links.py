@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from testkit.network import Link, Network
+from testkit.network_process import Program
+from testkit.shaper_server import Orders
+
 from benchmarks.predict_cases import Case
-from penstock.testing.network import Link, Network
-from penstock.testing.network_process import Program
-from penstock.testing.shaper_server import Orders
 
 _NEWNET = 0x40000000
 

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from testkit.shaper import Shape, Shaper
 
 from benchmarks.predict_cases import PENSTOCK, TORCH, Case
 from benchmarks.predict_links import linked_nodes
-from penstock.testing.shaper import Shape, Shaper
 
 TIMEOUT_S = 180
 NUM_SHARDS = 4

@@ -20,10 +20,11 @@ import time
 from collections import Counter
 from random import Random
 
+from testkit.programs import random_program
+from testkit.rewrites import ARGUMENTS, applied, differences, random_rewrite, refused
+
 from penstock.program.nodes import Program
 from penstock.program.passes import PASSES
-from penstock.testing.programs import random_program
-from penstock.testing.rewrites import ARGUMENTS, applied, differences, random_rewrite, refused
 
 
 def fuzzed(seed: int, legal: Counter[str], tried: Counter[str], only: list[str]) -> list[str]:

@@ -35,6 +35,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from testkit.programs import Sample, random_program
+from testkit.rewrites import ARGUMENTS, applied, random_rewrite, refused, wholes
 from torch import distributed
 
 import penstock.step as ps
@@ -46,8 +48,6 @@ from penstock.program.ops import is_move
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.native import c_compiler
 from penstock.testing.ports import HOST, free_ports
-from penstock.testing.programs import Sample, random_program
-from penstock.testing.rewrites import ARGUMENTS, applied, random_rewrite, refused, wholes
 
 ITERATIONS = 3
 AHEAD_MAX = 9

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Listener
 from pathlib import Path
 
+from testkit.shaper import Counts, Shape, Shaper
+
 from benchmarks.peers_remote import REMOTE
 from benchmarks.process import interpreter, last_words, run_to_end
 from benchmarks.remote import (
@@ -24,7 +26,6 @@ from benchmarks.remote import (
     stored_bytes,
 )
 from penstock.plan.bound import epochs_bound
-from penstock.testing.shaper import Counts, Shape, Shaper
 
 WRITE_TIMEOUT_S = 600
 LOOK_EVERY_S = 0.1

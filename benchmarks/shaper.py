@@ -22,9 +22,9 @@ from statistics import median, quantiles
 
 import obstore
 from obstore.store import S3Store
+from testkit.shaper import Fixed, LogNormal, Shape, Shaper
 
 from penstock.testing.servers import SeaweedServer
-from penstock.testing.shaper import Fixed, LogNormal, Shape, Shaper
 
 ROUNDS, ROUND_S = 3, 1.5
 FILE_BYTES, RANGE_BYTES, THREADS = 64_000_000, 110_000, 32

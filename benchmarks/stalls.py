@@ -14,11 +14,12 @@ and its worst delay stand beside.
 import sys
 from argparse import Namespace
 
+from testkit.shaper import Fixed, Shape
+
 from benchmarks import remote_rounds
 from benchmarks.remote import SAMPLE_BYTES, WORK
 from benchmarks.remote_rounds import Columns, number, options_of, rows_of
 from benchmarks.remote_run import EPOCHS, Row, ask, measure, scratch_in
-from penstock.testing.shaper import Fixed, Shape
 
 STORE_BYTES_S = 100e6
 SHAPE = Shape(latency=Fixed(0.020), bandwidth_bytes_s=STORE_BYTES_S)

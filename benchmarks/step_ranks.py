@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from testkit.network import Link, Network
+from testkit.network_link import bits_of
 from torch import distributed
 
 from benchmarks.compare import conditions
-from penstock.testing.network import Link, Network
-from penstock.testing.network_link import bits_of
 from penstock.testing.ports import HOST, free_ports
 
 ROOT = Path(__file__).parents[1]

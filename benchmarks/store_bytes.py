@@ -12,10 +12,11 @@ start` is the part that belongs to no file on disk, seen at each batch.
 
 from functools import partial
 
+from testkit.shaper import Fixed, Shape
+
 from benchmarks import remote_rounds
 from benchmarks.remote_rounds import Columns, number, options_of, rows_of
 from benchmarks.remote_run import measure
-from penstock.testing.shaper import Fixed, Shape
 
 SHAPE = Shape(latency=Fixed(0.001), bandwidth_bytes_s=400e6)
 SHARES = (0.0, 0.10, 0.25, 0.50, 0.90, 1.0, 1.5)

@@ -24,13 +24,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from testkit.network import Link, Network, can_make_networks
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.compare import conditions
 from penstock.step.attached.attach import Attached, attach
-from penstock.testing.network import Link, Network, can_make_networks
 
 ROOT = Path(__file__).parents[1]
 WIDTH, LAYERS, BATCH = 1024, 6, 256

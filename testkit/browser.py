@@ -90,7 +90,7 @@ class Browser:
 
     def is_drawn(self, chart: int) -> bool:
         """Whether a chart's canvases have more than a few colours."""
-        return self.driver.execute_script(
+        found: bool = self.driver.execute_script(
             """
             const seen = new Set();
             for (const canvas of document.querySelectorAll(`#chart${arguments[0]} canvas`)) {
@@ -105,6 +105,7 @@ class Browser:
             """,
             chart,
         )
+        return found
 
     def logs(self) -> list[str]:
         """What the console has said since the last call."""

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cluster_job import Task, TracedJob
 from benchmarks.cluster_site import open_site
 from testkit.browser import Browser, why_no_browser
+from testkit.network import Link
+from testkit.network_job import Launch
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
-from penstock.testing.network import Link
-from penstock.testing.network_job import Launch
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 ROOT = Path(__file__).resolve().parents[1]
 COLOURS = 64

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs from Debian's or Ubuntu's own packages what penstock.testing.network runs. Needs root.
+# Installs from Debian's or Ubuntu's own packages what testkit.network runs. Needs root.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

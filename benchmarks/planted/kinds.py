@@ -16,10 +16,10 @@ from random import Random
 from typing import Any
 
 import torch
+from testkit.shaper import Fixed, Shape
 
 from benchmarks.planted.data import SIDE, Sets, decoded, decoded_grey, jpeg_of, size_bytes
 from benchmarks.planted.site import Site
-from penstock.testing.shaper import Fixed, Shape
 
 COLLECTIVE_MS = 6
 """A step's collectives of a small model and the hand-over of its batch, as found here."""

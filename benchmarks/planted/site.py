@@ -2,7 +2,7 @@
 
 A slow disk is a cgroup with a limit on what it reads from the device, so it is slow for pages that
 are not in the page cache, as a real one is. A slow network is a loopback interface of its own with
-a token bucket. A slow store is `penstock.testing.shaper`. The job sees none of this.
+a token bucket. A slow store is `testkit.shaper`. The job sees none of this.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from penstock.testing.shaper import Shape, Shaper
+from testkit.shaper import Shape, Shaper
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from penstock.machine import load_machine, machine_toml
 from penstock.order import GlobalOrder
 from penstock.program.schedule import apply, read_schedule
 from penstock.simulate.scenario import load_scenario
-from penstock.testing.programs import random_program
-from penstock.testing.rewrites import applied, random_rewrite
 from testkit.fuzz.mutate import mutated, mutated_json
 from testkit.fuzz.subjects import Subject, WrongDataError
+from testkit.programs import random_program
+from testkit.rewrites import applied, random_rewrite
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.cluster_site import Site, open_site
+from testkit.network import Link, can_make_networks
 from tests.cluster.small import NUM_SAMPLES, SAMPLE_BYTES
-
-from penstock.testing.network import Link, can_make_networks
 
 REASON = can_make_networks("bridge")
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from benchmarks.cluster_job import Job, Task
 from benchmarks.cluster_site import Site
-
-from penstock.testing.network import Host
-from penstock.testing.network_job import Launch
+from testkit.network import Host
+from testkit.network_job import Launch
 
 NUM_SAMPLES = 200
 SAMPLE_BYTES = 120_000

@@ -3,10 +3,10 @@ from __future__ import annotations
 import sys
 
 from benchmarks.cluster_site import Site
+from testkit.network_store import Front
+from testkit.shaper import Fault, Shape
 
-from penstock.testing.network_store import Front
 from penstock.testing.servers import S3Access
-from penstock.testing.shaper import Fault, Shape
 
 USE = """
 import sys

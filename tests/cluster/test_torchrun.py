@@ -4,9 +4,8 @@ from pathlib import Path
 
 from benchmarks.cluster_job import Job, delivered, expected, peer_bytes
 from benchmarks.cluster_site import Site
+from testkit.network_job import Launch
 from tests.cluster.small import HALF, JOB_S, NUM_SAMPLES, task_of
-
-from penstock.testing.network_job import Launch
 
 
 def test_an_elastic_restart_on_fewer_nodes_goes_on_with_the_same_global_batches(

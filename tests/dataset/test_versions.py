@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.shaper import Shape, Shaper
 
 import penstock
 from penstock.clock import VirtualClock
@@ -30,7 +31,6 @@ from penstock.storage.base import ObjectInfo
 from penstock.storage.folder import FolderStore
 from penstock.storage.locate import open_store
 from penstock.storage.retry import Retrying
-from penstock.testing.shaper import Shape, Shaper
 
 
 @pytest.fixture(autouse=True)

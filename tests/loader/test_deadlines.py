@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from testkit.shaper import Fault, Fixed, Shape, Shaper
 
 import penstock
 from penstock.engine.block_stage import BlockStage
@@ -15,7 +16,6 @@ from penstock.errors import StoreError, UnavailableError, UnreachableError
 from penstock.storage import MemoryStore, ObjectInfo, Retrying, RetryPolicy
 from penstock.storage.retry import waiting_since
 from penstock.testing.faults import WrappedStore
-from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
 
 NUM_SAMPLES = 240
 BLOB_BYTES = 30_000

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import zstandard
+from testkit.shaper import Shaper
 
 import penstock
 from penstock.errors import OptionError
 from penstock.plan.rereads import block_set_of
-from penstock.testing.shaper import Shaper
 
 ROWS, GROUP_ROWS, ROW_BYTES = 1200, 50, 2000
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock.errors import OptionError
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 from .conftest import write_tar
 

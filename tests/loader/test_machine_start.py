@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock.flow.budget import REQUESTS_FIRST
@@ -16,7 +17,6 @@ from penstock.machine import (
     default_machine_path,
     machine_toml,
 )
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 NUM_SAMPLES, BLOB_BYTES, BATCH = 640, 20_000, 16
 

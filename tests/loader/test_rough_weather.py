@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testkit.shaper import Fault, Fixed, Shape, Shaper
 
 import penstock
 from penstock.errors import CorruptError
@@ -15,7 +16,6 @@ from penstock.machine import (
     default_machine_path,
     machine_toml,
 )
-from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
 
 NUM_SAMPLES = 240
 BLOB_BYTES = 66_000

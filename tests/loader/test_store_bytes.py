@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from testkit.shaper import Shaper
 
 import penstock
 from penstock.plan.bound import epochs_bound
-from penstock.testing.shaper import Shaper
 
 from .conftest import write_tar
 

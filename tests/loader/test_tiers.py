@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock import Disk, Memory
 from penstock.errors import CorruptError, OptionError
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 from .conftest import MakeRows, write_tar
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from testkit.shaper import Fault, Fixed, Shape, Shaper
 
 import penstock
 from penstock import Disk, Memory, World
 from penstock.engine.serving import ServedHere
 from penstock.storage import open_store
-from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
 from penstock.trace import Flag, Kind, Trace, read_trace
 from penstock.trace.clocks import FACT
 

@@ -10,11 +10,11 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testkit.programs import Sample, random_program
+from testkit.rewrites import applied, differences, random_rewrite, refused
 
 from penstock.program.nodes import Program
 from penstock.program.schedule import apply, read_schedule
-from penstock.testing.programs import Sample, random_program
-from penstock.testing.rewrites import applied, differences, random_rewrite, refused
 
 GRAPH = ("split", "sink", "hoist", "keep_sliced", "dead", "hier", "factor", "reshard")
 MOVES_ONLY = ("split", "keep_sliced", "dead", "reshard", "fuse", "chunk", "overlap", "bucket")

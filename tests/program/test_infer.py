@@ -7,12 +7,12 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testkit.programs import random_program
+from testkit.rewrites import differences_on_one_rank
 
 from penstock.errors import ProgramError
 from penstock.program import L, P, R, S, Type, mesh, partial
 from penstock.program.infer import infer
-from penstock.testing.programs import random_program
-from penstock.testing.rewrites import differences_on_one_rank
 
 TWO = mesh(dp=2)
 GRID = mesh(dp=2, tp=2)

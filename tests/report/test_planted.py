@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 
 from benchmarks.planted.data import Sets
 from benchmarks.planted.site import Site, throughput
+from testkit.shaper import Fixed, Shape
 
 from penstock.report.analysis import analyze
 from penstock.report.values import Analysis
-from penstock.testing.shaper import Fixed, Shape
 from penstock.trace.reading import read_trace
 
 

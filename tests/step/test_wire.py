@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from penstock.testing.network import Link, Network, can_make_networks
+from testkit.network import Link, Network, can_make_networks
 
 ROOT = Path(__file__).parents[2]
 HEADERS = 0.01

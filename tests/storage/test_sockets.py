@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock.storage import clients
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 
 def num_sockets(port: int) -> int:

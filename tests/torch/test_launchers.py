@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from testkit.shaper import Fixed, Shape, Shaper
 from tests.torch import launched
 
 import penstock
 from penstock.order.stream_hash import StreamHash
 from penstock.testing.ports import HOST, free_ports
-from penstock.testing.shaper import Fixed, Shape, Shaper
 
 SCRIPT = Path(launched.__file__)
 EXAMPLE = SCRIPT.parents[2] / "examples" / "torchrun_peers.py"

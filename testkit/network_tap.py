@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.testing.network_link import Link
-from penstock.testing.network_namespaces import ip
-from penstock.testing.network_process import Program
-from penstock.testing.network_tap_process import Change, Plan
+from testkit.network_link import Link
+from testkit.network_namespaces import ip
+from testkit.network_process import Program
+from testkit.network_tap_process import Change, Plan
 
 
 class TapSwitch:

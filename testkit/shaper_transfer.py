@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Protocol
 
-from penstock.testing.shaper_draws import Treatment
+from testkit.shaper_draws import Treatment
 
 
 class Sent(enum.Enum):

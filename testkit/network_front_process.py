@@ -12,7 +12,7 @@ def main(pipe: Pipe) -> None:
     """Take the address first, then what a shaper takes."""
     try:
         ports.HOST = pipe.recv()
-        from penstock.testing.shaper_process import serve  # listens on what HOST is by now
+        from testkit.shaper_process import serve  # listens on what HOST is by now
 
         pipe.send(None)
         serve(pipe, os.getppid())

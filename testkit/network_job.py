@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.testing.network_host import Host
 from penstock.testing.servers import ServerError
+from testkit.network_host import Host
 
 _PORT = 29_400
 _POLL_S = 0.02

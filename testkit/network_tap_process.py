@@ -20,8 +20,8 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 
-from penstock.testing.network_link import QUEUE_S, Link, Wire
-from penstock.testing.network_namespaces import TUN
+from testkit.network_link import QUEUE_S, Link, Wire
+from testkit.network_namespaces import TUN
 
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _NO_PI, _VNET_HDR = 0x2, 0x1000, 0x4000

@@ -10,10 +10,11 @@ import gc
 import os
 import resource
 import signal
+import sys
 from multiprocessing.connection import Connection as Pipe
 
-from penstock.testing.shaper_server import Server
-from penstock.testing.shaper_shape import Shape
+from testkit.shaper_server import Server
+from testkit.shaper_shape import Shape
 
 _OWNER_POLL_S = 0.5
 """A forked child of the owner may keep the pipe open, so we also look whose child we are."""
@@ -58,3 +59,7 @@ def main(descriptor: int, owner: int) -> None:
     gc.freeze()  # a collection that looks through all modules would hold up answers for 10 ms
     serve(Pipe(descriptor), owner)
     os._exit(0)  # at once: answers under way have nobody left who waits for them
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

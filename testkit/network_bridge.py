@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import OptionError
-from penstock.testing.network_link import QUEUE_S, Link
-from penstock.testing.network_namespaces import ip, tc
+from testkit.network_link import QUEUE_S, Link
+from testkit.network_namespaces import ip, tc
 
 _BUCKET_BYTES = 256 * 1024
 """Segments of TCP travel in packets of up to 64 KiB: a bucket that holds few of them starves."""

@@ -6,10 +6,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.network import Link, Network
+from testkit.network_link import Wire, bits_of
 
 from penstock.errors import OptionError
-from penstock.testing.network import Link, Network
-from penstock.testing.network_link import Wire, bits_of
 
 FRAMES = st.lists(st.tuples(st.floats(0, 0.01), st.integers(60, 65_536)), min_size=1, max_size=50)
 

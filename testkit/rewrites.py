@@ -25,7 +25,7 @@ from penstock.program.passes import PASSES
 from penstock.program.passes.algo import ALGOS
 from penstock.program.types import Type
 from penstock.program.verify import verified
-from penstock.testing.programs import Sample
+from testkit.programs import Sample
 
 __all__ = [
     "ARGUMENTS",

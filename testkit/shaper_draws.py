@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from penstock.testing.shaper_shape import Fault, Shape
+from testkit.shaper_shape import Fault, Shape
 
 REMEMBERED_MAX = 2**18
 """Requests whose number of attempts is remembered; the oldest is forgotten first."""

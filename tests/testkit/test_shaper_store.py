@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testkit.shaper import Fault, Fixed, Shape, Shaper
+from testkit.shaper_command import main
 
 import penstock
 from penstock.errors import (
@@ -28,8 +30,6 @@ from penstock.testing.conformance import OBJECTS, ReadConformance, some_bytes
 from penstock.testing.forks import HANG_S, in_child
 from penstock.testing.ports import HOST, free_ports
 from penstock.testing.servers import S3Access, ServerError
-from penstock.testing.shaper import Fault, Fixed, Shape, Shaper
-from penstock.testing.shaper_command import main
 
 DATA = some_bytes(5_000_000, "shaped")
 X = ObjectInfo(key="x", size_bytes=len(DATA))
@@ -200,7 +200,7 @@ def test_an_upload_that_is_refused_is_read_to_its_end(s3_server: S3Access) -> No
 
 _OWNER = """
 import os, signal, sys
-from penstock.testing.shaper import Shaper
+from testkit.shaper import Shaper
 shaper = Shaper.of_folder(sys.argv[1]).__enter__()
 if sys.argv[2] == "fork" and os.fork() == 0:
     signal.alarm(60)
@@ -302,7 +302,7 @@ def test_a_port_can_be_chosen_and_may_be_taken(folder: Path) -> None:
 
 
 def test_it_runs_from_a_terminal(folder: Path) -> None:
-    command = [sys.executable, "-m", "penstock.testing.shaper", "--folder", str(folder)]
+    command = [sys.executable, "-m", "testkit.shaper", "--folder", str(folder)]
     shape = ["--latency", "20ms", "--bandwidth", "100MB", "--corrupt", "1"]
     shaper = subprocess.Popen([*command, *shape], stdout=subprocess.PIPE, text=True)
     assert shaper.stdout is not None

@@ -11,7 +11,7 @@ import socket
 from errno import EINPROGRESS
 from typing import Protocol
 
-from penstock.testing.shaper_http import (
+from testkit.shaper_http import (
     Answer,
     BadHeadError,
     ChunkedEnd,
@@ -19,8 +19,8 @@ from penstock.testing.shaper_http import (
     answer_of,
     end_of_head,
 )
-from penstock.testing.shaper_loop import CAN_WRITE, Loop
-from penstock.testing.shaper_transfer import BrokenBodyError
+from testkit.shaper_loop import CAN_WRITE, Loop
+from testkit.shaper_transfer import BrokenBodyError
 
 BACKLOG_BYTES_MAX = 256 * 2**10
 """Bytes of an upload that wait for the store; then the client has to."""

@@ -8,7 +8,7 @@ It runs in a process of its own, so it takes no turns of the interpreter under t
 loopback, and ends with its owner. `reshape` changes the weather while it runs; `counts` says what
 came through. The same seed treats the same requests in the same way, whatever their order.
 
-    python -m penstock.testing.shaper --folder data --latency 20ms --bandwidth 100MB
+    python -m testkit.shaper --folder data --latency 20ms --bandwidth 100MB
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from penstock.errors import NotFoundError, OptionError, UnreachableError
 from penstock.storage.options import StoreOptions
 from penstock.testing.ports import HOST
 from penstock.testing.servers import ServerError
-from penstock.testing.shaper_counts import Counts
-from penstock.testing.shaper_server import Orders
-from penstock.testing.shaper_shape import Fault, Fixed, Latency, LogNormal, Samples, Shape, Slow
+from testkit.shaper_counts import Counts
+from testkit.shaper_server import Orders
+from testkit.shaper_shape import Fault, Fixed, Latency, LogNormal, Samples, Shape, Slow
 
 __all__ = [
     "Counts",
@@ -48,14 +48,6 @@ __all__ = [
 _CONNECT_TIMEOUT_S = 5.0
 _END_TIMEOUT_S = 5.0
 """How long the process may take to notice that its pipe is closed."""
-_PROGRAM = """
-import sys, types
-package = sys.modules["penstock"] = types.ModuleType("penstock")
-package.__path__ = [sys.argv[1]]
-from penstock.testing.shaper_process import main
-main(int(sys.argv[2]), int(sys.argv[3]))
-"""
-"""The process leaves out the package's own beginning, which imports all of it: 0.1 s, not 0.5."""
 
 
 class Shaper:
@@ -140,7 +132,7 @@ class Shaper:
         # The owner's search path and not the current folder, so that both run the same package.
         path = os.pathsep.join(part for part in sys.path if part)
         with theirs:
-            command = [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[1])]
+            command = [sys.executable, "-P", "-m", "testkit.shaper_process"]
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
@@ -251,6 +243,6 @@ def _reachable(endpoint: str) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    from penstock.testing.shaper_command import main
+    from testkit.shaper_command import main
 
     sys.exit(main())

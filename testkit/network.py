@@ -24,14 +24,14 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import OptionError
-from penstock.testing import network_namespaces as namespaces
-from penstock.testing.network_bridge import Bridge
-from penstock.testing.network_host import Host, Switch
-from penstock.testing.network_link import Link, Traffic
-from penstock.testing.network_namespaces import SwitchKind, can_make_networks
-from penstock.testing.network_tap import TapSwitch
-from penstock.testing.network_tap_process import address_of
 from penstock.testing.servers import ServerError
+from testkit import network_namespaces as namespaces
+from testkit.network_bridge import Bridge
+from testkit.network_host import Host, Switch
+from testkit.network_link import Link, Traffic
+from testkit.network_namespaces import SwitchKind, can_make_networks
+from testkit.network_tap import TapSwitch
+from testkit.network_tap_process import address_of
 
 __all__ = ["Host", "Link", "Network", "Traffic", "can_make_networks"]
 

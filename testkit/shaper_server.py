@@ -8,15 +8,15 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.testing.ports import HOST
-from penstock.testing.shaper_connection import Connection
-from penstock.testing.shaper_counts import Counts, Tally
-from penstock.testing.shaper_draws import Draws, Treatment
-from penstock.testing.shaper_folder import Folder
-from penstock.testing.shaper_http import Request
-from penstock.testing.shaper_loop import Loop, Timer
-from penstock.testing.shaper_pace import ByteRate, RequestRate
-from penstock.testing.shaper_shape import Shape
-from penstock.testing.shaper_transfer import Sent
+from testkit.shaper_connection import Connection
+from testkit.shaper_counts import Counts, Tally
+from testkit.shaper_draws import Draws, Treatment
+from testkit.shaper_folder import Folder
+from testkit.shaper_http import Request
+from testkit.shaper_loop import Loop, Timer
+from testkit.shaper_pace import ByteRate, RequestRate
+from testkit.shaper_shape import Shape
+from testkit.shaper_transfer import Sent
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 64

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote_to_bytes
 
-from penstock.testing.shaper_http import Request, error_of, head_of
-from penstock.testing.shaper_transfer import Body, FileBody, MemoryBody, OpenFile
+from testkit.shaper_http import Request, error_of, head_of
+from testkit.shaper_transfer import Body, FileBody, MemoryBody, OpenFile
 
 OPEN_FILES_MAX = 512
 """Files kept open between requests."""

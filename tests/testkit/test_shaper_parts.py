@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testkit.shaper import Fault, Fixed, Latency, LogNormal, Samples, Shape, Slow
+from testkit.shaper_command import seconds_of
+from testkit.shaper_draws import Draws
+from testkit.shaper_http import BadHeadError, ChunkedEnd, answer_of, request_of
+from testkit.shaper_pace import BYTE_BURST_S, REQUEST_BURST_S, ByteRate, RequestRate
 
 from penstock.errors import OptionError
-from penstock.testing.shaper import Fault, Fixed, Latency, LogNormal, Samples, Shape, Slow
-from penstock.testing.shaper_command import seconds_of
-from penstock.testing.shaper_draws import Draws
-from penstock.testing.shaper_http import BadHeadError, ChunkedEnd, answer_of, request_of
-from penstock.testing.shaper_pace import BYTE_BURST_S, REQUEST_BURST_S, ByteRate, RequestRate
 
 # -- shapes ------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def test_faults_hit_only_their_window_path_and_kind_of_request() -> None:
 
 
 def test_the_memory_for_attempts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.testing.shaper_draws.REMEMBERED_MAX", 100)
+    monkeypatch.setattr("testkit.shaper_draws.REMEMBERED_MAX", 100)
     draws, shape = Draws(0), Shape()
     for number in range(200):
         draws.treat(shape, b"%d" % number, at_s=0.0, is_read=True)

@@ -11,8 +11,8 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from penstock.testing.shaper_draws import Treatment
-from penstock.testing.shaper_http import (
+from testkit.shaper_draws import Treatment
+from testkit.shaper_http import (
     Answer,
     BadHeadError,
     ChunkedEnd,
@@ -21,14 +21,14 @@ from penstock.testing.shaper_http import (
     error_of,
     request_of,
 )
-from penstock.testing.shaper_loop import CAN_READ, CAN_WRITE, HAS_ENDED, Timer
-from penstock.testing.shaper_pace import ByteRate
-from penstock.testing.shaper_shape import Shape
-from penstock.testing.shaper_transfer import Body, BrokenBodyError, MemoryBody, Sent, Transfer
-from penstock.testing.shaper_upstream import Upstream, UpstreamBody
+from testkit.shaper_loop import CAN_READ, CAN_WRITE, HAS_ENDED, Timer
+from testkit.shaper_pace import ByteRate
+from testkit.shaper_shape import Shape
+from testkit.shaper_transfer import Body, BrokenBodyError, MemoryBody, Sent, Transfer
+from testkit.shaper_upstream import Upstream, UpstreamBody
 
 if TYPE_CHECKING:
-    from penstock.testing.shaper_server import Server
+    from testkit.shaper_server import Server
 
 _PIECE_BYTES = 64 * 2**10
 _RESET = struct.pack("ii", 1, 0)

@@ -1,4 +1,4 @@
-"""`python -m penstock.testing.shaper`: a shaped store in a terminal, until Ctrl-C."""
+"""`python -m testkit.shaper`: a shaped store in a terminal, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import OptionError, PenstockError
-from penstock.testing.shaper import Shaper
-from penstock.testing.shaper_shape import KINDS, Fault, Fixed, Latency, LogNormal, Shape
 from penstock.units import bytes_of, show_bytes
+from testkit.shaper import Shaper
+from testkit.shaper_shape import KINDS, Fault, Fixed, Latency, LogNormal, Shape
 
 _UNITS_S = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -31,7 +31,7 @@ def seconds_of(text: str) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m penstock.testing.shaper", description="A store on a bad network."
+        prog="python -m testkit.shaper", description="A store on a bad network."
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--endpoint", help="forward to this store, for example http://127.0.0.1:8333")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import OptionError
-from penstock.testing import network_namespaces as namespaces
-from penstock.testing.network_link import Link, Traffic
-from penstock.testing.network_process import dies_with_us, inside
 from penstock.testing.servers import ServerError
 from penstock.units import bytes_of
+from testkit import network_namespaces as namespaces
+from testkit.network_link import Link, Traffic
+from testkit.network_process import dies_with_us, inside
 
 _HELD = 'mount -t tmpfs -o "size=$0" penstock /dev/shm && echo ready && exec cat'
 """Keeps a mount namespace of its own for as long as its input is open."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from testkit.shaper import Fault, Fixed, LogNormal, Samples, Shape, Shaper, Slow
 
 import penstock
 from penstock.errors import (
@@ -25,7 +26,6 @@ from penstock.storage import ObjectInfo, RemoteStore, Store, open_store
 from penstock.testing.conformance import OBJECTS, ReadConformance, some_bytes
 from penstock.testing.forks import HANG_S
 from penstock.testing.ports import HOST
-from penstock.testing.shaper import Fault, Fixed, LogNormal, Samples, Shape, Shaper, Slow
 
 DATA = some_bytes(5_000_000, "shaped")
 X = ObjectInfo(key="x", size_bytes=len(DATA))

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from penstock.testing.network_host import Host
-from penstock.testing.network_process import Program
 from penstock.testing.servers import S3Access
-from penstock.testing.shaper_counts import Counts
-from penstock.testing.shaper_server import Orders
-from penstock.testing.shaper_shape import Shape
+from testkit.network_host import Host
+from testkit.network_process import Program
+from testkit.shaper_counts import Counts
+from testkit.shaper_server import Orders
+from testkit.shaper_shape import Shape
 
 
 class NetworkStore:

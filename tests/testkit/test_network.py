@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testkit.network import Host, Link, Network, can_make_networks
+from testkit.network_namespaces import pids_in, sweep
 
 from penstock.errors import OptionError
-from penstock.testing.network import Host, Link, Network, can_make_networks
-from penstock.testing.network_namespaces import pids_in, sweep
 from penstock.testing.servers import ServerError
 
 REASON = can_make_networks()
@@ -22,7 +22,7 @@ RATE_BYTES_S = 200e6 / 8
 SWITCHES = pytest.mark.parametrize("kind", ["bridge", "tap"])
 KILLED = """
 import signal, subprocess, sys
-from penstock.testing.network import Link, Network
+from testkit.network import Link, Network
 network = Network({"a": Link()}, switch="tap").__enter__()
 host = network.host("a")
 child = host.popen(["sleep", "1000"], start_new_session=True)
