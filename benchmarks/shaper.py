@@ -1,4 +1,4 @@
-"""What does the shaping proxy of penstock.testing cost, and how exactly does it shape?
+"""What does the shaping proxy of the test kit cost, and how exactly does it shape?
 
     python -m benchmarks.shaper [--seaweed]
 

@@ -257,6 +257,10 @@ def _name(page: Path) -> str:
 def _warm_up() -> None:
     """Import once what most pages need; pages are forked from here."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Some pages use `testkit`, as a reader can in a checkout.
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
+    sys.path.insert(0, str(ROOT))
     import numpy  # noqa: F401
 
     import penstock  # noqa: F401
