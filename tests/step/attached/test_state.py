@@ -69,7 +69,7 @@ def test_what_is_saved_is_not_larger_than_what_it_is_about() -> None:
     train(model, optimizer, batches(2))
     for state in optimizer.state_dict()["state"].values():
         assert len(state["exp_avg"].untyped_storage()) == 8 * state["exp_avg"].numel()
-    assert not optimizer.state, "whole states are kept beside the slices"
+    assert not len(optimizer.state), "whole states are kept beside the slices"
 
 
 def test_a_state_is_loaded_in_the_middle_as_well() -> None:

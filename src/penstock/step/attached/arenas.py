@@ -138,10 +138,19 @@ class Arena:
     """Parameters of one type as views of one tensor, and room for their gradients."""
 
     def __init__(
-        self, params: Sequence[torch.Tensor], layout: Layout, *, take: Take = torch.zeros
+        self,
+        params: Sequence[torch.Tensor],
+        layout: Layout,
+        *,
+        take: Take = torch.zeros,
+        is_one: bool = True,
     ) -> None:
-        """Copy parameters side by side, into memory that `take` gives; it is zero."""
-        self.layout = layout
+        """Copy parameters side by side, into memory that `take` gives; it is zero.
+
+        Parameters share its storage if it is to be `is_one`, and have storages of their own over
+        the same memory otherwise: who saves one sees that there is nothing else to it.
+        """
+        self.layout, self.is_one = layout, is_one
         self.shapes = [param.shape for param in params]
         self.strides = [_strides(param) for param in params]
         self.data = take(layout.length, dtype=params[0].dtype)
@@ -154,7 +163,17 @@ class Arena:
     def move_in(self, params: Sequence[torch.Tensor]) -> None:
         """Make the parameters views of this arena."""
         for index, param in enumerate(params):
-            param.data = self.view(self.data, index)
+            param.data = self.home(index)
+
+    def move_apart(self, params: Sequence[torch.Tensor]) -> None:
+        """Give the parameters storages of their own from now on, over the same memory."""
+        self.is_one = False
+        self.move_in(params)
+
+    def home(self, index: int) -> torch.Tensor:
+        """Return a parameter's place."""
+        view = self.view(self.data, index)
+        return view if self.is_one else _apart(view)
 
     def bring_home(self, params: Sequence[torch.Tensor]) -> None:
         """Have parameters here whose data was set to other memory; values are taken over."""
@@ -177,7 +196,7 @@ class Arena:
                 )
             with torch.no_grad():
                 self.view(self.data, index).copy_(param.clone())
-            param.data = self.view(self.data, index)
+            param.data = self.home(index)
 
     def view(self, flat: torch.Tensor, index: int) -> torch.Tensor:
         """Return a parameter's place in a flat tensor of the arena's length, in its shape.
@@ -191,6 +210,15 @@ class Arena:
         """Return zeros for one rank's slices of all units."""
         length = self.layout.length // self.layout.num_parts
         return self.data.new_zeros(length, dtype=dtype)
+
+
+def _apart(view: torch.Tensor) -> torch.Tensor:
+    """Return a view that fills some memory with a storage that ends where it ends."""
+    if not view.numel():
+        return view
+    start, size_bytes = view.storage_offset() * view.itemsize, view.numel() * view.itemsize
+    storage = view.untyped_storage()[start : start + size_bytes]
+    return view.new_empty(0).set_(storage, 0, view.shape, view.stride())
 
 
 def _strides(param: torch.Tensor) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -75,6 +75,7 @@ from penstock.step.attached.record import Record
 from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.room import Room
 from penstock.step.attached.sent import SentGrads
+from penstock.step.attached.sharded import Sharding
 from penstock.step.attached.share import Share
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
@@ -170,7 +171,15 @@ class Attached:
         self._is_accumulating = self._is_open = False
         self._rate = 0.0
         self._stepped_ns = 0
-        self._checkpoint = Checkpoint(optimizer, self._params, self._settle)
+        self._checkpoint = Checkpoint(
+            optimizer,
+            self._rule,
+            self._params,
+            settle=self._settle,
+            sharding=Sharding(self._groups.mesh, self._axis, self._device),
+            wire=wire,
+            is_wide=wire is not None or dtype is not None,
+        )
         self._grads: Grads | None = None
         self._shares: list[Share] = []
         self._flow: Flow | None = None
@@ -193,10 +202,8 @@ class Attached:
             self._hooks.on_inputs(self._model, self._dtype)
         self._record.watch(self._model)
         self._hooks.on_grads(self._params, self._before_grad, self._after_grad)
-        saves = self._checkpoint
-        self._hooks.on_state_dicts(
-            self._model, saves.before_state, saves.after_save, saves.after_load
-        )
+        self._hooks.on_state_dicts(self._model, self._checkpoint)
+        self._checkpoint.stand_in()
         self._hooks.on_reads(self._model, self._before_read)
         methods = {"step": self._step, "state_dict": self.state_dict}
         self._hooks.on_optimizer(
@@ -274,10 +281,13 @@ class Attached:
         return lanes.scatter.sent_bytes + lanes.gather.sent_bytes + lanes.word.sent_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as torch would; all ranks call it."""
+        """Return the optimizer's state as torch would; all ranks call it.
+
+        torch.distributed.checkpoint has it in DTensors.
+        """
         return self._checkpoint.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
         self._checkpoint.load_state_dict(state_dict)
 
@@ -292,6 +302,8 @@ class Attached:
         self._hooks.remove()
         if isinstance(self._flow, Rounds):
             self._flow.stay_whole()
+            for share in self._shares:
+                share.arena.move_apart([self._params[number] for number in share.params])
             keep_memory(self._lanes, True)
         self._optimizer.load_state_dict(saved)
         if self._room is not None:

@@ -18,7 +18,7 @@ import torch
 from penstock.errors import StateError
 from penstock.step.attached.record import tensors_in
 
-__all__ = ["Gone", "come_back", "go_away", "gone"]
+__all__ = ["Gone", "come_back", "go_away", "gone", "stand_in"]
 
 _DEPTH_MAX = 3
 _NOT_ABOUT = {"data", "T", "mT", "H", "mH", "real", "imag"}
@@ -35,6 +35,8 @@ class _Away:
     """What a parameter is while its memory is given back."""
 
     _fetch: Callable[[], None]
+    _part: torch.Tensor | None = None
+    """What a state has of it that is saved in parts."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,6 +44,8 @@ class _Away:
         if _is_about(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **named)
+        if func is torch.Tensor.detach and args[0]._part is not None:
+            return args[0]._part
         for tensor in tensors_in([*args, *named.values()], _DEPTH_MAX):
             if isinstance(tensor, _Away):
                 tensor._fetch()
@@ -64,7 +68,14 @@ def come_back(param: torch.Tensor) -> None:
     """Say that a parameter's values are there again."""
     if isinstance(param, _Away):
         vars(param).pop("_fetch")
+        vars(param).pop("_part", None)
         param.__class__ = type(param).__mro__[2]
+
+
+def stand_in(param: torch.Tensor, part: torch.Tensor | None) -> None:
+    """Say what a state that is saved has of a parameter that is away, until it is told None."""
+    if isinstance(param, _Away):
+        param._part = part
 
 
 class Gone(torch.Tensor):

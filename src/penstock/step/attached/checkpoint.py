@@ -2,23 +2,28 @@
 
 The model's `state_dict` and `load_state_dict` are torch's, with hooks around them; those of the
 optimizer are replaced. Between steps the optimizer itself has no state: each rank has its slices.
+It says so to who looks: torch.distributed.checkpoint would otherwise make a step to have some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.errors import StateError
 from penstock.step.attached import fit
 from penstock.step.attached.flow import Flow
+from penstock.step.attached.optimizers import Rule
 from penstock.step.attached.reshard import Rounds, ordinary
+from penstock.step.attached.sharded import Sharding, is_asked_for, whole_of
 from penstock.step.attached.share import Share
-from penstock.step.attached.state import collected, spread, unpacked
+from penstock.step.attached.state import State, collected, spread, unpacked
 from penstock.step.attached.whole import Saving
 from penstock.step.comms.comm import Comm
 
@@ -30,15 +35,31 @@ class Checkpoint:
 
     Args:
         optimizer: whose state it is.
+        rule: the optimizer's.
         params: those that are attached, by number.
         settle: returns when no update and no gather is under way.
+        sharding: how DTensors are cut.
+        wire: what weights in slices are rounded to when they are gathered.
+        is_wide: whether states are wider than the parameters may be.
     """
 
     def __init__(
-        self, optimizer: Optimizer, params: Sequence[torch.Tensor], settle: Callable[[], None]
+        self,
+        optimizer: Optimizer,
+        rule: Rule,
+        params: Sequence[torch.Tensor],
+        *,
+        settle: Callable[[], None],
+        sharding: Sharding,
+        wire: str | None,
+        is_wide: bool,
     ) -> None:
-        self._optimizer, self._params, self._settle = optimizer, params, settle
+        self._optimizer, self._rule, self._params = optimizer, rule, params
+        self._settle, self._sharding = settle, sharding
+        self._wire, self._is_wide = wire, is_wide
         self._numbers = {param: number for number, param in enumerate(params)}
+        groups = optimizer.param_groups
+        self._group_of = {param: group for group in groups for param in group["params"]}
         self.steps = dict.fromkeys(range(len(params)), 0)
         """That parameters have made, by number."""
         self.masters: dict[int, torch.Tensor] = {}
@@ -64,16 +85,22 @@ class Checkpoint:
 
     # -- the optimizer -----------------------------------------------------------------------
 
+    def stand_in(self) -> None:
+        """Have the optimizer say that its state is elsewhere."""
+        self._optimizer.state = Elsewhere(self._optimizer.state, self._names_of)
+
+    def _names_of(self, param: torch.Tensor) -> Iterable[str]:
+        if param not in self._numbers:
+            return ()
+        names = self._rule.states(self._group_of[param])
+        return ("step", *names) if self._rule.has_step else names
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as torch would; all ranks call it."""
+        """Return the optimizer's state as torch would, or in DTensors; all ranks call it."""
         plain = partial(type(self._optimizer).state_dict, self._optimizer)
-        if self._lane is None:
-            return plain()
-        self._settle()
-        if isinstance(self._flow, Rounds):
-            self._flow.meet("state")
+        before = dict(self._optimizer.state)
         with ordinary():
-            made = collected(self._shares, self.steps, self._lane)
+            made = self._in_parts() if is_asked_for() else self._in_whole()
         there = fit.group_numbers(self._optimizer.param_groups, self._numbers)
         for number, state in made.items():
             if number in there:
@@ -81,43 +108,124 @@ class Checkpoint:
         try:
             return plain()
         finally:
-            self._give_up_states()
+            self._optimizer.state.clear()
+            self._optimizer.state.update(before)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of torch's optimizer, or of an attached one with any number of ranks."""
+    def _in_whole(self) -> dict[int, State]:
+        """Return what torch has: the state of those that have made a step."""
+        if self._lane is None:
+            return {
+                number: {name: whole_of(value) for name, value in state.items()}
+                for number, state in self._there().items()
+            }
+        self._meet()
+        return collected(self._shares, self.steps, self._lane)
+
+    def _in_parts(self) -> dict[int, State]:
+        """Return the state of all in DTensors: who loads asks for it, and fills it in."""
+        if self._lane is None:
+            return {number: self._begun(number) for number in range(len(self._params))}
+        self._meet()
+        made: dict[int, State] = {number: {} for number in self.steps}
+        for share in self._shares:
+            if share.rule.has_step:
+                for number in share.params:
+                    made[number]["step"] = torch.tensor(float(self.steps[number]))
+            for name, slices in share.states.items():
+                parts = self._sharding.collect(share, slices, self._lane)
+                for number, value in zip(share.params, parts, strict=True):
+                    made[number][name] = value
+        return made
+
+    def _begun(self, number: int) -> State:
+        """Return the state of a parameter before there are shares, zeros where there is none."""
+        param, there = self._params[number], self._there().get(number, {})
+        dtype = param.dtype
+        if self._is_wide:
+            dtype = torch.promote_types(torch.float32, dtype)
+        made: State = {}
+        for name in self._names_of(param):
+            value = there.get(name)
+            if name == "step":
+                made[name] = torch.tensor(0.0) if value is None else value
+            elif value is None:
+                made[name] = self._sharding.cut(torch.zeros_like(param, dtype=dtype))
+            else:
+                made[name] = self._sharding.cut(whole_of(value))
+        return made
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state of torch's optimizer, or of an attached one with any number of ranks.
+
+        It may have DTensors, of whatever mesh.
+        """
         self._settle()
         plain = partial(type(self._optimizer).load_state_dict, self._optimizer)
         states = unpacked(self._optimizer, state_dict, plain)
         self._optimizer.state.update(states)
+        self.stand_in()
         if self._lane is not None:
             self._take_states()
 
+    def _meet(self) -> None:
+        self._settle()
+        if isinstance(self._flow, Rounds):
+            self._flow.meet("state")
+
+    def _there(self) -> dict[int, State]:
+        """Return whole states that the optimizer has, by number."""
+        state = self._optimizer.state
+        return {self._numbers[param]: state[param] for param in state if param in self._numbers}
+
     def _take_states(self) -> None:
         """Take whole states out of the optimizer, each rank its slices."""
-        state = self._optimizer.state
-        saved = {self._numbers[param]: state[param] for param in state if param in self._numbers}
-        self.steps = spread(self._shares, saved, self._params)
-        self._give_up_states()
-
-    def _give_up_states(self) -> None:
+        self.steps = spread(self._shares, self._there(), self._params)
         for param in self._params:  # those of frozen ones stay
             self._optimizer.state.pop(param, None)
 
     # -- the model ---------------------------------------------------------------------------
 
-    def before_state(self, module: nn.Module, *_: Any) -> None:
-        """Have whole weights before a module's state is read or written."""
+    def before_save(self, module: nn.Module, *_: Any) -> None:
+        """Have whole weights before a module's state is read, or DTensors of those in slices."""
         self._settle()
+        if self._saving is not None:
+            is_cut = self._sharding.size > 1 and is_asked_for()
+            self._saving.enter(module, self._weights_in_parts if is_cut else None)
+
+    def _weights_in_parts(self) -> dict[torch.Tensor, torch.Tensor]:
+        assert isinstance(self._flow, Rounds)
+        assert self._lane is not None
+        cut = self._sharding
+        with ordinary():
+            if self._flow.is_whole:  # and may have changed since they were in slices
+                return {param: cut.cut(param.detach()) for param in self._params}
+            self._meet()
+            made: dict[torch.Tensor, torch.Tensor] = {}
+            for share in self._shares:
+                assert share.masters is not None
+                slices = share.masters.to(share.arena.data.dtype)
+                parts = cut.collect(share, slices, self._lane, wire=self._wire)
+                made.update(zip((self._params[n] for n in share.params), parts, strict=True))
+        return made
+
+    def after_save(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Have a state that stays when weights go."""
+        if self._saving is not None:
+            self._saving.leave(module, state, prefix)
+
+    def before_load(
+        self, module: nn.Module, state: MutableMapping[str, Any], prefix: str, *_: Any
+    ) -> None:
+        """Have whole weights before a module's state is written, and whole values for them."""
+        self._settle()
+        for name in (*module._parameters, *module._buffers):
+            if prefix + name in state:
+                state[prefix + name] = whole_of(state[prefix + name])
         for param in module.parameters(recurse=False):
             if param in self._numbers:
                 self._versions[self._numbers[param]] = param._version
         if self._saving is not None:
             self._saving.enter(module)
-
-    def after_save(self, module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-        """Have a state that stays when weights go."""
-        if self._saving is not None:
-            self._saving.leave(module, state)
 
     def after_load(self, module: nn.Module, *_: Any) -> None:
         """Follow weights that were loaded into the model."""
@@ -135,3 +243,32 @@ class Checkpoint:
         """End what an error has left."""
         if self._saving is not None:
             self._saving.end()
+
+
+class Elsewhere(defaultdict[Any, Any]):
+    """The `state` of an optimizer whose state is in slices: it is there, and not here.
+
+    Who asks whether there is any is told so, and of a parameter is told the names.
+    """
+
+    def __init__(
+        self, rest: Mapping[Any, Any], names_of: Callable[[torch.Tensor], Iterable[str]]
+    ) -> None:
+        super().__init__(dict, rest)
+        self._names_of = names_of
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, param: torch.Tensor) -> Mapping[str, Any]:
+        return Names.fromkeys(self._names_of(param))
+
+
+class Names(dict[str, Any]):
+    """The names of a parameter's states."""
+
+    def __getitem__(self, name: str) -> NoReturn:
+        raise StateError(
+            f"the state {name!r} of an attached parameter is in slices, on all ranks; read it in "
+            "optimizer.state_dict(), called by all of them"
+        )

@@ -84,15 +84,17 @@ class Hooks:
                 tensor.register_post_accumulate_grad_hook(partial(after, number)),
             ]
 
-    def on_state_dicts(self, model: nn.Module, before: Any, saved: Any, loaded: Any) -> None:
-        """Call `before` a module's state is read or written, the others after that."""
+    def on_state_dicts(self, model: nn.Module, to: Any) -> None:
+        """Call `to` before and after a module's state is read or written."""
         module: Any  # torch has no types for its hooks
         for module in model.modules():
             self._handles += [
-                module.register_state_dict_pre_hook(Unsaved(before)),
-                module._register_load_state_dict_pre_hook(Unsaved(before), with_module=True),
-                module.register_state_dict_post_hook(Unsaved(saved)),
-                module.register_load_state_dict_post_hook(Unsaved(loaded)),
+                module.register_state_dict_pre_hook(Unsaved(to.before_save)),
+                module._register_load_state_dict_pre_hook(
+                    Unsaved(to.before_load), with_module=True
+                ),
+                module.register_state_dict_post_hook(Unsaved(to.after_save)),
+                module.register_load_state_dict_post_hook(Unsaved(to.after_load)),
             ]
 
     def on_reads(self, model: nn.Module, settle: Callable[[], None]) -> None:

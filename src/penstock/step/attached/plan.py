@@ -182,7 +182,8 @@ def make_shares(
     """Move parameters into arenas."""
     shares = []
     for group, params, layout in layouts:
-        arena = Arena(params, layout, take=take)
+        # What comes and goes does so for an arena as a whole, by the size of its storage.
+        arena = Arena(params, layout, take=take, is_one=kind is not Share)
         arena.move_in(params)
         names = rule.states(optimizer.param_groups[group])
         chosen = [numbers[param] for param in params]

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from penstock.errors import StateError
+from penstock.step.attached.sharded import whole_of
 from penstock.step.attached.share import Share
 from penstock.step.comms.comm import Comm
 
@@ -48,7 +49,7 @@ def spread(
         for name in share.states:
             flat = share.arena.data.new_zeros(share.arena.layout.length, dtype=share.dtype)
             for index, number in enumerate(share.params):
-                value = saved.get(number, {}).get(name)
+                value = whole_of(saved.get(number, {}).get(name))
                 if value is None:
                     continue
                 if value.shape != params[number].shape:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from penstock.step.attached.away import stand_in
 from penstock.step.attached.blocks import Block
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.plan import Agreement
@@ -60,41 +61,61 @@ def blocks_of_modules(
     return found
 
 
+Parts = Mapping[torch.Tensor, torch.Tensor]
+"""DTensors of parameters."""
+
+
 class Saving:
     """A model's state while it is read or written: weights are whole, and what is read is copied.
 
-    Hooks are called for a module and all in it; the outermost one begins and ends it.
+    Or they stay in slices, and a state has DTensors. Hooks are called for a module and all in it;
+    the outermost one begins and ends it.
     """
 
     def __init__(self, flow: Rounds) -> None:
         self._flow = flow
         self._modules: list[nn.Module] = []
         self._whole = contextlib.ExitStack()
+        self._parts: Parts = {}
 
-    def enter(self, module: nn.Module) -> None:
-        """Have whole weights from now on; all ranks call it."""
+    def enter(self, module: nn.Module, parts: Callable[[], Parts] | None = None) -> None:
+        """Have whole weights from now on, or these in their place; all ranks call it."""
         if self._modules and self._modules[0] is not module:
             self._modules.append(module)
             return
         # The outermost one comes again where the last time ended in an error.
         self.end()
+        if parts is None:
+            self._whole.enter_context(self._flow.whole())
+        else:
+            self._parts = parts()
         self._modules = [module]
-        self._whole.enter_context(self._flow.whole())
+        for param, part in self._parts.items():
+            stand_in(param, part)
 
     def end(self) -> None:
         """End what an error has left."""
         self._modules = []
         self._whole.close()
+        for param in self._parts:
+            stand_in(param, None)
+        self._parts = {}
 
-    def leave(self, module: nn.Module, state: MutableMapping[str, Any] | None = None) -> None:
-        """Release them after the outermost module; a state has copies."""
+    def leave(
+        self, module: nn.Module, state: MutableMapping[str, Any] | None = None, prefix: str = ""
+    ) -> None:
+        """Release them after the outermost module; a state has copies, or DTensors."""
+        for name, param in module._parameters.items():
+            if state is not None and param is not None and param in self._parts:
+                state[prefix + name] = self._parts[param]
         while self._modules and self._modules.pop() is not module:
             pass
         if self._modules:
             return
-        with ordinary():
-            self._copy(state)
-        self._whole.close()
+        if not self._parts:
+            with ordinary():
+                self._copy(state)
+        self.end()
 
     def _copy(self, state: MutableMapping[str, Any] | None) -> None:
         copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
