@@ -28,19 +28,3 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
         time.sleep(seconds)
-
-
-class VirtualClock:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        """Return the seconds slept so far."""
-        return self._now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Move time forward at once."""
-        assert seconds >= 0, seconds
-        self._now_s += seconds

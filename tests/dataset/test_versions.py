@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.clock import VirtualClock
 from testkit.shaper import Shape, Shaper
 
 import penstock
-from penstock.clock import VirtualClock
 from penstock.dataset import build_merge, pack_plan
 from penstock.dataset.build_merge import Outline, merged, outline_of
 from penstock.dataset.catalog import Catalog, Manifest, PartRef, cache_folder

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.lru import lru_bytes
 
 from penstock.errors import OptionError
 from penstock.order import GlobalOrder
 from penstock.plan.bound import (
     belady_bytes,
     epochs_bound,
-    lru_bytes,
     lru_hit_ratio,
     windows_bound,
 )

@@ -117,13 +117,6 @@ def test_the_requests_in_flight_bring_what_can_be_had(size: int) -> None:
     assert k == 1 or cost._in_flight_bytes_s(model, k // 2, size) < cost.store_bytes_s(model, size)
 
 
-@given(latency_s=LATENCIES, bytes_s=RATES, size=st.integers(1, 10**8))
-def test_little(latency_s: float, bytes_s: float, size: int) -> None:
-    k = cost.requests_needed(latency_s, bytes_s, size)
-    # k slots, each busy for the latency and then alone on the link: at least the link's rate.
-    assert k * size / (latency_s + size / bytes_s) >= bytes_s * (1 - 1e-9)
-
-
 @pytest.mark.parametrize("sigma", [0.3, 1.0])
 def test_the_depth_of_look_ahead_covers_the_tail(sigma: float) -> None:
     random = np.random.default_rng(8)
@@ -135,9 +128,3 @@ def test_the_depth_of_look_ahead_covers_the_tail(sigma: float) -> None:
     assert cost.look_ahead_s(0.01, 0.01, reads) == 0.01
     assert cost.look_ahead_s(0.0, 0.0, reads) == 0.0
     assert math.isfinite(cost.look_ahead_s(0.01, p99_s, 10**12))
-
-
-def test_steps_are_at_least_one() -> None:
-    assert cost.look_ahead_steps(0.001, 0.002, 8, step_s=10.0) == 1
-    with pytest.raises(OptionError, match="more than 0 s"):
-        cost.look_ahead_steps(0.001, 0.002, 8, step_s=0.0)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testkit.lru import lru_bytes
 from tests.simulate.coverage import Coverage, coverage_of
 from tests.simulate.scenarios import cached, flat, scenario, tables, tier
 
-from penstock.plan.bound import belady_bytes, lru_bytes, lru_hit_ratio
+from penstock.plan.bound import belady_bytes, lru_hit_ratio
 from penstock.simulate import run
 from penstock.simulate.job import Job
 from penstock.simulate.policies.base import sharded

@@ -4,7 +4,8 @@ import os
 import signal
 import time
 
-from penstock.clock import VirtualClock
+from testkit.clock import VirtualClock
+
 from penstock.storage.process_wait import IDLE_S_MAX, WAIT_S_MAX, ProcessWait
 
 

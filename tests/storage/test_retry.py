@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.clock import VirtualClock
 
-from penstock.clock import VirtualClock
 from penstock.errors import (
     ExistsError,
     NotFoundError,

@@ -64,19 +64,6 @@ def test_only_what_is_not_good_can_be_claimed_again(tmp_path: Path) -> None:
         assert tiers.held(units_of(tiers)).all()
 
 
-def test_bytes_that_were_read_already_settle_a_unit(tmp_path: Path) -> None:
-    wish = Disk(tmp_path, "1MB")
-    with open_tiers([wish], SHAPE) as tiers:
-        fill(tiers, [0, 1])
-    with open_tiers([wish], SHAPE) as tiers:
-        tier = tiers.tiers[0]
-        assert tier.settle_with(0, memoryview(unit_bytes(0, 1000)))
-        assert not tier.settle_with(1, memoryview(bytes(5000)))
-        assert not tier.settle_with(2, memoryview(unit_bytes(2, 4096)))
-        assert tiers.held(np.arange(3)).tolist() == [True, False, False]
-        assert tier.claim(1)
-
-
 def test_a_cut_data_file_and_a_lost_sum_are_noticed(tmp_path: Path) -> None:
     wish = Disk(tmp_path, "1MB")
     with open_tiers([wish], SHAPE) as tiers:

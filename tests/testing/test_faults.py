@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.clock import VirtualClock
 
-from penstock.clock import VirtualClock
 from penstock.errors import OptionError, StoreError, TruncatedError, UnavailableError
 from penstock.storage import MemoryStore, Store
 from penstock.testing.faults import CountingStore, FaultPlan, FaultyStore

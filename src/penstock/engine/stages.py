@@ -273,17 +273,6 @@ class Spread(_ByOne):
         return blocks_of(self._blocks, self._group, names, piece, lambda j: self.raw(0, j))
 
 
-def raws_of(stage: Tiered | Spread, num_tables: int, piece: Piece) -> list[list[bytes]]:
-    """Return the samples of a piece to be sent away; bytes that several share are one object."""
-    same: dict[int, tuple[Raw, bytes]] = {}
-    out = []
-    for j in range(piece.start, piece.stop):
-        parts = [stage.raw(table, j) for table in range(num_tables)]
-        # What is looked up by its id is held, or another could get the same.
-        out.append([same.setdefault(id(part), (part, bytes(part)))[1] for part in parts])
-    return out
-
-
 def block_samples(
     source: BlockSource,
     group: Group,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -130,28 +129,3 @@ def lru_hit_ratio(cached_share: float) -> float:
     if cached_share >= 1:
         return 1.0
     return cached_share + (1 - cached_share) * math.log1p(-cached_share)
-
-
-def lru_bytes(ids: npt.ArrayLike, sizes: npt.ArrayLike, capacity_bytes: int) -> int:
-    """Return the bytes that an LRU cache of whole samples reads on a string of accesses.
-
-    A sample larger than the cache passes through.
-
-    >>> lru_bytes([0, 1, 2, 0, 1, 2], [10, 10, 10], 20)
-    60
-    """
-    accesses, by_id = np.asarray(ids, np.int64), np.asarray(sizes, np.int64)
-    resident: OrderedDict[int, int] = OrderedDict()
-    held = read = 0
-    for i, size in zip(accesses.tolist(), by_id[accesses].tolist(), strict=True):
-        if i in resident:
-            resident.move_to_end(i)
-            continue
-        read += size
-        if size > capacity_bytes:
-            continue
-        resident[i] = size
-        held += size
-        while held > capacity_bytes:
-            held -= resident.popitem(last=False)[1]
-    return read

@@ -91,18 +91,6 @@ def reads_whole(
     return used_share >= whole_block_share(num_samples, sample_bytes, latency_s, connection_bytes_s)
 
 
-def requests_needed(latency_s: float, bytes_s: float, size_bytes: float) -> int:
-    """Return how many requests must be in flight to fill a link (Little's law).
-
-    The link delivers b/s requests a second, each of which waited L before: L·b/s are waiting, and
-    one arrives.
-
-    >>> requests_needed(0.02, 100e6, 110_000)
-    20
-    """
-    return 1 + math.ceil(latency_s * bytes_s / max(1.0, size_bytes))
-
-
 def look_ahead_s(
     latency_s: float, latency_p99_s: float, num_reads: int, late_share: float = 0.01
 ) -> float:
@@ -121,17 +109,6 @@ def look_ahead_s(
     late = min(0.5, late_share / max(1, num_reads))
     # Of the small tail itself, since 1 - late rounds to 1 for very many reads.
     return latency_s * math.exp(-sigma * NormalDist().inv_cdf(late))
-
-
-def look_ahead_steps(latency_s: float, latency_p99_s: float, num_reads: int, step_s: float) -> int:
-    """Return how many steps ahead reads must begin; see `look_ahead_s`.
-
-    >>> look_ahead_steps(0.015, 0.15, num_reads=4096, step_s=0.1)
-    14
-    """
-    if step_s <= 0:
-        raise OptionError(f"a step takes more than 0 s, got {step_s}")
-    return max(1, math.ceil(look_ahead_s(latency_s, latency_p99_s, num_reads) / step_s))
 
 
 def store_bytes_s(store: StoreModel, request_bytes: float, num_nodes: int = 1) -> float:

@@ -19,33 +19,6 @@ from penstock.report.sources import NOT_SEEN, is_peer, is_remote
 from penstock.report.values import Analysis, Finding
 from penstock.units import show_seconds
 
-CAUSES = (
-    "slow-store",
-    "too-few-workers",
-    "heavy-decode",
-    "tiny-files",
-    "straggler-rank",
-    "slow-disk",
-    "compute-bound",
-    "communication-bound",
-    "cache-too-small",
-    "skewed-shards",
-    "cold-page-cache",
-    "checkpoint-interference",
-    "interpreter-lock",
-    "oversubscribed-cores",
-    "launch-bound",
-    "prefetch-too-short",
-    "slow-hand-over",
-    "slow-copy",
-    "validation-interference",
-    "loader-interference",
-    "between-epochs",
-    "unexplained",
-    "healthy",
-)
-"""All words that a verdict may use."""
-
 CORES_FULL = 0.8
 """Threads of the job that want a core, by cores: from here on more workers find no core."""
 OVERSUBSCRIBED = 1.5

@@ -430,7 +430,7 @@ class Finding:
     """A cause with the share of the time that it takes."""
 
     cause: str
-    """One of the words of `verdict.CAUSES`."""
+    """The word of a cause: docs/concepts/analysis.md lists them."""
     share: float
     """Share of the wall time that would be gone without it."""
     low: float

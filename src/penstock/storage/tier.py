@@ -33,7 +33,6 @@ from functools import cached_property
 from types import TracebackType
 
 import numpy as np
-import xxhash
 
 from penstock.storage.base import Buffer
 from penstock.storage.tier_files import Bytes, TierFiles, write_all
@@ -120,11 +119,6 @@ class Tier:
     def is_full(self) -> bool:
         """Whether the device refused room a short while ago, to any process."""
         return self._files.is_full
-
-    def owns(self, units: Ints) -> Bools:
-        """Return which units belong here."""
-        owned: Bools = self._places.tier_of(units) == self._number
-        return owned
 
     def is_held(self, unit: int) -> bool:
         """Return whether a unit is here and vouched for."""
@@ -400,14 +394,6 @@ class Tier:
             return bool(state)
         is_good = read_unit(self._files, unit, offset, length) is not None
         return self._settled(unit, is_good=is_good)
-
-    def settle_with(self, unit: int, data: memoryview) -> bool:
-        """Settle one unit by its bytes, for those who have read them already."""
-        enter(self._files)
-        state = self._files.state_of(unit)
-        if state in (0, self._files.generation):
-            return bool(state)
-        return self._settled(unit, is_good=xxhash.xxh3_64_intdigest(data) == self.sum_of(unit))
 
     def _settled(self, unit: int, *, is_good: bool) -> bool:
         """Vouch for an unchecked unit that was found good, or let it count as absent.

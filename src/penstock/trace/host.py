@@ -74,11 +74,6 @@ class NodeCounters:
         return out | _disks() | _links() | _gpus()
 
 
-def node_counters() -> dict[str, float]:
-    """Return the counters of the machine now, without shares of time."""
-    return NodeCounters().read()
-
-
 def system_facts(path: str | Path | None = None) -> dict[str, Any]:
     """Return what a process has to work with; `path` is where its data lies, if in files."""
     facts: dict[str, Any] = {

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from penstock.program.nodes import Node
 from penstock.program.ops import OPS
-from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import Body
 from penstock.step.kernels.eager import operand_text
 from penstock.step.kernels.names import Names
@@ -264,8 +263,3 @@ def one_values(body: Body, stage: Stage) -> tuple[str, ...]:
 def _dtype(body: Body, name: str, value: str) -> str:
     """Return the element type in which something is written."""
     return body.dtype(value) if name.startswith("kept ") else body.types[name].dtype
-
-
-def dtype_of(body: Body, name: str) -> object:
-    """Return torch's element type of a value inside a kernel."""
-    return torch_dtype(body.dtype(name))
