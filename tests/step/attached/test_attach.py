@@ -23,6 +23,7 @@ from tests.step.ranks import run_ranks
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
+from penstock.step.attached.word import HEAD_LENGTH
 from penstock.step.comms.comm import payload_bytes
 
 STEPS = 100
@@ -181,7 +182,7 @@ def test_each_rank_sends_what_the_formula_says() -> None:
     for rank, (sent, lengths, _) in enumerate(run_ranks(counted, 3, None)):
         kinds = ("reduce_scatter", "all_gather")
         bulk = sum(payload_bytes(k, n, 4, size=3, rank=rank) for k in kinds for n in lengths)
-        flags = payload_bytes("all_reduce", 2 * 8, 4, size=3, rank=rank)
+        flags = payload_bytes("all_reduce", HEAD_LENGTH + 2 * 8, 8, size=3, rank=rank)
         assert set(sent) == {bulk + flags}
 
 

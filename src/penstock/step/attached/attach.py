@@ -32,7 +32,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -46,7 +46,6 @@ from penstock.program.mesh import Mesh
 from penstock.step.attached import fit
 from penstock.step.attached.blocks import KeptShare, cut_in_blocks
 from penstock.step.attached.checkpoint import Checkpoint
-from penstock.step.attached.compiled import is_compiled
 from penstock.step.attached.device import (
     device_of,
     flow_of,
@@ -56,7 +55,7 @@ from penstock.step.attached.device import (
     lanes_on,
     rounds_of,
 )
-from penstock.step.attached.flow import Flow, Parcel
+from penstock.step.attached.flow import Flow
 from penstock.step.attached.grads import Grads
 from penstock.step.attached.hooks import Hooks
 from penstock.step.attached.optimizers import rule_of
@@ -68,6 +67,7 @@ from penstock.step.attached.plan import (
     make_layouts,
     make_parcels,
     make_shares,
+    parcels_of_modules,
     share_buffers,
     share_weights,
 )
@@ -80,6 +80,7 @@ from penstock.step.attached.share import Share
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
 from penstock.step.attached.whole import begin_rounds, blocks_of_modules
+from penstock.step.attached.word import CLIP_NORM, CLIP_VALUE, STEP, StepWord
 from penstock.step.comms.checks import WIRES
 from penstock.step.comms.recording import record_step
 from penstock.step.groups import Groups
@@ -148,7 +149,7 @@ class Attached:
         buckets: int | str,
         reshard: bool,
     ) -> None:
-        _check_options(clip, wire, dtype)
+        fit.check_options(clip, wire, dtype)
         self._model, self._optimizer = model, optimizer
         self._rule = rule_of(optimizer)
         self._params = fit.attachable(optimizer)
@@ -158,13 +159,13 @@ class Attached:
         self._first_groups = fit.group_numbers(optimizer.param_groups, self._numbers)
         self._reshard = reshard
         if reshard:
-            _check_reshard(model)
+            fit.check_reshard(model)
         self._owns_groups = not isinstance(mesh, Groups)
         self._groups = (
             mesh if isinstance(mesh, Groups) else groups_on(self._device, mesh or fit.everyone())
         )
         self._hosts = hosts_of(self._groups, self._device)
-        self._axis = _axis_of(self._groups.mesh, clip)
+        self._axis = fit.axis_of(self._groups.mesh, clip)
         self._clip, self._wire, self._dtype = clip, wire, dtype
         self._unit_bytes = None if buckets == "auto" else max(1, bytes_of(buckets))
         self._hooks, self._record = Hooks(), Record(self._params)
@@ -342,32 +343,85 @@ class Attached:
         return loss
 
     def _advance(self) -> None:
+        groups = [_options(group) for group in self._optimizer.param_groups]
+        names = self._optimizer.defaults
+        used = self._meet(STEP, [{name: group.get(name) for name in names} for group in groups])
+        assert self._updates is not None
+        assert self._grads is not None
+        made = self._checkpoint.steps
+        for number in used:
+            made[number] += 1
+            torch.autograd.graph.increment_version(self._params[number])
+        steps = {number: made[number] for number in sorted(used)}
+        for share in self._shares:
+            share.follow(groups[share.group])
+        self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
+        self._grads.clear()
+
+    def _meet(self, call: str, options: Sequence[dict[str, Any]]) -> set[int]:
+        """Send what is left of all gradients; return the parameters that any rank has one for.
+
+        All ranks come to it, by the same call with the same options.
+        """
         fit.check_groups(self._optimizer.param_groups, self._numbers, self._first_groups)
         if self._flow is None:
             self._plan()
         assert self._flow is not None
-        assert self._updates is not None
         assert self._grads is not None
         self._checkpoint.end()
         if isinstance(self._flow, Rounds) and self._flow.is_whole:
-            raise StateError("a step within attached.whole(): leave it first, on all ranks")
+            raise StateError(f"{call} within attached.whole(): leave it first, on all ranks")
         self._settle()
         if not isinstance(self._flow, Rounds):
             for share in self._shares:
                 share.arena.bring_home([self._params[number] for number in share.params])
         self._grads.bring_the_rest()
         self._flow.send_all()
-        used = self._grads.agree(self._lanes.word)
-        made = self._checkpoint.steps
-        for number in used:
-            made[number] += 1
-            torch.autograd.graph.increment_version(self._params[number])
-        steps = {number: made[number] for number in sorted(used)}
-        groups = [_options(group) for group in self._optimizer.param_groups]
-        for share in self._shares:
-            share.follow(groups[share.group])
-        self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
-        self._grads.clear()
+        return self._grads.agree(self._lanes.word, StepWord(call=call, options=options))
+
+    # -- clipping ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Clip the gradients of all ranks by their norm, and return it, as it was before.
+
+        As `torch.nn.utils.clip_grad_norm_` does with what DDP has: all ranks call it after the last
+        backward and before the step. With an infinite `max_norm` it only measures. What is the
+        same in each step is better given to `attach(clip=...)`, which needs no exchange more.
+        """
+        max_norm, norm_type = float(max_norm), float(norm_type)
+        if not (max_norm > 0 and norm_type > 0):
+            raise OptionError(
+                f"clip_grad_norm_({max_norm}, {norm_type}): both must be above 0; to clip nothing "
+                "and only know the norm, max_norm is float('inf')"
+            )
+        self._meet(CLIP_NORM, [{"max_norm": max_norm, "norm_type": norm_type}])
+        assert self._updates is not None
+        assert self._grads is not None
+        self._updates.clip_norm(max_norm, norm_type)
+        self._grads.clipped()
+        norm = self.grad_norm
+        assert norm is not None
+        if error_if_nonfinite and not bool(norm.isfinite()):
+            raise RuntimeError(f"the norm of order {norm_type} of all gradients is {float(norm)}")
+        return norm.to(torch.promote_types(torch.float32, self._params[0].dtype))
+
+    @torch.no_grad()
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """Clip each element of the gradients, which are means over ranks, to this size.
+
+        All ranks call it after the last backward and before the step.
+        """
+        clip_value = float(clip_value)
+        if not clip_value >= 0:
+            raise OptionError(f"clip_grad_value_({clip_value}): a size is at least 0")
+        self._meet(CLIP_VALUE, [{"clip_value": clip_value}])
+        assert self._updates is not None
+        assert self._grads is not None
+        self._updates.clip_value(clip_value)
+        self._grads.clipped()
 
     # -- the first step ----------------------------------------------------------------------
 
@@ -432,35 +486,17 @@ class Attached:
             )
             self._flow = flow
             begin_rounds(flow, found, self._params, agreement, self._record)
-            needs = blocks_of_modules(flow, self._model, self._numbers, self._record)
-            self._hooks.on_modules(needs, flow.enter, flow.leave)
+            blocks = blocks_of_modules(flow, self._model, self._numbers, self._record)
+            self._hooks.on_modules(blocks, flow.enter, flow.leave)
             self._grads = SentGrads(self._params, places, flow)
         else:
             self._flow, self._updates = flow_of(
                 dict(found), order, self._lanes, clip=self._clip, **options
             )
-            self._hooks.on_forward(self._model, self._flow, self._needs())
+            needs = parcels_of_modules(self._flow, self._model, self._numbers, self._record)
+            self._hooks.on_forward(self._model, self._flow, needs)
             self._grads = Grads(self._params, places, self._flow)
         self._checkpoint.follow(self._flow)
-
-    def _needs(self) -> dict[nn.Module, list[Parcel]]:
-        """Return what each module waits for: its own parameters, and those it was seen to use.
-
-        Parameters that nobody was seen to use may be used by anyone: all wait for them.
-        """
-        assert self._flow is not None
-        everyone = {n for n in self._numbers.values() if n not in self._record.used}
-        needs: dict[nn.Module, list[Parcel]] = {}
-        for module in self._model.modules():
-            wanted = {
-                self._numbers[p] for p in module.parameters(recurse=False) if p in self._numbers
-            }
-            wanted |= {n for n, users in self._record.users.items() if module in users}
-            if wanted or module is self._model:
-                wanted |= everyone
-            parcels = {p for number in wanted for p in self._flow.of_param[number]}
-            needs[module] = [parcel for parcel in self._flow.parcels if parcel in parcels]
-        return needs
 
     # -- around ------------------------------------------------------------------------------
 
@@ -487,39 +523,9 @@ class Attached:
 # -- options -----------------------------------------------------------------------------------
 
 
-def _check_options(clip: float | None, wire: str | None, dtype: torch.dtype | None) -> None:
-    if clip is not None and not clip > 0:
-        raise OptionError(f"clip must be a norm above 0, got {clip}")
-    if wire is not None and wire not in WIRES:
-        raise OptionError(f"no wire {wire!r}; there are {', '.join(WIRES)}")
-    if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
-        raise OptionError(f"dtype {dtype}: compute in bfloat16 or float16, or leave it out")
-
-
-def _check_reshard(model: nn.Module) -> None:
-    if any(is_compiled(module) for module in model.modules()):
-        raise OptionError(
-            "reshard of a compiled model: its code would read weights that are away; attach with "
-            "reshard what is not compiled"
-        )
-
-
 def _taken() -> set[torch.Tensor]:
     """Return the parameters that are attached now."""
     return {param for attached in _OPEN for param in attached._params}
-
-
-def _axis_of(mesh: Mesh, clip: float | None) -> str:
-    if len(mesh.axes) == 1:
-        return mesh.names[0]
-    if "dp" not in mesh.names:
-        raise OptionError(f"which axis of {mesh} shares a model? attach takes the one named 'dp'")
-    if clip is not None and mesh.num_ranks > mesh.size("dp"):
-        raise OptionError(
-            f"clip on {mesh}: the norm would cover this rank's part of the model only; clip needs "
-            "a mesh with the axis 'dp' alone"
-        )
-    return "dp"
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -20,12 +20,17 @@ from torch.optim import Optimizer
 
 from penstock.errors import OptionError, StateError
 from penstock.program.mesh import Mesh
+from penstock.step.attached.compiled import is_compiled
+from penstock.step.comms.checks import WIRES
 
 __all__ = [
     "attachable",
+    "axis_of",
     "changed",
     "check_fit",
     "check_groups",
+    "check_options",
+    "check_reshard",
     "everyone",
     "group_numbers",
     "refuse_scaling",
@@ -170,6 +175,39 @@ def changed(number: int, param: torch.Tensor) -> StateError:
         "after backward, when it was on its way to other ranks; to clip gradients, "
         "attach with clip=, to change them, run backward in attached.accumulate()"
     )
+
+
+def check_options(clip: float | None, wire: str | None, dtype: torch.dtype | None) -> None:
+    """Refuse options of `attach` that make no sense."""
+    if clip is not None and not clip > 0:
+        raise OptionError(f"clip must be a norm above 0, got {clip}")
+    if wire is not None and wire not in WIRES:
+        raise OptionError(f"no wire {wire!r}; there are {', '.join(WIRES)}")
+    if dtype is not None and dtype not in (torch.bfloat16, torch.float16):
+        raise OptionError(f"dtype {dtype}: compute in bfloat16 or float16, or leave it out")
+
+
+def check_reshard(model: nn.Module) -> None:
+    """Refuse to keep weights in slices where compiled code would read them."""
+    if any(is_compiled(module) for module in model.modules()):
+        raise OptionError(
+            "reshard of a compiled model: its code would read weights that are away; attach with "
+            "reshard what is not compiled"
+        )
+
+
+def axis_of(mesh: Mesh, clip: float | None) -> str:
+    """Return the axis of ranks that share a model."""
+    if len(mesh.axes) == 1:
+        return mesh.names[0]
+    if "dp" not in mesh.names:
+        raise OptionError(f"which axis of {mesh} shares a model? attach takes the one named 'dp'")
+    if clip is not None and mesh.num_ranks > mesh.size("dp"):
+        raise OptionError(
+            f"clip on {mesh}: the norm would cover this rank's part of the model only; clip needs "
+            "a mesh with the axis 'dp' alone"
+        )
+    return "dp"
 
 
 def _refuse_wrappers(model: nn.Module) -> None:

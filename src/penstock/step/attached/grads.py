@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.errors import OptionError
+from penstock.errors import OptionError, StateError
 from penstock.step.attached.fit import changed
 from penstock.step.attached.flow import Flow
+from penstock.step.attached.word import StepWord, exchange
 from penstock.step.comms.comm import Comm
 
-__all__ = ["Grads"]
+__all__ = ["Grads", "numbers_in"]
 
 
 class Grads:
@@ -26,6 +27,8 @@ class Grads:
         self._zeros = set(range(len(params)))
         """Parameters whose place for gradients has nothing but zeros."""
         self._versions = [-1] * len(params)
+        self._clipped: set[int] = set()
+        """Parameters whose gradients were clipped since they were sent."""
 
     def before(self, number: int) -> None:
         """Have a gradient wait before it changes: backward adds in place to what may be sent."""
@@ -59,6 +62,7 @@ class Grads:
             with torch.no_grad():
                 view.copy_(param.grad)
             param.grad = view
+            self._clipped.discard(number)
         self._versions[number] = view._version
         self.filled.add(number)
         self._zeros.discard(number)
@@ -84,6 +88,8 @@ class Grads:
             self.views[number].zero_()
             self._zeros.add(number)
         if number in self.filled:  # and thrown away since
+            self.filled.discard(number)
+            self._clipped.discard(number)
             self.flow.filled(number)
 
     def check(self, number: int) -> None:
@@ -93,23 +99,48 @@ class Grads:
         if param.grad._version != self._versions[number]:
             raise changed(number, param)
 
-    def agree(self, word: Comm) -> set[int]:
+    def agree(self, word: Comm, mine: StepWord) -> set[int]:
         """Return the parameters with a gradient on any rank; send again what has changed."""
-        flags = torch.zeros(2, len(self.params))
-        flags[0, list(self.used())] = 1
-        flags[1, list(self.flow.dirty)] = 1
-        word.all_reduce(flags, op="max").wait()
-        used, dirty = (set(row.nonzero().flatten().tolist()) for row in flags)
+        numbers, flow = range(len(self.params)), self.flow
+        rows = [
+            [float(param.grad is not None) for param in self.params],
+            [float(number in flow.dirty) for number in numbers],
+        ]
+        used, dirty = map(numbers_in, exchange(word, mine, rows).rows)
         if dirty:
-            self.flow.send_again(dirty)
+            self.send_again(dirty)
         return used
 
-    def used(self) -> set[int]:
-        """Return the parameters with a gradient here."""
-        return {number for number, param in enumerate(self.params) if param.grad is not None}
+    def send_again(self, dirty: set[int]) -> None:
+        """Send gradients that have changed since they were sent, on any rank."""
+        self._refuse_clipped(dirty)
+        self.flow.send_again(dirty)
+        self.flow.dirty.clear()
+
+    def clipped(self) -> None:
+        """Take note that sums were clipped: what was sent is not what they are made of."""
+        self._clipped = {
+            number for number, param in enumerate(self.params) if param.grad is not None
+        }
+
+    def _refuse_clipped(self, dirty: set[int]) -> None:
+        parcels = {parcel for number in dirty for parcel in self.flow.of_param[number]}
+        found = sorted(self._clipped & {n for parcel in parcels for n in parcel.params})
+        if found:
+            raise StateError(
+                f"a gradient of parameter {min(dirty)} has come after gradients were clipped, and "
+                f"parameter {found[0]}, which is sent with it, would be as before; clip after the "
+                "last backward, just before optimizer.step()"
+            )
 
     def clear(self) -> None:
         """Forget the gradients of a step that is over."""
         self.filled.clear()
+        self._clipped.clear()
         for param in self.params:
             param.grad = None
+
+
+def numbers_in(flags: Sequence[float]) -> set[int]:
+    """Return the places of all flags that are set."""
+    return {number for number, is_set in enumerate(flags) if is_set}

@@ -45,13 +45,22 @@ class StreamUpdates(Updates):
         with self._streams.updating():
             super().run(groups, steps, skipped)
 
-    def _scale_down(self, most: float) -> None:
-        sums = [parcel.reduced for parcel in self._flow.parcels]
-        total = torch.stack(torch._foreach_norm(sums, 2, dtype=torch.float64)).square().sum()
-        self._word.all_reduce(total).wait()
-        self.norm = total.sqrt()
+    def clip_norm(self, most: float, order: float) -> None:
+        """Ask for gradients that are clipped by their norm."""
+        with self._streams.updating():
+            super().clip_norm(most, order)
+
+    def clip_value(self, most: float) -> None:
+        """Ask for gradients whose elements are clipped."""
+        with self._streams.updating():
+            super().clip_value(most)
+
+    def _scale_down(self, most: float, order: float) -> None:
+        self._flow.wait_reduced(self._flow.parcels)
+        self.norm = self._norm(order)
         # As torch does it: where it is not a number, neither are the gradients.
         scale = (most / (self.norm + _CLIP_EPS)).clamp(max=1.0)
+        sums = [parcel.reduced for parcel in self._flow.parcels]
         for dtype in {each.dtype for each in sums}:
             torch._foreach_mul_([each for each in sums if each.dtype == dtype], scale.to(dtype))
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from penstock.errors import OptionError
 from penstock.step.attached.arenas import Arena, Layout, Take, laid_out
-from penstock.step.attached.flow import Lanes, Parcel
+from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.optimizers import Rule
 from penstock.step.attached.record import Record
 from penstock.step.attached.share import Share
@@ -31,6 +31,7 @@ __all__ = [
     "make_layouts",
     "make_parcels",
     "make_shares",
+    "parcels_of_modules",
     "share_buffers",
     "share_weights",
 ]
@@ -217,3 +218,22 @@ def make_parcels(
         range(len(found)), key=lambda at: (max(ready[n] for n in found[at][0].params), at)
     )
     return found, order
+
+
+def parcels_of_modules(
+    flow: Flow, model: nn.Module, numbers: Mapping[torch.Tensor, int], record: Record
+) -> dict[nn.Module, list[Parcel]]:
+    """Return what each module waits for: its own parameters, and those it was seen to use.
+
+    Parameters that nobody was seen to use may be used by anyone: all wait for them.
+    """
+    everyone = {number for number in numbers.values() if number not in record.used}
+    needs: dict[nn.Module, list[Parcel]] = {}
+    for module in model.modules():
+        wanted = {numbers[p] for p in module.parameters(recurse=False) if p in numbers}
+        wanted |= {number for number, users in record.users.items() if module in users}
+        if wanted or module is model:
+            wanted |= everyone
+        parcels = {parcel for number in wanted for parcel in flow.of_param[number]}
+        needs[module] = [parcel for parcel in flow.parcels if parcel in parcels]
+    return needs

@@ -17,8 +17,9 @@ from penstock.errors import StateError
 from penstock.step.attached.away import Gone, gone
 from penstock.step.attached.blocks import Block
 from penstock.step.attached.flow import Parcel
-from penstock.step.attached.grads import Grads
+from penstock.step.attached.grads import Grads, numbers_in
 from penstock.step.attached.reshard import Rounds
+from penstock.step.attached.word import StepWord, exchange
 from penstock.step.comms.comm import Comm
 
 __all__ = ["SentGrads"]
@@ -93,6 +94,7 @@ class SentGrads(Grads):
         for number, param in enumerate(self.params):
             if isinstance(param.grad, Gone):
                 if param.grad.is_zero:
+                    param.grad.is_zero = False
                     self._throw_away(number)
                     self.flow.dirty.add(number)
             elif param.grad is None:
@@ -108,6 +110,7 @@ class SentGrads(Grads):
     def bring_nothing(self, number: int) -> None:
         """Put zeros where a gradient would be, unless one is on its way already."""
         if self._rounds.is_sent(number) and number in self.filled:
+            self.filled.discard(number)
             self._throw_away(number)
             self.flow.dirty.add(number)
         if not self._rounds.is_sent(number):
@@ -123,29 +126,37 @@ class SentGrads(Grads):
                 self._with_room.setdefault(self._rounds.block_of[number])
                 self._rounds.clear_sent(self._rounds.block_of[number])
                 self.bring(number)
+        self._later.clear()
 
-    def agree(self, word: Comm) -> set[int]:
+    def agree(self, word: Comm, mine: StepWord) -> set[int]:
         """Return the parameters with a gradient on any rank; send what has come later."""
         self._rounds.meet("step")
         self._bring_later()
-        count, num_parts = len(self.params), len(self._places)
-        flags = torch.zeros(2 * count + 2 * num_parts)
-        used, dirty, void, kept = torch.split(flags, [count, count, num_parts, num_parts])
-        used[list(self.used())] = 1
-        dirty[list(self.flow.dirty)] = 1
-        void[[self._places[part] for part in self._void]] = 1
-        for number in self.filled:
-            for parcel in self.flow.of_param[number]:
-                if (parcel, number) not in self._void:
-                    kept[self._places[parcel, number]] = 1
-        word.all_reduce(flags, op="max").wait()
+        kept = {
+            self._places[parcel, number]
+            for number in self.filled
+            for parcel in self.flow.of_param[number]
+            if (parcel, number) not in self._void
+        }
+        void = {self._places[part] for part in self._void}
+        numbers, places, dirty = range(len(self.params)), range(len(self._places)), self.flow.dirty
+        rows = [
+            [float(param.grad is not None) for param in self.params],
+            [float(number in dirty) for number in numbers],
+            [float(place in void) for place in places],
+            [float(place in kept) for place in places],
+        ]
+        used, dirty, void, kept = map(numbers_in, exchange(word, mine, rows).rows)
         parts = list(self._places)
-        for place in (void * kept).nonzero().flatten().tolist():
+        for place in sorted(void & kept):
             self._refuse(parts[place][1])
-        self._rounds.void = {parts[place] for place in void.nonzero().flatten().tolist()}
-        if dirty.any():
-            self.flow.send_again(set(dirty.nonzero().flatten().tolist()))
-        return set(used.nonzero().flatten().tolist())
+        self._rounds.void = {parts[place] for place in void}
+        if dirty:
+            self.send_again(dirty)
+        return used
+
+    def clipped(self) -> None:
+        """Leave it: what comes later is added to sums as they are."""
 
     def _refuse(self, number: int) -> None:
         raise StateError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,10 +45,10 @@ class Updates:
             share = self._shares[parcel]
             share.update(parcel, groups[share.group], steps)
 
-        if self._clip is not None or self._has_norms:
-            self._flow.wait_reduced(self._flow.parcels)
         if self._clip is not None:
-            self._scale_down(self._clip)
+            self._scale_down(self._clip, 2.0)
+        elif self._has_norms:
+            self._flow.wait_reduced(self._flow.parcels)
         if not self._has_norms:
             self._flow.go(update, skipped)
             return
@@ -73,17 +74,36 @@ class Updates:
     def _walk(self, weights: torch.Tensor, along: torch.Tensor, lr: float, ratio: Any) -> None:
         weights.sub_(along, alpha=lr * ratio)
 
-    def _scale_down(self, most: float) -> None:
+    # -- clipping ----------------------------------------------------------------------------
+
+    def clip_norm(self, most: float, order: float) -> None:
         """Scale all gradients so that their norm is at most so much."""
-        total = torch.zeros((), dtype=torch.float64)
+        self._scale_down(most, order)
+
+    def clip_value(self, most: float) -> None:
+        """Have no element of a gradient be larger than so much, whatever its sign."""
+        self._flow.wait_reduced(self._flow.parcels)
         for parcel in self._flow.parcels:
-            total += torch.linalg.vector_norm(parcel.reduced, dtype=torch.float64) ** 2
-        self._word.all_reduce(total).wait()
-        self.norm = total.sqrt()
+            parcel.reduced.clamp_(-most, most)
+
+    def _scale_down(self, most: float, order: float) -> None:
+        self._flow.wait_reduced(self._flow.parcels)
+        self.norm = self._norm(order)
         scale = min(1.0, most / (float(self.norm) + _CLIP_EPS))
         if scale != 1.0:  # also where it is not a number: torch lets that through as well
             for parcel in self._flow.parcels:
                 parcel.reduced.mul_(scale)
+
+    def _norm(self, order: float) -> torch.Tensor:
+        sums = [parcel.reduced for parcel in self._flow.parcels]
+        norms = torch.stack(torch._foreach_norm(sums, order, dtype=torch.float64))
+        if order == math.inf:
+            total = norms.max()
+            self._word.all_reduce(total, op="max").wait()
+            return total
+        total = norms.pow(order).sum()
+        self._word.all_reduce(total).wait()
+        return total.pow(1 / order)
 
     def _ratios(
         self, directions: Mapping[Parcel, torch.Tensor], steps: Mapping[int, int]
