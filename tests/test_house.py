@@ -1,10 +1,12 @@
-"""The house rules that a machine can check: sizes of files and functions, numbers of parameters.
+"""The house rules that a machine can check: sizes of files and functions, numbers of parameters,
+names of classes.
 
-The limits are the house's; `EXCEPTIONS` is a ratchet: what stands there may shrink but not grow,
-and leaves the list once it fits.
+The limits are the house's; `EXCEPTIONS` and `SHARED_NAMES` are ratchets: what stands there may
+shrink but not grow, and leaves the list once it fits.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,109 @@ EXCEPTIONS: dict[str, int] = {
     # The columns of a row: an options value would take longer to make than the row.
     "trace/recorder.py:span parameters": 15,
 }
+
+SHARED_NAMES: dict[str, int] = {
+    "Alone": 2,
+    "Answer": 2,
+    "Arena": 2,
+    "Around": 2,
+    "Asked": 5,
+    "Asker": 3,
+    "Batch": 3,
+    "Block": 2,
+    "Blocks": 2,
+    "Body": 2,
+    "Call": 2,
+    "Carried": 2,
+    "Client": 3,
+    "Column": 2,
+    "Config": 2,
+    "Copies": 2,
+    "Costs": 2,
+    "Cut": 2,
+    "Done": 3,
+    "Draws": 2,
+    "Elsewhere": 2,
+    "Entry": 3,
+    "Failed": 2,
+    "Fault": 2,
+    "Field": 2,
+    "Filling": 2,
+    "Flow": 2,
+    "Found": 4,
+    "Handle": 2,
+    "Handler": 2,
+    "Held": 2,
+    "Index": 2,
+    "Iteration": 2,
+    "Job": 6,
+    "Kind": 2,
+    "Lane": 2,
+    "Launcher": 2,
+    "Layout": 6,
+    "Limit": 2,
+    "Link": 4,
+    "Load": 3,
+    "Log": 2,
+    "Look": 3,
+    "Loop": 2,
+    "Maker": 2,
+    "Meeting": 2,
+    "Member": 2,
+    "Memory": 3,
+    "Message": 2,
+    "Move": 2,
+    "Names": 2,
+    "Node": 3,
+    "Opened": 5,
+    "Option": 2,
+    "Order": 3,
+    "Outcome": 2,
+    "Owner": 3,
+    "Page": 2,
+    "Part": 2,
+    "Pending": 2,
+    "Piece": 4,
+    "Place": 6,
+    "Places": 2,
+    "Plan": 2,
+    "Pool": 3,
+    "Progress": 3,
+    "Ranks": 3,
+    "Read": 3,
+    "Reads": 3,
+    "Record": 3,
+    "Relay": 2,
+    "Request": 4,
+    "Result": 2,
+    "Ring": 2,
+    "Room": 4,
+    "Run": 7,
+    "Runs": 4,
+    "Samples": 2,
+    "Section": 2,
+    "Seen": 4,
+    "Segment": 3,
+    "Server": 4,
+    "Serving": 2,
+    "Slot": 2,
+    "Source": 3,
+    "Span": 3,
+    "Stage": 3,
+    "Stages": 2,
+    "Step": 4,
+    "Steps": 2,
+    "Task": 2,
+    "Trace": 2,
+    "Trial": 2,
+    "Unit": 3,
+    "Value": 2,
+    "View": 3,
+    "Wire": 2,
+    "Work": 4,
+    "Writer": 4,
+}
+"""Names that several classes have, and how many. No more of these: say which one it is."""
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -77,6 +182,21 @@ def test_the_ratchet_only_holds_what_still_needs_it() -> None:
         assert name in counted, f"{name} is gone: take it off the list"
         count, limit = counted[name]
         assert limit < count <= allowed, f"{name} is {count} now: lower or drop its exception"
+
+
+def test_a_class_name_occurs_once() -> None:
+    names = Counter(
+        # `_Name` reads like `Name` where both are spoken of.
+        node.name.lstrip("_")
+        for path in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    shared = {name: count for name, count in names.items() if count > 1}
+    unknown = {name: n for name, n in shared.items() if n > SHARED_NAMES.get(name, 1)}
+    assert not unknown, f"two classes of one name: {unknown}"
+    needless = {name: n for name, n in SHARED_NAMES.items() if shared.get(name, 1) < n}
+    assert not needless, f"fewer classes have these names now, lower or drop: {needless}"
 
 
 @pytest.mark.parametrize("word", ["utils", "common", "helpers", "manager"])
