@@ -14,6 +14,7 @@ from testkit.programs import Sample, random_program
 from testkit.rewrites import applied, differences, random_rewrite, refused
 
 from penstock.program.nodes import Program
+from penstock.program.passes.dead import unread
 from penstock.program.schedule import apply, read_schedule
 
 GRAPH = ("split", "sink", "hoist", "keep_sliced", "dead", "hier", "factor", "reshard")
@@ -47,6 +48,14 @@ def test_all_rewrites_together_keep_the_meaning(rng: Random) -> None:
     sample = random_program(rng)
     program = _rewritten(rng, sample.program, 12)
     assert differences(sample, program) == [], _shown(sample, program)
+
+
+@settings(max_examples=60)
+@given(randoms)
+def test_no_rewrite_leaves_what_nobody_reads(rng: Random) -> None:
+    sample = random_program(rng)
+    program = _rewritten(rng, sample.program.dead(), 8, GRAPH)
+    assert unread(program) == set(), _shown(sample, program)
 
 
 @settings(max_examples=80)

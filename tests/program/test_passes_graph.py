@@ -138,8 +138,23 @@ def test_a_send_of_what_was_gathered_sends_the_slices() -> None:
         whole = all_gather(x, axis="tp")
         return send(whole, axis="pp")
 
-    made = sent.on(mesh(pp=2, tp=2)).split("send.1").dead()
+    made = sent.on(mesh(pp=2, tp=2)).split("send.1")
     assert _ops(made, "all_gather", "slice") == ["send.1.gather"]
+
+
+def test_a_gather_that_a_rewrite_leaves_without_readers_goes_with_it() -> None:
+    @program
+    def passed(x: (P.over("tp") & L.over("pp"))[6, 4], b: R[4]):
+        y = all_reduce(x, axis="tp")
+        sent = send(y, axis="pp")
+        return sent + b
+
+    start = passed.on(mesh(pp=2, tp=2))
+    made = start.split("y").split("sent").sink("sent.gather")
+    assert [made[n].axes for n in _ops(made, *MOVES)] == [("tp",), ("pp",), ("tp",)]
+    given = _given(start)
+    out = [interpret(p, given).outputs[0] for p in (start, made)]
+    assert all(np.allclose(a, b) for a, b in zip(*out, strict=True))
 
 
 def test_each_rank_loads_a_part_of_what_all_need() -> None:

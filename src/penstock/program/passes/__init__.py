@@ -2,7 +2,9 @@
 
 Each is a pure function from a program and some arguments to a program. Its conditions are checked,
 and what it returns is verified, before anybody sees it; a rewrite that would change the meaning is
-refused with the reason. `PASSES` has them by name; a schedule is a list of names and arguments.
+refused with the reason. What nobody reads any more because of a rewrite goes with it; what nobody
+has read before stays until `dead`. `PASSES` has them by name; a schedule is a list of names and
+arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from penstock.errors import ProgramError
 from penstock.program.contract import check_old_values
 from penstock.program.nodes import Program, Step
 from penstock.program.passes.arguments import check_arguments
+from penstock.program.passes.dead import dead, unread, without_unread
 from penstock.program.verify import verified
 
 __all__ = ["PASSES", "rewritten"]
@@ -29,12 +32,14 @@ def rewritten(program: Program, step: Step) -> Program:
     if found is None:
         raise ProgramError(f"there is no rewrite {step.name!r}; there are {', '.join(PASSES)}")
     check_arguments(found, step)
-    out = verified(found(program, *step.args, **dict(step.options)), program)
+    made = found(program, *step.args, **dict(step.options))
+    # A gather whose readers have all gone below another one would still be sent.
+    made = without_unread(made, among=unread(made) - unread(program))
+    out = verified(made, program)
     check_old_values(out, program)
     return replace(out, history=(*program.history, step))
 
 
-from penstock.program.passes.dead import dead  # noqa: E402
 from penstock.program.passes.hier import factor, hier  # noqa: E402
 from penstock.program.passes.hoist import hoist  # noqa: E402
 from penstock.program.passes.keep_sliced import keep_sliced  # noqa: E402

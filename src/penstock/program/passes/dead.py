@@ -13,7 +13,7 @@ from penstock.errors import ProgramError
 from penstock.program.nodes import Program
 from penstock.program.passes.draft import Draft
 
-__all__ = ["dead", "without_unread"]
+__all__ = ["dead", "unread", "without_unread"]
 
 _KEPT = ("input", "scalar", "update", "store", "call")
 
@@ -33,16 +33,21 @@ def dead(program: Program, *names: str) -> Program:
     return without_unread(program, among={program.find(name).name for name in names})
 
 
+def unread(program: Program) -> set[str]:
+    """Return the values that nothing needs: no output, no state, nothing that is stored."""
+    needed, out = set(program.outputs), set()
+    for node in reversed(program.nodes):
+        if node.name in needed or node.op in _KEPT:
+            needed.update(node.inputs)
+        else:
+            out.add(node.name)
+    return out
+
+
 def without_unread(program: Program, *, among: Collection[str] | None = None) -> Program:
     """Return the program without nodes (of some, or of all) that nothing needs."""
-    needed = set(program.outputs)
-    gone = set()
-    for node in reversed(program.nodes):
-        is_candidate = node.op not in _KEPT and (among is None or node.name in among)
-        if node.name not in needed and is_candidate:
-            gone.add(node.name)
-        else:
-            needed.update(node.inputs)
+    gone = unread(program)
+    gone = gone if among is None else _ends(program, gone & {*among})
     if not gone:
         return program
     draft = Draft(program, "dead")
@@ -50,3 +55,12 @@ def without_unread(program: Program, *, among: Collection[str] | None = None) ->
         if node.name not in gone:
             draft.nodes[node.name] = replace(node)
     return draft.finished(program.outputs, gone=gone)
+
+
+def _ends(program: Program, names: set[str]) -> set[str]:
+    """Return those of some unread values that no other value reads that stays."""
+    out: set[str] = set()
+    for node in reversed(program.nodes):
+        if node.name in names and out.issuperset(program.users[node.name]):
+            out.add(node.name)
+    return out
