@@ -3,8 +3,8 @@
 The reduce-scatter is the kernel's reading of every rank's gradients, the gather its writing into
 every rank's weights; in between nothing touches memory. Ranks meet before it, when all gradients
 are there, and after it, when all weights are. On GPUs it is one launch, with pointers to the memory
-of all ranks (`peer`). That needs the tensors of both ends to lie in the
-arena (`Groups.take`); where they do not, the region is carried out as a chain.
+of all ranks (`peer`). That needs the tensors of both ends to lie in the arena (`Groups.take`);
+where they do not, or where ranks stop for a norm, the region is carried out as a chain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from penstock.program.layouts import part
 from penstock.program.nodes import Node
-from penstock.program.ops import OPS
+from penstock.program.ops import OPS, is_move
 from penstock.program.plan import Task
 from penstock.step.computing import Scalars, blocks_of
 from penstock.step.kernels.regions import kernel_of
@@ -41,7 +41,9 @@ def shared_pass(
     scatters = [node for node in nodes if node.op == "reduce_scatter"]
     gathers = [node for node in nodes if node.op == "all_gather"]
     flat = all(node.type.ndim <= 1 for node in nodes)
-    if task.chunk is not None or not flat or len(scatters) != 1:
+    # For a norm inside all ranks stop: no single pass does that.
+    stops = any(is_move(node.op) and node not in (*scatters, *gathers) for node in nodes)
+    if task.chunk is not None or not flat or len(scatters) != 1 or stops:
         return None
     if _is_odd(nodes, scatters[0], memory, comm):
         return None
