@@ -160,7 +160,7 @@ def test_a_condition_on_a_value_is_refused() -> None:
     def wrong(x: R["n"]):
         return x if x > 0 else -x
 
-    with pytest.raises(ProgramError, match="choose with where") as error:
+    with pytest.raises(ProgramError, match=r"ps\.where\(condition, a, b\) for `if`") as error:
         wrong.on(mesh(dp=2), n=4)
     assert _line(error) == "return x if x > 0 else -x"
 

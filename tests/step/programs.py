@@ -73,6 +73,13 @@ def three(a: ps.P["n", "k"], b: ps.P["k"], c: ps.S(1)["k", "n"], d: ps.S(0)["n"]
 
 
 @ps.program
+def vectors(x: ps.S(0)["n"], w: ps.S(0)["n", "k"]):
+    """A vector is a row on the left of a product and a column on the right."""
+    y = ps.all_reduce(x @ w)
+    return y, w @ y, ps.all_reduce(x @ x)
+
+
+@ps.program
 def trained(x: ps.S(0)["b", "d"], w: ps.R["d", "k"], lr):
     y = x @ w
     (slope,) = ps.grad(ps.sum(y * y), [w])
@@ -113,6 +120,7 @@ def cases(size: int) -> Iterator[Case]:
     a1, b1, a2, b2, c1, d1 = many.outputs
     yield Case(name="buckets", program=many.bucket(a1, b1).bucket(a2, b2).bucket(c1, d1))
     yield Case(name="moves", program=every_move.on(ps.mesh(dp=size), n=7, k=5))
+    yield Case(name="vectors", program=vectors.on(ps.mesh(dp=size), n=11, k=5))
     yield from _parallel(size)
 
 

@@ -20,6 +20,7 @@ from penstock.errors import ProgramError
 from penstock.program import language as lang
 from penstock.program.calls import written_backward
 from penstock.program.layouts import S
+from penstock.program.mistakes import operation
 from penstock.program.nodes import Node
 from penstock.program.trace import Tracer, Value
 
@@ -30,12 +31,15 @@ Rule = Callable[[Node, Value, list[Value], Value], Parts]
 """From a node, the gradient of its result, its operands and the result: the operands' gradients."""
 
 
+@operation
 def grad(y: Value, wrt: Sequence[Value], dy: Value | float = 1.0) -> tuple[Value, ...]:
     """Return the gradients of y, times dy, by some values, each in the layout that follows.
 
     `dy` has the shape of y; without it y is a single number, such as a loss.
     """
     tracer = y.tracer
+    if isinstance(wrt, Value):
+        raise ProgramError(f"grad by {wrt.name} alone; write (g,) = ps.grad(y, ({wrt.name},))")
     if not isinstance(dy, Value):
         if y.type.ndim:
             raise ProgramError(

@@ -7,6 +7,7 @@ what everybody has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -223,7 +224,7 @@ def _reduced_axis(op: Op, axis: str, layout: Layout, dims: tuple[int, ...], keep
 def _matmul(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     a, b = types
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        shown = " and ".join("×".join(map(str, t.shape)) for t in types)
+        shown = " and ".join("×".join(map(str, t.shape)) or "a number" for t in types)
         raise ProgramError(f"matmul of shapes {shown}: the inner lengths must be the same")
     if a.dtype != b.dtype:
         raise ProgramError(f"matmul of {a.dtype} and {b.dtype}; cast one of them")
@@ -295,7 +296,8 @@ def _same_reduction(op: str, layout: Layout, attrs: Attrs, *, is_float: bool) ->
     if what == "mean" and not is_float:
         raise ProgramError(f"{op} by mean of whole numbers; cast them to floats, or take the sum")
     if what != layout.op and not (what == "mean" and layout.op == "sum"):
-        raise ProgramError(f"{op} by {what} of a partial {layout.op}")
+        way = layout.op + " or mean" * (layout.op == "sum")
+        raise ProgramError(f"{op} by {what} of a partial {layout.op}; it goes by {way}")
 
 
 def _reduce_scatter(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
@@ -333,9 +335,9 @@ def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
         layout = _need("all_gather", t, axis, "S", "only slices can be gathered")
         inner = [other for other in _axes(attrs, mesh) if other != axis]
         if any(t.layout(other).kind == "S" and t.layout(other) != layout for other in inner):
+            shown = " and ".join(_axes(attrs, mesh))
             raise ProgramError(
-                f"all_gather of axes {' and '.join(_axes(attrs, mesh))} that slice different "
-                "dimensions; gather one after the other"
+                f"all_gather of axes {shown} that slice different dimensions; gather one by one"
             )
         _innermost("all_gather", _without(t, inner), axis, layout.dim, mesh)
         t = t.with_layout(axis, R)
@@ -440,7 +442,10 @@ def _transpose(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     (t,) = types
     dims = tuple(attrs["dims"])
     if sorted(dims) != list(range(t.ndim)):
-        raise ProgramError(f"transpose by {dims} of a value with {t.ndim} dimensions")
+        raise ProgramError(
+            f"transpose by {dims} of a value with {t.ndim} dimensions; name each of them once, "
+            "counted from 0: transpose(x, 1, 0)"
+        )
     layouts = [(a, S(dims.index(y.dim)) if y.kind == "S" else y) for a, y in t.layouts]
     return Type(shape=tuple(t.shape[d] for d in dims), dtype=t.dtype, layouts=tuple(layouts))
 
@@ -449,11 +454,9 @@ def _unflatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     """A dimension becomes several; slices of it are slices of the first of them."""
     (t,) = types
     dim, lengths = _dim(attrs, t, "unflatten"), tuple(attrs["lengths"])
-    total = 1
-    for length in lengths:
-        total *= length
-    if total != t.shape[dim]:
-        raise ProgramError(f"unflatten of a dimension of {t.shape[dim]} into {lengths}")
+    if (total := math.prod(lengths)) != t.shape[dim]:
+        said = f"unflatten of a dimension of {t.shape[dim]} into {lengths}"
+        raise ProgramError(f"{said}, which makes {total}")
     shape = (*t.shape[:dim], *lengths, *t.shape[dim + 1 :])
     layouts = []
     for axis, layout in t.layouts:
@@ -479,9 +482,7 @@ def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     merged = t.shape[dim : dim + count]
     if len(merged) < count:
         raise ProgramError(f"flatten of {count} dimensions from {dim} of a value with {t.ndim}")
-    length = 1
-    for one in merged:
-        length *= one
+    length = math.prod(merged)
     layouts = []
     for axis, layout in t.layouts:
         inside = layout.kind == "S" and dim <= layout.dim < dim + count

@@ -25,8 +25,10 @@ from functools import partial
 from typing import Any, overload
 
 from penstock.errors import ProgramError
-from penstock.program.layouts import DTYPES, Annotation, Layout
+from penstock.program.layouts import Annotation, Layout, dtype_name
+from penstock.program.lines import line_in
 from penstock.program.mesh import Mesh
+from penstock.program.mistakes import kind_of, operation
 from penstock.program.nodes import Attr, Node, Program
 from penstock.program.trace import Tracer, Value
 from penstock.program.types import Type
@@ -50,6 +52,10 @@ class Template:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Write its operations down as part of another program."""
+        _writing(
+            f"{self.name} is called",
+            f"put it on a mesh, {self.name}.on(mesh(dp=2), ...), compile that, and call the step",
+        )
         return self.function(*args, **kwargs)
 
     def on(self, mesh: Mesh, **sizes: int) -> Program:
@@ -57,18 +63,16 @@ class Template:
         sizes = _checked_sizes(self.name, mesh, sizes)
         axis = self.axis or (mesh.names[0] if len(mesh.axes) == 1 else None)
         tracer = Tracer(mesh, axis)
-        params = inspect.signature(self.function, eval_str=True).parameters.values()
-        values, defaults = [], []
-        for param in params:
+        values, named, defaults = [], {}, []
+        for param in inspect.signature(self.function, eval_str=True).parameters.values():
             made = _parameter(tracer, param, dict(self.layouts), sizes)
-            values.append(made)
+            if param.kind is param.KEYWORD_ONLY:
+                named[param.name] = made
+            else:
+                values.append(made)
             if param.default is not param.empty and made.node.op == "scalar":
-                defaults.append((param.name, float(param.default)))
-        token = _WRITTEN.set((tracer, sizes))
-        try:
-            returned = self.function(*values)
-        finally:
-            _WRITTEN.reset(token)
+                defaults.append((param.name, _default(param)))
+        returned = self._returned(tracer, sizes, values, named)
         if unknown := [dim for dim in sizes if dim not in tracer.dims]:
             raise ProgramError(
                 f"{self.name} has no dimension {unknown[0]!r}; it has "
@@ -78,19 +82,41 @@ class Template:
             name=self.name,
             mesh=mesh,
             nodes=tuple(tracer.nodes.values()),
-            outputs=_outputs(returned, self.name),
+            outputs=_outputs(returned, self.name, tracer),
             defaults=tuple(defaults),
         )
+
+    def _returned(
+        self, tracer: Tracer, sizes: dict[str, int], values: list[Value], named: dict[str, Value]
+    ) -> Any:
+        """Call the function and return what it returns."""
+        token = _WRITTEN.set((tracer, sizes))
+        try:
+            return self.function(*values, **named)
+        except (TypeError, AttributeError) as error:
+            # Somebody who expected a tensor got a value, and says so in words of his own.
+            path = self.function.__code__.co_filename
+            line = line_in(error.__traceback__, lambda frame: frame.f_code.co_filename == path)
+            if "Value" not in str(error) or isinstance(error, ProgramError) or not line:
+                raise
+            raise ProgramError(
+                f"{line}: {error}; a value of a program is no tensor: write it with operations of "
+                'the language, or as a function of your own, (y,) = ps.call("f", x, outs=[...])'
+            ) from error
+        finally:
+            _WRITTEN.reset(token)
 
 
 _WRITTEN: ContextVar[tuple[Tracer, dict[str, int]]] = ContextVar("written")
 
 
-def _writing(what: str) -> tuple[Tracer, dict[str, int]]:
+def _writing(
+    what: str, instead: str = "it belongs into a @program"
+) -> tuple[Tracer, dict[str, int]]:
     try:
         return _WRITTEN.get()
     except LookupError:
-        raise ProgramError(f"{what} outside of a program; it belongs into a @program") from None
+        raise ProgramError(f"{what} outside of a program; {instead}") from None
 
 
 def _checked_sizes(name: str, mesh: Mesh, sizes: dict[str, Any]) -> dict[str, int]:
@@ -119,11 +145,34 @@ def _parameter(
     said = layouts.get(param.name, param.annotation)
     if isinstance(said, Layout):
         said = Annotation((said,), ())
+    _check_parameter(param, said)
     if not isinstance(said, Annotation):
         dtype = "i64" if said is int else "f64"
         return tracer.add("scalar", [], {"type": Type(shape=(), dtype=dtype)}, param.name)
     made = _type_of(tracer, f"parameter {param.name}", said, sizes)
     return tracer.add("input", [], {"type": made}, param.name)
+
+
+def _check_parameter(param: inspect.Parameter, said: Any) -> None:
+    if param.kind in (param.VAR_POSITIONAL, param.VAR_KEYWORD):
+        raise ProgramError(
+            f"parameter {param} of a program: what there is has to be known; name them one by one"
+        )
+    if said not in (param.empty, int, float, Any) and not isinstance(said, Annotation):
+        raise ProgramError(
+            f"parameter {param.name} is annotated as {getattr(said, '__name__', said)}; write "
+            f'{param.name}: ps.R["n"] (or ps.P, ps.S(0), ps.L) for a tensor, and {param.name}: int '
+            "or nothing for a number"
+        )
+
+
+def _default(param: inspect.Parameter) -> float:
+    if not isinstance(param.default, int | float):
+        raise ProgramError(
+            f"parameter {param.name} is a number, and its default is {param.default!r}; give one, "
+            f'or annotate it as a tensor, {param.name}: ps.R["n"]'
+        )
+    return float(param.default)
 
 
 def _type_of(tracer: Tracer, what: str, said: Annotation, sizes: dict[str, int]) -> Type:
@@ -153,14 +202,21 @@ def _type_of(tracer: Tracer, what: str, said: Annotation, sizes: dict[str, int])
     return Type(shape=tuple(shape), dtype=said.dtype, layouts=tuple(layouts))
 
 
-def _outputs(returned: Any, name: str) -> tuple[str, ...]:
+def _outputs(returned: Any, name: str, tracer: Tracer) -> tuple[str, ...]:
     if returned is None:
+        ends = ("update", "store", "call")
+        if not any(node.op in ends for node in tracer.nodes.values()):
+            raise ProgramError(
+                f"{name} returns nothing and leaves nothing behind: write `return` with one value "
+                "or several, or keep a value in a parameter, x = ps.update(x, new)"
+            )
         return ()
     found = returned if isinstance(returned, tuple | list) else (returned,)
     for value in found:
         if not isinstance(value, Value):
             raise ProgramError(
-                f"{name} returns a {type(value).__name__}; it may return values only"
+                f"{name} returns {kind_of(value)}; it may return values only, one or a tuple of "
+                "several"
             )
     return tuple(value.name for value in found)
 
@@ -194,53 +250,55 @@ def program(
 def _apply(what: str, /, *operands: Any, **attrs: Attr) -> Value:
     values = [value for value in operands if isinstance(value, Value)]
     if not values:
-        raise ProgramError(f"{what} needs a value of a program, got {operands[0]!r}")
+        raise ProgramError(
+            f"{what} needs a value of a program, got {operands[0]!r}; of numbers alone, math has it"
+        )
     tracer = values[0].tracer
     return tracer.add(what, [tracer.value(operand) for operand in operands], attrs)
 
 
-def _unary(op: str) -> Callable[[Value], Value]:
+def _unary(op: str, name: str = "") -> Callable[[Value], Value]:
     def function(x: Value) -> Value:
         return _apply(op, x)
 
-    function.__name__ = op
+    function.__name__ = name or op
     function.__doc__ = f"Return {op} of each element."
-    return function
+    return operation(function)
 
 
 sqrt, rsqrt, exp, log = _unary("sqrt"), _unary("rsqrt"), _unary("exp"), _unary("log")
 tanh, sigmoid, relu = _unary("tanh"), _unary("sigmoid"), _unary("relu")
 gelu, silu, erf, sign = _unary("gelu"), _unary("silu"), _unary("erf"), _unary("sign")
-logical_not = _unary("not")
+logical_not = _unary("not", "logical_not")
 
 
-def _binary(op: str) -> Callable[[Any, Any], Value]:
+def _binary(op: str, name: str = "") -> Callable[[Any, Any], Value]:
     def function(a: Any, b: Any) -> Value:
         return _apply(op, a, b)
 
-    function.__name__ = op
-    function.__doc__ = f"Return {op} of two values, element by element."
-    return function
+    function.__name__ = name or op
+    function.__doc__ = f"Return {function.__name__} of two values, element by element."
+    return operation(function)
 
 
 maximum, minimum = _binary("maximum"), _binary("minimum")
-equal, not_equal = _binary("eq"), _binary("ne")
-logical_and, logical_or = _binary("and"), _binary("or")
+equal, not_equal = _binary("eq", "equal"), _binary("ne", "not_equal")
+logical_and, logical_or = _binary("and", "logical_and"), _binary("or", "logical_or")
 
 
-def where(condition: Value, a: Any, b: Any) -> Value:
+@operation
+def where(condition: Any, a: Any, b: Any) -> Value:
     """Return a where the condition holds and b elsewhere."""
     return _apply("where", condition, a, b)
 
 
+@operation
 def cast(x: Value, dtype: Any) -> Value:
     """Return the same values in another element type."""
-    name = str(dtype)
-    if name not in DTYPES:
-        raise ProgramError(f"no element type {name!r}; there are {', '.join(DTYPES)}")
-    return _apply("cast", x, dtype=name)
+    return _apply("cast", x, dtype=dtype_name(dtype))
 
 
+@operation
 def dropout(x: Value, share: float, seed: Any) -> Value:
     """Return x with a share of its elements dropped, the others made larger to match.
 
@@ -263,31 +321,39 @@ def _over(x: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
 def _place(x: Value, dim: int) -> int:
     """Return a dimension counted from the front."""
     if not -x.type.ndim <= dim < x.type.ndim:
-        raise ProgramError(f"dimension {dim} of {x.name}, which has {x.type.ndim}")
+        raise ProgramError(
+            f"dimension {dim} of {x.name}, which has {x.type.ndim}, counted from 0 or by -1 from "
+            "the end"
+        )
     return dim % x.type.ndim
 
 
+@operation
 def sum(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
     """Return the sum over some dimensions, or all; of sliced ones it is partial."""
     return _apply("sum", x, dims=_over(x, dims), keep=keep)
 
 
+@operation
 def mean(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
     """Return the mean over some dimensions, or all; of sliced ones it is partial."""
     count = math.prod(x.shape[dim] for dim in _over(x, dims))
     return sum(x, dims, keep=keep) / float(count)
 
 
+@operation
 def amax(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
     """Return the largest over some dimensions, or all."""
     return _apply("max", x, dims=_over(x, dims), keep=keep)
 
 
+@operation
 def amin(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
     """Return the smallest over some dimensions, or all."""
     return _apply("min", x, dims=_over(x, dims), keep=keep)
 
 
+@operation
 def norm(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
     """Return the root of the sum of squares; what slices need for it is all-reduced."""
     total = sum(x * x, dims, keep=keep)
@@ -296,11 +362,13 @@ def norm(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = Fals
     return total.sqrt()
 
 
+@operation
 def softmax(x: Value, dim: int = -1) -> Value:
     """Return the shares of exponentials along a dimension."""
     return _apply("softmax", x, dim=_place(x, dim))
 
 
+@operation
 def layer_norm(x: Value, weight: Value, bias: Value, eps: float = 1e-5) -> Value:
     """Return x with mean 0 and variance 1 along its last dimension, scaled and moved."""
     centred = x - mean(x, -1, keep=True)
@@ -308,6 +376,7 @@ def layer_norm(x: Value, weight: Value, bias: Value, eps: float = 1e-5) -> Value
     return centred / scale * weight + bias
 
 
+@operation
 def transpose(x: Value, *dims: int) -> Value:
     """Return x with its dimensions in another order; the last two swapped where none is said."""
     ndim = x.type.ndim
@@ -315,11 +384,13 @@ def transpose(x: Value, *dims: int) -> Value:
     return _apply("transpose", x, dims=order)
 
 
+@operation
 def unflatten(x: Value, dim: int, lengths: Sequence[int]) -> Value:
     """Return x with one dimension seen as several."""
     return _apply("unflatten", x, dim=_place(x, dim), lengths=tuple(lengths))
 
 
+@operation
 def flatten(x: Value, dim: int, count: int = 2) -> Value:
     """Return x with several dimensions seen as one."""
     return _apply("flatten", x, dim=_place(x, dim), count=count)
@@ -328,36 +399,43 @@ def flatten(x: Value, dim: int, count: int = 2) -> Value:
 # -- communication -----------------------------------------------------------------------------
 
 
+@operation
 def all_reduce(x: Value, op: str = "sum", *, axis: Axis = None) -> Value:
     """Return the sum (mean, maximum, minimum) of what ranks have, for all of them."""
     return _apply("all_reduce", x, op=op, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def reduce_scatter(x: Value, op: str = "sum", *, dim: int = 0, axis: Axis = None) -> Value:
     """Return the sum of what ranks have, to each its part along a dimension."""
     return _apply("reduce_scatter", x, op=op, dim=dim, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def all_gather(x: Value, *, axis: Axis = None) -> Value:
     """Return the parts of all ranks together, for all of them."""
     return _apply("all_gather", x, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def all_to_all(x: Value, dim: int, *, axis: Axis = None) -> Value:
     """Return x sliced along another dimension."""
     return _apply("all_to_all", x, dim=dim, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def reduce(x: Value, op: str = "sum", *, root: int = 0, axis: Axis = None) -> Value:
     """Return the sum of what ranks have, for one of them; the others have zeros."""
     return _apply("reduce", x, op=op, root=root, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def broadcast(x: Value, *, root: int = 0, axis: Axis = None) -> Value:
     """Return what one rank has, for all of them."""
     return _apply("broadcast", x, root=root, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def send(x: Value, *, to: str | int = "next", axis: Axis = None) -> Value:
     """Send x along an axis and return what arrives: the next rank has this one's x.
 
@@ -369,6 +447,7 @@ def send(x: Value, *, to: str | int = "next", axis: Axis = None) -> Value:
     return _apply("send", x, by=by, axis=x.tracer.axis_of(axis))
 
 
+@operation
 def recv(sent: Value, first: Value, *, from_: str = "prev", axis: Axis = None) -> Value:
     """Return what was sent, and for the ranks that nobody sends to, `first`."""
     if from_ not in ("prev", "next"):
@@ -377,6 +456,7 @@ def recv(sent: Value, first: Value, *, from_: str = "prev", axis: Axis = None) -
     return _apply("recv", sent, first, by=by, axis=sent.tracer.axis_of(axis))
 
 
+@operation
 def slice(x: Value, dim: int = 0, *, axis: Axis = None) -> Value:
     """Return the part of each rank of a value that all have; it costs nothing."""
     return _apply("slice", x, dim=dim, axis=x.tracer.axis_of(axis))
@@ -385,16 +465,21 @@ def slice(x: Value, dim: int = 0, *, axis: Axis = None) -> Value:
 # -- state, data, and the user's functions -----------------------------------------------------
 
 
+@operation
 def update(state: Value, value: Value) -> Value:
     """Leave a parameter changed for the next step, and return what it is now."""
     node: Node = state.node
     if node.op == "update":
         node = state.tracer.nodes[str(node.attr("target"))]
     if node.op != "input":
-        raise ProgramError(f"update of {node.name}, which is computed; only parameters are kept")
+        raise ProgramError(
+            f"update of {node.name}, which is computed; only parameters are kept: write "
+            "w = ps.update(w, new) with a parameter w"
+        )
     return _apply("update", state, value, target=node.name)
 
 
+@operation
 def load(
     source: str,
     like: Annotation,
@@ -409,6 +494,11 @@ def load(
     the store for one of the value, are for predictions: `compile` finds the stages out.
     """
     tracer, sizes = _writing(f"load of {source!r}")
+    if not isinstance(like, Annotation):
+        raise ProgramError(
+            f"load of {source!r} as {like!r}; write ps.load({source!r}, ps.S(0)['batch', 3]): "
+            "a layout and dimensions"
+        )
     made = _type_of(tracer, f"load of {source!r}", like, sizes)
     if stored is not None and stored <= 0:
         raise ProgramError(f"load of {source!r} with {stored} bytes stored for one; above 0")
@@ -417,6 +507,7 @@ def load(
     return tracer.add("load", [], {"source": source, "type": made, **known})
 
 
+@operation
 def store(x: Value, place: str) -> Value:
     """Write a value to a place, each rank its own part, and return it.
 
@@ -425,6 +516,7 @@ def store(x: Value, place: str) -> Value:
     return _apply("store", x, place=place)
 
 
+@operation
 def call(
     name: str,
     *operands: Value | float,

@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.errors import ProgramError
 
-__all__ = ["L", "Annotation", "DType", "Layout", "P", "R", "S", "part", "partial"]
+__all__ = ["L", "Annotation", "DType", "Layout", "P", "R", "S", "dtype_name", "part", "partial"]
 
 _REDUCTIONS = ("sum", "max", "min")
 
@@ -51,6 +51,32 @@ DTYPES = {
         DType("bool", 1, is_float=False),
     )
 }
+
+
+_ELSEWHERE = {
+    **{"float64": "f64", "double": "f64", "float32": "f32", "float": "f32", "bfloat16": "bf16"},
+    **{
+        "float16": "f16",
+        "half": "f16",
+        "int64": "i64",
+        "long": "i64",
+        "int32": "i32",
+        "int": "i64",
+    },
+    "uint8": "u8",
+}
+"""Element types by the names that torch and NumPy have for them."""
+
+
+def dtype_name(given: Any) -> str:
+    """Return the name of an element type, given it or its name."""
+    name = str(given)
+    if name in DTYPES:
+        return name
+    plain = getattr(given, "__name__", name).removeprefix("torch.")
+    known = _ELSEWHERE.get(plain, plain if plain in DTYPES else "")
+    way = f"write {known!r}, or ps.{known}; " if known else ""
+    raise ProgramError(f"no element type {name!r}; {way}there are {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +121,10 @@ class Annotation:
         dtypes = [d.name for d in given if isinstance(d, DType)]
         for name in names:
             if not isinstance(name, str | int):
+                known = _ELSEWHERE.get(getattr(name, "__name__", str(name)).removeprefix("torch."))
                 raise ProgramError(
                     f"a dimension is a name or a number, got {name!r}; write R['rows', 1024]"
+                    + (f", and ps.{known} behind them for the element type" if known else "")
                 )
         return Annotation(self.layouts, names, dtypes[-1] if dtypes else "f32")
 

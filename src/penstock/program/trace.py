@@ -6,27 +6,26 @@ so an error names the user's own line. A value is called after the variable that
 
 from __future__ import annotations
 
-import dis
-import linecache
-import sys
-from bisect import bisect_right
-from functools import lru_cache
-from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
+
+import numpy as np
 
 from penstock.errors import ProgramError
 from penstock.program.infer import infer
+from penstock.program.lines import here, located, users_frame, variable_of
 from penstock.program.mesh import Mesh
+from penstock.program.mistakes import NotATensor, instead_of, kind_of
 from penstock.program.nodes import Attr, Node
 from penstock.program.types import Type
 
 __all__ = ["Tracer", "Value"]
 
-_WRITERS = ("trace", "language", "gradient", "calls")
-_INNER = {str(Path(__file__).with_name(f"{name}.py")) for name in _WRITERS}
-"""Where a value is written down for the user, who stands further out."""
-_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
+_UFUNCS = {
+    **{"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "power": "pow"},
+    **{"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"},
+    **{"equal": "eq", "not_equal": "ne", "matmul": "matmul"},
+}
+"""What operators do of a number of NumPy and a value, by their names there and here."""
 
 
 class Tracer:
@@ -45,17 +44,14 @@ class Tracer:
 
     def add(self, op: str, inputs: list[Value], attrs: dict[str, Attr], name: str = "") -> Value:
         """Write down an operation and return its value."""
-        frame = _users_frame()
-        where = _line_of(frame)
+        frame = users_frame()
         try:
             if any(value.tracer is not self for value in inputs):
                 raise ProgramError("a value of another program")
             made = infer(op, [value.type for value in inputs], attrs, self.mesh)
         except ProgramError as error:
-            if not where or str(error).startswith(where):
-                raise
-            raise ProgramError(f"{where}: {error}") from None
-        label = name or (_variable_of(frame) if frame is not None else "")
+            raise located(error) from None
+        label = name or (variable_of(frame) if frame is not None else "")
         node = Node(
             name=self._name(label, op),
             op=op,
@@ -63,7 +59,7 @@ class Tracer:
             attrs=tuple(attrs.items()),
             type=made,
             label=label,
-            where=where,
+            where=here(),
         )
         self.nodes[node.name] = node
         return Value(self, node)
@@ -72,29 +68,53 @@ class Tracer:
         """Return a number as a value of this program."""
         if isinstance(given, Value):
             return given
+        is_number = isinstance(given, np.bool_ | np.integer | np.floating)
+        if is_number or (isinstance(given, np.ndarray) and not given.ndim):
+            given = given.item()
         if isinstance(given, bool | int | float):
             number = float(given) if isinstance(given, float) else int(given)
             known = self.nodes.get(f"const {number!r}")
             if known is not None:
                 return Value(self, known)
             return self.add("const", [], {"value": number}, f"const {number!r}")
-        raise ProgramError(
-            f"{_line_of(_users_frame())}: {type(given).__name__} is not a value of a program; "
-            "give tensors as parameters"
+        raise located(
+            ProgramError(
+                f"{kind_of(given)} is not a value of a program; give tensors as parameters, and "
+                "numbers as int or float"
+            )
         )
+
+    def product(self, a: Value, b: Value) -> Value:
+        """Return the product of matrices; a vector is a row on the left, a column on the right."""
+        is_row, is_column = a.type.ndim == 1, b.type.ndim == 1
+        if is_row:
+            a = self._expanded(a, 0)
+        if is_column:
+            b = self._expanded(b, 1)
+        made = self.add("matmul", [a, b], {})
+        gone = ([made.type.ndim - 2] if is_row else []) + (
+            [made.type.ndim - 1] if is_column else []
+        )
+        # Of one element the sum is that element.
+        return self.add("sum", [made], {"dims": tuple(gone), "keep": False}) if gone else made
+
+    def _expanded(self, x: Value, dim: int) -> Value:
+        shape = (1, *x.shape) if dim == 0 else (*x.shape, 1)
+        return self.add("expand", [x], {"shape": shape, "dims": (dim,), "keep": False})
 
     def here(self) -> str:
         """Return the user's line that is being written down."""
-        return _line_of(_users_frame())
+        return here()
 
     def axis_of(self, axis: str | tuple[str, ...] | None) -> str | tuple[str, ...]:
         """Return the axis that is meant."""
         if axis is not None:
             return axis
         if self.axis is None:
-            raise ProgramError(
-                f"{_line_of(_users_frame())}: which axis of {self.mesh}? Say axis=..., or "
-                "@program(axis=...) for all of them"
+            raise located(
+                ProgramError(
+                    f"which axis of {self.mesh}? Say axis=..., or @program(axis=...) for all"
+                )
             )
         return self.axis
 
@@ -108,11 +128,11 @@ class Tracer:
         return f"{stem}.{number}"
 
 
-class Value:
+class Value(NotATensor):
     """A value of a program, before there is one."""
 
     __slots__ = ("node", "tracer")
-    __array_priority__ = 1000
+    __hash__ = object.__hash__
 
     def __init__(self, tracer: Tracer, node: Node) -> None:
         self.tracer = tracer
@@ -168,7 +188,10 @@ class Value:
         return self._with("pow", other, swapped=True)
 
     def __matmul__(self, other: Any) -> Value:
-        return self._with("matmul", other)
+        return self.tracer.product(self, self.tracer.value(other))
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return self.tracer.product(self.tracer.value(other), self)
 
     def __neg__(self) -> Value:
         return self.tracer.add("neg", [self], {})
@@ -188,11 +211,34 @@ class Value:
     def __ge__(self, other: Any) -> Value:
         return self._with("ge", other)
 
-    def __bool__(self) -> bool:
-        raise ProgramError(
-            f"{_line_of(_users_frame())}: a value is not known while a program is written down; "
-            "choose with where(condition, a, b)"
-        )
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        return self._with("eq", other)
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        return self._with("ne", other)
+
+    def _changed(self, other: Any) -> Any:
+        if self.node.op in ("input", "update"):
+            raise located(
+                ProgramError(
+                    f"values do not change in place, so nothing would be left in {self.name} for "
+                    f"the next step; write x = ps.update(x, x + y) for a state, and x = x + y for "
+                    "a new value"
+                )
+            )
+        return NotImplemented  # Python goes on with x = x + y.
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _changed
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Value:
+        op = _UFUNCS.get(ufunc.__name__)
+        if op is None or method != "__call__" or kwargs:
+            name = ufunc.__name__
+            raise located(
+                ProgramError(f"np.{name} takes no value of a program; {instead_of(name)}")
+            )
+        values = [self.tracer.value(one) for one in inputs]
+        return self.tracer.product(*values) if op == "matmul" else self.tracer.add(op, values, {})
 
     def sqrt(self) -> Value:
         """Return the root of each element."""
@@ -200,32 +246,3 @@ class Value:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.type}>"
-
-
-def _users_frame() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _INNER:
-        frame = frame.f_back
-    return frame
-
-
-def _line_of(frame: FrameType | None) -> str:
-    if frame is None:
-        return ""
-    path = frame.f_code.co_filename
-    text = linecache.getline(path, frame.f_lineno).strip()
-    return f"{Path(path).name}:{frame.f_lineno}" + (f": `{text}`" if text else "")
-
-
-@lru_cache(maxsize=256)
-def _stores_of(code: CodeType) -> tuple[list[int], list[str]]:
-    """Return where instructions begin, and the variable that the one after each stores to."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
-    after = [str(s.argval) if s.opname in _STORES else "" for s in steps[1:]]
-    return [step.offset for step in steps], [*after, ""]
-
-
-def _variable_of(frame: FrameType) -> str:
-    # While a call is under way the frame may stand behind its instruction, in what that caches.
-    offsets, names = _stores_of(frame.f_code)
-    return names[bisect_right(offsets, frame.f_lasti) - 1]

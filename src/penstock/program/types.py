@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from penstock.program.layouts import DTYPES, Layout, R, part
+from penstock.program.layouts import DTYPES, Layout, R, dtype_name, part
 from penstock.program.mesh import Mesh
 
 __all__ = ["Type"]
@@ -24,7 +24,8 @@ class Type:
     def __post_init__(self) -> None:
         kept = sorted((axis, lay) for axis, lay in dict(self.layouts).items() if lay.kind != "R")
         object.__setattr__(self, "layouts", tuple(kept))
-        assert self.dtype in DTYPES, self.dtype
+        if self.dtype not in DTYPES:
+            object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     def __str__(self) -> str:
         shape = "×".join(map(str, self.shape)) or "scalar"

@@ -90,6 +90,7 @@ from penstock.program.language import (
     update,
     where,
 )
+from penstock.program.mistakes import instead_of
 from penstock.program.schedule import apply, read_schedule, schedule_text
 
 if TYPE_CHECKING:
@@ -211,5 +212,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     found = _CARRIED.get(name)
     if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        way = "" if name.startswith("_") else f": {instead_of(name)}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{way}")
     return getattr(import_module(f"{__name__}.{found}"), name)
