@@ -35,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.errors import ProgramError
 from penstock.program.calls import BACKWARD, KEEPING, WEIGHTS, Function, Slot
-from penstock.step.captured.checks import Found, found_of
+from penstock.step.captured.checks import Found, check_traced, found_of
 from penstock.step.captured.graphs import (
     Graphs,
     Joint,
@@ -125,6 +125,7 @@ def capture(
     body = Body.of(what, examples, _dims(batch_dim, examples), called, flat=flat)
     operands = [one.detach().contiguous() for one in (*examples, *body.state.values())]
     graph = traced(body.function, operands, called)
+    check_traced(graph, body.function, operands, called)
     found = found_of(body.function, operands, body.dims, called, by=body.by, keep=keep)
     found = _unhooked(found, body)
     operand_slots = body.slots(operands)
@@ -312,7 +313,9 @@ def _over_leaves(
         for one in results:
             if not isinstance(one, torch.Tensor):
                 raise ProgramError(
-                    f"{name} returns a {type(one).__name__}; a tensor or a tuple of them will do"
+                    f"{name} returns a {type(one).__name__}; a tensor or a tuple of them will do: "
+                    "capture a module whose forward returns one of it, such as "
+                    "`self.model(x, use_cache=False).logits` of one of transformers"
                 )
         return results
 

@@ -20,7 +20,7 @@ from penstock.program.calls import Slot
 from penstock.step.captured.graphs import Graphs, Joint, Tensors, traced_backward
 from penstock.step.dtypes import TORCH, name_of, torch_dtype
 
-__all__ = ["Found", "found_of"]
+__all__ = ["Found", "check_traced", "found_of"]
 
 _SAMPLES, _FIRST = 5, 2
 """How many are tried; and how many of them for what is kept. Not one then: shapes with a 1 in them
@@ -113,6 +113,21 @@ def found_of(
         skip=skip,
         flops=trial.flops(graphs),
     )
+
+
+def check_traced(
+    graph: Function, function: Function, operands: Sequence[torch.Tensor], name: str
+) -> None:
+    """Refuse a function that is another one while it is traced, and so may choose by values."""
+    with torch.no_grad():
+        pairs = zip(graph(*operands), function(*operands), strict=True)
+    for number, (one, other) in enumerate(pairs):
+        if not _close(one, other, _TOLERANCE.get(other.dtype, _ROUGH)):
+            raise ProgramError(
+                f"capture of {name!r}: result {number} of its graph is not what it computes: it "
+                "does something else where torch.compiler.is_compiling(), or chooses by values; "
+                "capture the parts that do not"
+            )
 
 
 class _Trial:

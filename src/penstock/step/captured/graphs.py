@@ -8,8 +8,10 @@ no sample (a transposed weight) is computed again instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,12 +21,15 @@ from torch.func import functionalize, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from penstock.errors import ProgramError
+from penstock.program.lines import line_in
 
 __all__ = ["Graphs", "Joint", "Tensors", "graph_digest", "traced", "traced_backward"]
 
 Tensors = tuple[torch.Tensor, ...]
 _SHARES = ("p", "dropout_p", "dropout")
 """What operations call the share that they drop."""
+_FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
+"""What `torch.compiler.is_compiling` and `is_exporting` return; torch.export sets them likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,17 +210,42 @@ class Joint:
 
 def _graph_of(function: Callable[..., Any], operands: Sequence[torch.Tensor], name: str) -> Any:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _as_if_exported():
             return make_fx(
                 functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True
             )(*operands)
     except ProgramError:
         raise
     except Exception as error:
+        line = line_in(error.__traceback__, _is_users)
+        why = str(error).partition("\n")[0]
         raise ProgramError(
-            f"capture of {name!r}: torch cannot trace it ({type(error).__name__}: {error}); what "
-            "it computes may depend on shapes, and not on values"
+            f"capture of {name!r}: torch cannot trace it ({type(error).__name__}: {why}"
+            + (f", in {line}" if line else "")
+            + "); what it computes may depend on shapes and not on values, and takes examples by "
+            "place: capture a module that calls it otherwise, or what is in front of that line and "
+            "behind it"
         ) from error
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether a frame belongs to what is captured, and neither to torch nor to us."""
+    room = str(frame.f_globals.get("__name__"))
+    return room.partition(".")[0] != "torch" and not room.startswith("penstock.step.captured")
+
+
+@contextmanager
+def _as_if_exported() -> Iterator[None]:
+    """Have libraries see that a graph is made: theirs then do not look at the values of tensors."""
+    flags = [n for n in _FLAGS if hasattr(torch.compiler, n)]
+    before = [getattr(torch.compiler, name) for name in flags]
+    try:
+        for name in flags:
+            setattr(torch.compiler, name, True)
+        yield
+    finally:
+        for name, was in zip(flags, before, strict=True):
+            setattr(torch.compiler, name, was)
 
 
 def _joint(
