@@ -11,13 +11,15 @@ CALLED_BY_OTHERS = {
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
+    "step/trainers/accelerate.py:no_sync",
+    "step/trainers/lightning.py:block_backward_sync",
+    "step/trainers/lightning.py:configure_ddp",
     "torch/observe.py:compute_loss",
 }
-"""Methods that DLIO, the http server of Python and the Trainer of transformers call."""
+"""Methods that DLIO, the http server of Python and trainers call."""
 FOR_USERS = {
     "report/live/otel.py:instrument",
     "report/live/tensorboard.py:LoaderScalars",
-    "step/attached/attach.py:grad_norm",
     "step/captured/capture.py:num_weights",
     "step/tuner/watch.py:retune",
 }
@@ -30,7 +32,6 @@ TESTS_AND_BENCHMARKS_ONLY = {
     "simulate/importance/shade_released.py:published_hit_share",
     "simulate/page.py:LATER_EPOCH",
     "simulate/result.py:least_ratio",
-    "trace/reading.py:names_of",
 }
 """No more of these: move them to where they are used, and take them off the list."""
 

@@ -48,6 +48,9 @@ class RankError(Exception):
         self.rank = rank
         self.text = text
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankError, (self.rank, self.text)
+
 
 def run_ranks(
     fn: Callable[..., Any],
@@ -55,13 +58,16 @@ def run_ranks(
     *args: Any,
     dies: Collection[int] = (),
     group_timeout_s: float = GROUP_TIMEOUT_S,
+    start: str = "forkserver",
 ) -> list[Any]:
     """Call `fn(rank, size, *args)` on `size` processes and return the results by rank.
+
+    With `start="fork"` they have what this process has loaded; it must have no other threads.
 
     Raises:
         RankError: of the first rank that failed; all ranks are ended by then.
     """
-    context = multiprocessing.get_context("forkserver")
+    context: Any = multiprocessing.get_context(start)
     context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory(prefix="penstock-ranks-") as folder:
         store, processes, ours = f"{folder}/store", [], []

@@ -12,7 +12,8 @@
         step = ps.compile(schedule, groups)
 
 Writing, rewriting and explaining programs is the room `program`, which knows nothing of torch; its
-names are here as well. What carries them out needs torch, and is imported when first used.
+names are here as well. What carries them out needs torch, and is imported when first used. So is
+`attach` for Accelerate, Hugging Face's Trainer and Lightning (`trainers`), which needs theirs.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ if TYPE_CHECKING:
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
     from penstock.step.loads.credits import Wire
+    from penstock.step.trainers.accelerate import AttachAccelerator
+    from penstock.step.trainers.huggingface import AttachMixin
+    from penstock.step.trainers.lightning import AttachStrategy
     from penstock.step.tuner.calibrate import calibrate
     from penstock.step.tuner.tune import Tuned, tune
 
@@ -108,6 +112,9 @@ _CARRIED = {
     "Step": "execute",
     "compile": "execute",
     "Groups": "groups",
+    "AttachAccelerator": "trainers.accelerate",
+    "AttachMixin": "trainers.huggingface",
+    "AttachStrategy": "trainers.lightning",
     "Attached": "attached.attach",
     "LAMB": "attached.optimizers",
     "as_dtensor": "dtensor",
@@ -123,6 +130,9 @@ _CARRIED = {
 """Names that need torch, and where they are."""
 
 __all__ = [
+    "AttachAccelerator",
+    "AttachMixin",
+    "AttachStrategy",
     "Attached",
     "Captured",
     "Groups",

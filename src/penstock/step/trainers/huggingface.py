@@ -1,0 +1,45 @@
+"""Hugging Face's Trainer: a mixin under which `train` attaches the model, and closes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.step.trainers.accelerate import AttachAccelerator
+
+__all__ = ["AttachMixin"]
+
+
+class AttachMixin:
+    """For `class MyTrainer(AttachMixin, transformers.Trainer)`: attaches where DDP would be."""
+
+    attach_options: Mapping[str, Any] = {}
+    """What `attach` is called with, besides model and optimizer."""
+
+    args: Any
+    accelerator: Any
+    model: Any
+    optimizer: Any
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Have the Trainer's Accelerator attach what it prepares."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        # The Trainer makes it from many arguments, by the name of the class that it has imported.
+        self.accelerator.__class__ = AttachAccelerator
+        self.accelerator.begin_to_attach(self.attach_options)
+
+    def train(self, *args: Any, **others: Any) -> Any:
+        """Train, and leave a plain model behind: one rank alone may save it."""
+        result = super().train(*args, **others)  # type: ignore[misc]
+        self.accelerator.detach()
+        return result
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        # One rank writes, and weights may be in slices: all have to ask for the state.
+        state = self.model.state_dict() if state_dict is None else state_dict
+        super()._save(output_dir, state)  # type: ignore[misc]
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.args.should_save:
+            self.optimizer.state_dict()  # its slices, for the rank that saves
+        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
