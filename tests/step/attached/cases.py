@@ -10,8 +10,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from penstock.program.mesh import mesh
-from penstock.step.attached import attach as attaching
+from penstock.program.mesh import Mesh, mesh
 from penstock.step.attached.attach import Attached
 from penstock.step.attached.optimizers import LAMB
 from penstock.step.groups import Groups
@@ -27,13 +26,33 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
+OPTIONS = {"clip": None, "wire": None, "dtype": None, "buckets": "auto", "reshard": False}
+
+
 def attach(
-    model: nn.Module, optimizer: Optimizer, *args: Any, over: str = "sockets", **options: Any
+    model: nn.Module,
+    optimizer: Optimizer,
+    ranks: Mesh | Groups | None = None,
+    *,
+    over: str = "sockets",
+    **options: Any,
 ) -> Attached:
-    """Attach over sockets, as ranks of several hosts do, or over "memory"."""
+    """Attach over sockets, as ranks of several hosts do, or over "memory".
+
+    One rank goes the way of several here, where `ps.attach` leaves it to the optimizer.
+    """
     if over == "sockets" and distributed.is_initialized():
-        args = (Groups(mesh(dp=distributed.get_world_size())),)
-    return attaching.attach(model, optimizer, *args, **options)
+        ranks = Groups(mesh(dp=distributed.get_world_size()))
+    return attach_as_many(model, optimizer, ranks, **options)
+
+
+def attach_as_many(
+    model: nn.Module, optimizer: Optimizer, ranks: Mesh | Groups | None = None, **options: Any
+) -> Attached:
+    """Attach with all that several ranks need, whatever their number."""
+    attached = Attached(model, optimizer, ranks, **OPTIONS | options)
+    attached._open()
+    return attached
 
 
 def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from tests.step.attached.cases import BATCH, OPTIMIZERS, batches, mlp, weights
+from tests.step.attached.cases import attach_as_many as attach
 from tests.step.ranks import RankError, run_ranks
 from torch import nn
 from torch.optim import Optimizer
@@ -25,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import OptionError, StateError
 from penstock.program.mesh import mesh
-from penstock.step.attached.attach import Attached, attach
+from penstock.step.attached.attach import Attached
 from penstock.step.attached.reshard import AHEAD
 from penstock.step.groups import Groups
 

@@ -108,6 +108,8 @@ def attach(
     that each rank has buffers of its own. The first step is slow: it records in which order
     gradients appear and weights are used.
 
+    With one rank nothing is sent: the optimizer makes its own steps, and nothing is hooked.
+
     Args:
         model: parameters that the optimizer has and that need gradients are attached.
         optimizer: SGD, Adam or AdamW of torch, or `LAMB`. Its state may be there already.
@@ -120,7 +122,11 @@ def attach(
         buckets: size of what is sent in one go, or "auto" by the speed of the network.
         reshard: keep weights in slices as well, and whole ones only while a module runs.
     """
-    attached = Attached(
+    from penstock.step.attached.one_rank import AttachedAlone  # which is an Attached
+
+    ranks = (mesh.mesh if isinstance(mesh, Groups) else mesh) or fit.everyone()
+    kind = AttachedAlone if ranks.size(fit.axis_of(ranks, clip)) == 1 else Attached
+    attached = kind(
         model,
         optimizer,
         mesh,
