@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.step.attached.cases import OPTIMIZERS, assert_same, attach, batches, mlp, train
+from tests.step.attached.cases import OPTIMIZERS, assert_same, attach, batches, mlp, train, weights
 from torch import nn
 
-from penstock.errors import OptionError
+from penstock.errors import OptionError, StateError
 
 HOW = ("module", "its own", "parts", "later", "function", "before")
 
@@ -82,6 +82,67 @@ def test_a_compiled_model_waits_for_all_weights_and_trains_as_a_plain_one(how: s
     made, missing = trained(how)
     assert_same(made, trained("", is_attached=False)[0])
     assert missing == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["model", "its own", "function", "step"])
+def test_one_graph_of_what_is_attached_is_refused_with_the_way_out(how: str) -> None:
+    torch._dynamo.reset()
+    net = Net().double()
+    optimizer = OPTIMIZERS["adam"](net.parameters())
+    call: Any = net
+    with attach(net, optimizer):
+        if how == "model":
+            call = compiled(net, fullgraph=True)
+        elif how == "its own":
+            net.compile(backend="eager", fullgraph=True)
+        elif how == "function":
+            call = compiled(lambda x: net(x), fullgraph=True)
+        else:
+            call = compiled(lambda _: optimizer.step(), fullgraph=True)
+        words = (
+            "call optimizer.step" if how == "step" else "compile the model before it is attached"
+        )
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
+            call(torch.zeros(12, 7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("how", ["step", "function", "loop"])
+def test_a_compiled_step_updates_as_a_plain_one(how: str) -> None:
+    torch._dynamo.reset()
+    net = Net().double()
+    optimizer = OPTIMIZERS["adam"](net.parameters())
+
+    def once(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (net(x) - y).square().mean().backward()
+        step()
+
+    with attach(net, optimizer):
+        step = compiled(optimizer.step) if how == "step" else optimizer.step
+        step = compiled(lambda: optimizer.step()) if how == "function" else step
+        train_once = compiled(once) if how == "loop" else once
+        for x, y in batches(3):
+            train_once(x, y)
+    made = torch.cat([param.detach().reshape(-1) for param in net.parameters()])
+    assert_same(made, trained("", is_attached=False)[0])
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_step_from_before_is_refused(kind: str, is_compiled: bool) -> None:
+    torch._dynamo.reset()
+    net = Net().double()
+    optimizer = OPTIMIZERS[kind](net.parameters())
+    step = compiled(optimizer.step) if is_compiled else optimizer.step
+    before = weights(net)
+    with attach(net, optimizer):
+        net(torch.ones(12, 7, dtype=torch.float64)).sum().backward()
+        with pytest.raises(StateError, match="taken from the optimizer before"):
+            step()
+        assert_same(weights(net), before, 0.0)
+        optimizer.step()
+    assert not torch.equal(weights(net), before)
+    step()  # closed, it is the optimizer's own again
 
 
 @pytest.mark.parametrize("is_unscaled", [False, True])

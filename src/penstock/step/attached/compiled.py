@@ -20,10 +20,20 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 
-__all__ = ["Around", "compiled_in", "forget", "is_compiled", "stops"]
+__all__ = ["UPDATES", "Around", "compiled_in", "forget", "is_compiled", "stops"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+WAITS = (
+    "an attached model waits for its weights here, which is not part of compiled code; compile the "
+    "model before it is attached, which goes with fullgraph=True, or compile without fullgraph"
+)
+UPDATES = (
+    "the step of an attached optimizer communicates, which is not part of compiled code; call "
+    "optimizer.step() as it is, or compile without fullgraph"
+)
+"""Why something is not compiled, for who has asked for all of it."""
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -52,12 +62,18 @@ def forget() -> None:
         dynamo.reset()
 
 
-def stops(call: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that is called by compiled code and never part of it."""
+def stops(call: Callable[P, T], why: str = WAITS) -> Callable[P, T]:
+    """Return a function that is called by compiled code and never part of it.
+
+    With fullgraph=True there is no code around it, and torch says why.
+    """
 
     @_disable_dynamo
     def outside(*args: P.args, **kwargs: P.kwargs) -> T:
         return call(*args, **kwargs)
+
+    # As torch.compiler.disable(reason=...) does, which would import the compiler for nothing.
+    vars(outside).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=why)
 
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         # The way around costs some microseconds, so only compiled code takes it.

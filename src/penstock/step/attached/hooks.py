@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import StateError
-from penstock.step.attached.compiled import Around, compiled_in, is_compiled, stops
+from penstock.step.attached.compiled import UPDATES, Around, compiled_in, is_compiled, stops
 from penstock.step.attached.flow import Flow, Parcel
 
 __all__ = ["Hooks", "Unsaved", "nothing"]
@@ -76,6 +76,7 @@ class Hooks:
         after: Callable[[int, torch.Tensor], None],
     ) -> None:
         """Call `before` when a gradient is about to change, and `after` when it has."""
+        before, after = stops(before), stops(after)
         tensor: Any  # torch has no types for its hooks
         for number, tensor in enumerate(params):
             # torch takes what a hook returns for a new gradient; these return None.
@@ -153,12 +154,35 @@ class Hooks:
             ) -> Any:
                 return method(*args, **kwargs)
 
-            function: Any = replaced
-            if name == "step":
-                function = Optimizer.profile_hook_step(replaced)
-                # A scheduler made before would warn of a step it has not wrapped itself.
-                function._wrapped_by_lr_sched = True
+            function: Any = self._only_step(optimizer, replaced) if name == "step" else replaced
             setattr(optimizer, name, MethodType(function, optimizer))
+
+    def _only_step(self, optimizer: Optimizer, replaced: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step with the optimizer's hooks; the one that it had before is refused."""
+        hooked, is_ours = Optimizer.profile_hook_step(replaced), False
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_ours
+            is_ours = True
+            try:
+                return hooked(*args, **kwargs)
+            finally:
+                is_ours = False
+
+        def check(*_: Any) -> None:
+            # It would change all weights by the gradients of one rank, and ranks come apart.
+            if not is_ours:
+                raise StateError(
+                    "this step was taken from the optimizer before that was attached (kept as "
+                    "`step = optimizer.step`, or compiled); call optimizer.step(), or take it, or "
+                    "compile it, after attach"
+                )
+
+        self._handles.append(optimizer.register_step_pre_hook(stops(check, UPDATES)))
+        function = stops(step, UPDATES)
+        # A scheduler made before would warn of a step it has not wrapped itself.
+        vars(function)["_wrapped_by_lr_sched"] = True
+        return function
 
 
 class _Reads:
