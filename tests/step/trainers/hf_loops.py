@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.step.trainers.work import GLOBAL_BATCH, STEPS, HeadedNet, samples, weights
 from tests.step.trainers.worlds import as_under_torchrun
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import penstock.step as ps
+from penstock.errors import OptionError
 
 KINDS = ("ddp", "attach")
 
@@ -22,9 +24,9 @@ class AttachTrainer(ps.AttachMixin, Trainer):
 def trainer(kind: str, model: Any, folder: Path, size: int, **options: Any) -> Trainer:
     told: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "logging_steps": 1}
     told |= {"max_steps": STEPS, "gradient_accumulation_steps": 2, "learning_rate": 0.05}
-    told |= {"eval_strategy": "steps", "eval_steps": 3, "save_steps": 4}
+    told |= {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
     told |= {"per_device_train_batch_size": GLOBAL_BATCH // size}
-    told |= {"use_cpu": True, "label_names": ["y"]}
+    told |= {"use_cpu": True, "label_names": ["y"], "save_steps": STEPS // 2}
     args = TrainingArguments(output_dir=str(folder / kind), **(told | options))
     made = {"ddp": Trainer, "attach": AttachTrainer}[kind]
     return made(model, args, train_dataset=samples(), eval_dataset=samples(17))
@@ -35,13 +37,13 @@ def logged(trained: Trainer) -> list[dict[str, float]]:
     return [{n: float(row[n]) for n in names if n in row} for row in trained.state.log_history]
 
 
-def trained_both_ways(rank: int, size: int, folder: Path, clip: float) -> list[Any]:
+def trained_both_ways(rank: int, size: int, folder: Path) -> list[Any]:
     """Train to the end, evaluating and saving; save once more after it."""
     as_under_torchrun(rank, size)
     said = []
     for kind in KINDS:
         model = HeadedNet()
-        made = trainer(kind, model, folder, size, max_grad_norm=clip)
+        made = trainer(kind, model, folder, size, max_grad_norm=0.5)
         made.train()
         made.save_model(str(folder / kind / "last"))
         if rank == 0:  # as users do, who save by hand
@@ -61,6 +63,14 @@ def resumed(rank: int, size: int, folder: Path) -> torch.Tensor:
     return weights(model)
 
 
+def one_process_for_two_gpus(rank: int, size: int) -> None:
+    as_under_torchrun(rank, size)
+    args = TrainingArguments(use_cpu=True)
+    args._n_gpu = 2
+    with pytest.raises(OptionError, match="torchrun --nproc-per-node 2"):
+        AttachTrainer(HeadedNet(), args)
+
+
 def language_models(rank: int, size: int, folder: Path) -> Any:
     """Train one with tied weights and weights in slices, and one with DDP."""
     as_under_torchrun(rank, size)
@@ -74,7 +84,7 @@ def language_models(rank: int, size: int, folder: Path) -> Any:
     for kind in KINDS:
         torch.manual_seed(5)
         model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
-        made = trainer(kind, model, folder, size, max_steps=6, learning_rate=1e-3)
+        made = trainer(kind, model, folder, size, max_grad_norm=0.0, learning_rate=1e-3)
         made.train_dataset = made.eval_dataset = data
         made.train()
         made.save_model(str(folder / kind / "last"))

@@ -89,13 +89,16 @@ def trainer(kind: str, folder: Path, size: int, **options: Any) -> Any:
     )
 
 
-def trained_both_ways(rank: int, size: int, folder: Path, algorithm: str) -> list[Any]:
+def trained_both_ways(
+    rank: int, size: int, folder: Path, algorithm: str, precision: str
+) -> list[Any]:
     as_under_torchrun(rank, size)
     most = {"norm": 0.5, "value": 0.02}[algorithm]
     said = []
     for kind in KINDS:
         model = Regression()
         options = {"gradient_clip_val": most, "gradient_clip_algorithm": algorithm}
+        options["precision"] = precision
         made = trainer(
             kind, folder, size, accumulate_grad_batches=2, val_check_interval=6, **options
         )

@@ -5,6 +5,7 @@ A process loads the packages, and ranks are forked from it for one test after an
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import multiprocessing
@@ -39,7 +40,11 @@ def _load() -> None:
     os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
     import accelerate  # noqa: F401
     import lightning  # noqa: F401
+    import transformers.models.gpt2.modeling_gpt2
     import transformers.trainer  # noqa: F401
+
+    # Trainers collect garbage: not among all that is loaded, which ranks would have to copy.
+    gc.freeze()
 
 
 def _run(fn: Callable[..., Any], size: int, args: tuple[Any, ...]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.errors import OptionError
 from penstock.step.trainers.accelerate import AttachAccelerator
 
 __all__ = ["AttachMixin"]
@@ -23,6 +24,11 @@ class AttachMixin:
 
     def create_accelerator_and_postprocess(self) -> None:
         """Have the Trainer's Accelerator attach what it prepares."""
+        if self.args.n_gpu > 1:
+            raise OptionError(
+                f"one process with {self.args.n_gpu} GPUs: the Trainer would use DataParallel, and "
+                f"attach needs a process for each; torchrun --nproc-per-node {self.args.n_gpu}"
+            )
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         # The Trainer makes it from many arguments, by the name of the class that it has imported.
         self.accelerator.__class__ = AttachAccelerator

@@ -43,13 +43,23 @@ class AttachStrategy(DDPStrategy):
         module: Any = self.lightning_module
         self.attached = [attach(module, each, **self.attach_options) for each in self.optimizers]
         plugin: Any = self.precision_plugin
-        plugin.clip_grad_by_norm = lambda each, most: self._of(each).clip_grad_norm_(most)
-        plugin.clip_grad_by_value = lambda each, most: self._of(each).clip_grad_value_(most)
+        plugin.clip_gradients = self._clip_gradients
         self._has_failed = False
 
-    def _of(self, optimizer: Any) -> Attached:
+    def _clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
+    ) -> None:
+        if clip_val <= 0:
+            return
         plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        return self.attached[self.optimizers.index(plain)]
+        attached = self.attached[self.optimizers.index(plain)]
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            scaler.unscale_(plain)
+        if gradient_clip_algorithm == "value":
+            attached.clip_grad_value_(clip_val)
+        else:
+            attached.clip_grad_norm_(clip_val)
 
     def training_step(self, *args: Any, **more: Any) -> Any:
         """Call the module for it, as its hooks wait for the parameters that it has itself."""
