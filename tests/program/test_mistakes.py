@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Callable
@@ -167,6 +168,21 @@ def test_parameters_are_tensors_with_a_layout_or_numbers() -> None:
     with pytest.raises(ProgramError, match=r"write 'f32', or ps\.f32"):
         ps.Type(shape=(3,), dtype="float32")
     assert ps.Type(shape=(3,), dtype=ps.bf16) == ps.Type(shape=(3,), dtype="bf16")
+
+
+def test_a_program_is_put_on_a_mesh_and_compiled_before_it_is_used() -> None:
+    @ps.program
+    def doubled(x: ps.R["n"]):
+        return x * 2.0
+
+    with pytest.raises(AttributeError, match=r"put it on a mesh first, \.on\(.*\.split"):
+        doubled.split("x")
+    assert not hasattr(doubled, "anything")
+    assert copy.deepcopy(doubled).on(ps.mesh(dp=1), n=2).name == "doubled"
+    with pytest.raises(ProgramError, match=r"ps\.compile\(program, groups\) as step"):
+        doubled.on(ps.mesh(dp=1), n=2)(x=torch.ones(2))
+    with pytest.raises(ProgramError, match=r"write mesh\(dp=2\)"):
+        ps.mesh(dp="2")
 
 
 def test_names_that_there_are_not_say_what_there_is() -> None:

@@ -140,6 +140,8 @@ def refusals(rank: int, size: int) -> list[str]:
                 with pytest.raises(ProgramError) as error:
                     step(**bad)
                 said.append(str(error.value))
+            with pytest.raises(ProgramError, match=r"by name, got 1 by place; write step\(g="):
+                step(good["g"])
         with pytest.raises(ProgramError) as error:
             ps.compile(wrong, groups)
         said.append(str(error.value))
@@ -153,7 +155,8 @@ def test_what_does_not_fit_is_refused_with_both_sides() -> None:
     assert "(9,)" in shape
     assert "(8,)" in shape
     assert "float64" in dtype
-    assert "speed" in more
+    assert "give g.to(torch.float32)" in dtype
+    assert "speed; it has g, w" in more
     assert "different plans" in plans
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from penstock.errors import ProgramError
 from penstock.program.layouts import Annotation, Layout, dtype_name
@@ -57,6 +57,15 @@ class Template:
             f"put it on a mesh, {self.name}.on(mesh(dp=2), ...), compile that, and call the step",
         )
         return self.function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Before it is on a mesh it is no program: nothing is known to rewrite.
+        way = (
+            f"; put it on a mesh first, .on(mesh(dp=2), ...).{name}"
+            if hasattr(Program, name)
+            else ""
+        )
+        raise AttributeError(f"what @program makes has no {name!r}{way}")
 
     def on(self, mesh: Mesh, **sizes: int) -> Program:
         """Return the program for a mesh, with the lengths of its dimensions."""

@@ -25,6 +25,8 @@ class Mesh:
         if len(set(self.names)) < len(self.axes):
             raise ProgramError(f"a mesh needs axes of different names, got {list(self.names)}")
         for name, size in self.axes:
+            if not hasattr(size, "__index__"):
+                raise ProgramError(f"axis {name!r} has {size!r} ranks; write mesh({name}=2)")
             if size < 1:
                 raise ProgramError(f"axis {name!r} has {size} ranks; 1 or more make sense")
 

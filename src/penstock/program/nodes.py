@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import xxhash
 
@@ -196,6 +196,13 @@ class Program(Rewrites):
     def regions_of(self, node: str, kind: str) -> tuple[Region, ...]:
         """Return the regions of a kind that a node is in."""
         return tuple(r for r in self.regions if r.kind == kind and node in r.nodes)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse to be called: a program is not carried out before it is compiled."""
+        raise ProgramError(
+            f"program {self.name} is called; carry it out with a step, `with ps.Groups(mesh) as "
+            "groups, ps.compile(program, groups) as step: step(x=...)`, or ps.interpret it"
+        )
 
     # -- making others -----------------------------------------------------------------------
 

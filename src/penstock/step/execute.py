@@ -207,11 +207,16 @@ class Step:
             for early in self._early.values():
                 ending.callback(early.forget)
 
-    def __call__(self, **given: Any) -> list[torch.Tensor]:
+    def __call__(self, *by_place: Any, **given: Any) -> list[torch.Tensor]:
         """Do one iteration and return what the program returns, as this rank has it.
 
         What is returned is the caller's to keep, except that a state is where it was given.
         """
+        if by_place:
+            raise ProgramError(
+                f"the step of {self.program.name} takes its inputs by name, got {len(by_place)} by "
+                f"place; write step({', '.join(f'{n.name}=...' for n in self._inputs)})"
+            )
         if self._is_closed:
             raise ProgramError(
                 f"the step of {self.program.name} is closed; compile the program again"
@@ -329,7 +334,10 @@ class Step:
             else:
                 self._memory.give(node.name, self._checked(node, value))
         if given:
-            raise ProgramError(f"program {self.program.name} has no input {', '.join(given)}")
+            raise ProgramError(
+                f"program {self.program.name} has no input {', '.join(given)}; it has "
+                f"{', '.join(node.name for node in self._inputs)}"
+            )
         self._scalars.clear()
         self._scalars.update(scalars)
         for name in self._host:
@@ -349,7 +357,10 @@ class Step:
                 f"{node.name} on rank {self._rank} is {tuple(value.shape)}, should be {shape}"
             )
         if value.dtype != dtype:
-            raise ProgramError(f"{node.name} is {value.dtype}, program has {dtype}")
+            raise ProgramError(
+                f"{node.name} is {value.dtype}, program has {dtype}; give {node.name}.to({dtype}), "
+                "or write another element type behind its dimensions, R['n', ps.bf16]"
+            )
         if value.device != self._device:
             raise ProgramError(
                 f"{node.name} is on {value.device}, the step on {self._device}; move it there, or "
