@@ -174,6 +174,7 @@ def around_steps(rank: int, number: int, attached: Any, model: nn.Module, optimi
         optimizer.state_dict()
     elif number == 2:
         saved = model.state_dict()
+        attached.synchronize()
         torch.distributed.barrier()
         assert not any(value.is_inference() for value in saved.values())
     elif number == 3:

@@ -18,7 +18,7 @@ from tests.step.attached.cases import (
     weights,
 )
 from tests.step.ranks import run_ranks
-from torch import nn
+from torch import distributed, nn
 
 
 class Odd(nn.Module):
@@ -193,7 +193,11 @@ def in_bf16(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]
         optimizer.step()
     kinds = {str(param.dtype) for param in model.parameters()}
     made = weights(model)
-    whole = [share.whole(share.masters, attached._lanes.gather) for share in attached._shares]
+    whole = []
+    for share in attached._shares:
+        parts = [torch.empty_like(share.masters) for _ in range(size)]
+        distributed.all_gather(parts, share.masters)
+        whole.append(share.put_together(parts))
     flat = torch.cat([share.arena.data.double() for share in attached._shares])
     assert torch.equal(torch.cat(whole).bfloat16().double(), flat)
     states = optimizer.state_dict()["state"][0]

@@ -15,7 +15,7 @@ needs the weights. Gradients are means over ranks. What is different from the pl
   so `zero_grad(set_to_none=False)` leaves no zeros for the next one.
 * Weights are complete where a module runs, is copied or saved, and for who asks the model for its
   `parameters()`; for who has kept them in a list, after `attached.synchronize()`.
-* `optimizer.state_dict()` is whole and like torch's, and all ranks must call it together.
+* `optimizer.state_dict()` is whole and like torch's; any rank may call it, alone or with others.
 * Clipping needs the norm of all gradients before the first update: `attach(clip=…)`. No update
   starts before the last gradient has been reduced, so less of the gathers is hidden.
 * With `reshard`, weights are whole only while a module runs; elsewhere in `attached.whole()`.
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -184,7 +185,6 @@ class Attached:
             self._params,
             settle=self._settle,
             sharding=Sharding(self._groups.mesh, self._axis, self._device),
-            wire=wire,
             is_wide=wire is not None or dtype is not None,
         )
         self._grads: Grads | None = None
@@ -270,8 +270,14 @@ class Attached:
         Steps are made outside.
         """
         self._settle()
-        with self._flow.whole() if isinstance(self._flow, Rounds) else contextlib.nullcontext():
+        if not isinstance(self._flow, Rounds):
             yield
+            return
+        try:
+            with self._flow.whole():
+                yield
+        finally:
+            self._checkpoint.count_change()
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
@@ -288,9 +294,9 @@ class Attached:
         return lanes.scatter.sent_bytes + lanes.gather.sent_bytes + lanes.word.sent_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as torch would; all ranks call it.
+        """Return the optimizer's state as torch would; other ranks need not call it.
 
-        torch.distributed.checkpoint has it in DTensors.
+        torch.distributed.checkpoint, on all ranks, has it in DTensors.
         """
         return self._checkpoint.state_dict()
 
@@ -304,7 +310,10 @@ class Attached:
             return
         self._is_open = False
         _OPEN.discard(self)
+        self._checkpoint.meet()
         saved = self.state_dict()
+        self._lanes.word.barrier()  # until all have theirs
+        self._checkpoint.close()
         self._record.end()
         self._hooks.remove()
         if isinstance(self._flow, Rounds):
@@ -363,6 +372,7 @@ class Attached:
             share.follow(groups[share.group])
         self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
         self._grads.clear()
+        self._checkpoint.count_change()
 
     def _meet(self, call: str, options: Sequence[dict[str, Any]]) -> set[int]:
         """Send what is left of all gradients; return the parameters that any rank has one for.
@@ -370,6 +380,7 @@ class Attached:
         All ranks come to it, by the same call with the same options.
         """
         fit.check_groups(self._optimizer.param_groups, self._numbers, self._first_groups)
+        self._checkpoint.go_on()
         if self._flow is None:
             self._plan()
         assert self._flow is not None
@@ -491,6 +502,7 @@ class Attached:
                 dict(found), order, self._lanes, clip=self._clip, **options
             )
             self._flow = flow
+            flow.also_begin = self._checkpoint.go_on
             begin_rounds(flow, found, self._params, agreement, self._record)
             blocks = blocks_of_modules(flow, self._model, self._numbers, self._record)
             self._hooks.on_modules(blocks, flow.enter, flow.leave)
@@ -502,7 +514,8 @@ class Attached:
             needs = parcels_of_modules(self._flow, self._model, self._numbers, self._record)
             self._hooks.on_forward(self._model, self._flow, needs)
             self._grads = Grads(self._params, places, self._flow)
-        self._checkpoint.follow(self._flow)
+        timeout_s = self._groups.timeout_s
+        self._checkpoint.follow(self._flow, self._lanes.word, timeout_s=timeout_s)
 
     # -- around ------------------------------------------------------------------------------
 
@@ -550,3 +563,5 @@ def _finish(attached: weakref.ref[Attached]) -> None:
                 here._device.type == "cuda"
             ):  # peers may read its memory until its streams have met theirs
                 torch.cuda.synchronize(here._device)
+            if not hasattr(sys, "last_value"):  # who ends by an error is waited for by nobody
+                here._checkpoint.leave()

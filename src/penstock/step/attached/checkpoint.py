@@ -8,7 +8,7 @@ It says so to who looks: torch.distributed.checkpoint would otherwise make a ste
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,7 +20,9 @@ from penstock.errors import StateError
 from penstock.step.attached import fit
 from penstock.step.attached.flow import Flow
 from penstock.step.attached.optimizers import Rule
+from penstock.step.attached.others import OtherSlices
 from penstock.step.attached.reshard import Rounds, ordinary
+from penstock.step.attached.room import meeting_of
 from penstock.step.attached.sharded import Sharding, is_asked_for, whole_of
 from penstock.step.attached.share import Share
 from penstock.step.attached.state import State, collected, spread, unpacked
@@ -39,7 +41,6 @@ class Checkpoint:
         params: those that are attached, by number.
         settle: returns when no update and no gather is under way.
         sharding: how DTensors are cut.
-        wire: what weights in slices are rounded to when they are gathered.
         is_wide: whether states are wider than the parameters may be.
     """
 
@@ -51,12 +52,11 @@ class Checkpoint:
         *,
         settle: Callable[[], None],
         sharding: Sharding,
-        wire: str | None,
         is_wide: bool,
     ) -> None:
         self._optimizer, self._rule, self._params = optimizer, rule, params
         self._settle, self._sharding = settle, sharding
-        self._wire, self._is_wide = wire, is_wide
+        self._is_wide = is_wide
         self._numbers = {param: number for number, param in enumerate(params)}
         groups = optimizer.param_groups
         self._group_of = {param: group for group in groups for param in group["params"]}
@@ -68,6 +68,7 @@ class Checkpoint:
         """Of parameters that are being loaded."""
         self._shares: Sequence[Share] = ()
         self._lane: Comm | None = None
+        self._others: OtherSlices | None = None
         self._flow: Flow | None = None
         self._saving: Saving | None = None
 
@@ -77,17 +78,39 @@ class Checkpoint:
         self._shares, self._lane = shares, lane
         self._take_states()
 
-    def follow(self, flow: Flow) -> None:
-        """Take weights from a flow from now on."""
+    def follow(self, flow: Flow, word: Comm, *, timeout_s: float) -> None:
+        """Take weights from a flow from now on, and give others slices; all ranks call it."""
         self._flow = flow
         if isinstance(flow, Rounds):
             self._saving = Saving(flow)
+        self._others = OtherSlices(self._shares, flow, word, timeout_s=timeout_s)
+        self._others.open(meeting_of(word))
+
+    def count_change(self) -> None:
+        """Say that slices have changed, on all ranks alike."""
+        if self._others is not None:
+            self._others.count_change()
+
+    def go_on(self) -> None:
+        """Say that this rank goes on to what needs the others."""
+        if self._others is not None:
+            self._others.go_on()
+
+    def leave(self) -> None:
+        """Stay as long as others may save."""
+        if self._others is not None:
+            self._others.leave()
+
+    def close(self) -> None:
+        """Give others nothing any more."""
+        if self._others is not None:
+            self._others.close()
 
     # -- the optimizer -----------------------------------------------------------------------
 
     def stand_in(self) -> None:
         """Have the optimizer say that its state is elsewhere."""
-        self._optimizer.state = Elsewhere(self._optimizer.state, self._names_of)
+        self._optimizer.state = SlicedState(self._optimizer.state, self._names_of)
 
     def _names_of(self, param: torch.Tensor) -> Iterable[str]:
         if param not in self._numbers:
@@ -96,7 +119,7 @@ class Checkpoint:
         return ("step", *names) if self._rule.has_step else names
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state as torch would, or in DTensors; all ranks call it."""
+        """Return the optimizer's state as torch would, or in DTensors, which all ranks ask for."""
         plain = partial(type(self._optimizer).state_dict, self._optimizer)
         before = dict(self._optimizer.state)
         with ordinary():
@@ -113,19 +136,19 @@ class Checkpoint:
 
     def _in_whole(self) -> dict[int, State]:
         """Return what torch has: the state of those that have made a step."""
-        if self._lane is None:
+        if self._others is None:
             return {
                 number: {name: whole_of(value) for name, value in state.items()}
                 for number, state in self._there().items()
             }
-        self._meet()
-        return collected(self._shares, self.steps, self._lane)
+        with self._others.gathering() as gather:
+            return collected(self._shares, self.steps, gather)
 
     def _in_parts(self) -> dict[int, State]:
         """Return the state of all in DTensors: who loads asks for it, and fills it in."""
         if self._lane is None:
             return {number: self._begun(number) for number in range(len(self._params))}
-        self._meet()
+        self.meet()
         made: dict[int, State] = {number: {} for number in self.steps}
         for share in self._shares:
             if share.rule.has_step:
@@ -167,7 +190,8 @@ class Checkpoint:
         if self._lane is not None:
             self._take_states()
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
+        """Come together with all ranks, whatever rounds they are in."""
         self._settle()
         if isinstance(self._flow, Rounds):
             self._flow.meet("state")
@@ -180,6 +204,7 @@ class Checkpoint:
     def _take_states(self) -> None:
         """Take whole states out of the optimizer, each rank its slices."""
         self.steps = spread(self._shares, self._there(), self._params)
+        self.count_change()
         for param in self._params:  # those of frozen ones stay
             self._optimizer.state.pop(param, None)
 
@@ -187,10 +212,26 @@ class Checkpoint:
 
     def before_save(self, module: nn.Module, *_: Any) -> None:
         """Have whole weights before a module's state is read, or DTensors of those in slices."""
-        self._settle()
-        if self._saving is not None:
-            is_cut = self._sharding.size > 1 and is_asked_for()
-            self._saving.enter(module, self._weights_in_parts if is_cut else None)
+        if self._saving is None:
+            self._settle()
+        elif self._sharding.size > 1 and is_asked_for():
+            self._saving.enter(module, self._weights_in_parts)
+        else:
+            # Where someone has them all already, they may have been changed.
+            is_whole = self._saving.is_whole
+            self._saving.enter(module, None if is_whole else self._weights_in_whole)
+
+    def _weights_in_whole(self) -> dict[torch.Tensor, torch.Tensor]:
+        assert self._others is not None
+        made = {}
+        with ordinary(), self._others.gathering() as gather:
+            for share in self._shares:
+                flat = gather(share, None)
+                for index, number in enumerate(share.params):
+                    view = share.arena.view(flat, index)
+                    copy = view.clone(memory_format=torch.preserve_format)
+                    made[self._params[number]] = copy
+        return made
 
     def _weights_in_parts(self) -> dict[torch.Tensor, torch.Tensor]:
         assert isinstance(self._flow, Rounds)
@@ -199,12 +240,10 @@ class Checkpoint:
         with ordinary():
             if self._flow.is_whole:  # and may have changed since they were in slices
                 return {param: cut.cut(param.detach()) for param in self._params}
-            self._meet()
+            self.meet()
             made: dict[torch.Tensor, torch.Tensor] = {}
             for share in self._shares:
-                assert share.masters is not None
-                slices = share.masters.to(share.arena.data.dtype)
-                parts = cut.collect(share, slices, self._lane, wire=self._wire)
+                parts = cut.collect(share, share.slices_of(None), self._lane)
                 made.update(zip((self._params[n] for n in share.params), parts, strict=True))
         return made
 
@@ -231,6 +270,8 @@ class Checkpoint:
         """Follow weights that were loaded into the model."""
         if self._saving is not None:
             self._saving.leave(module)
+            if not self._saving.is_going_on:
+                self.count_change()
             return
         params = {self._numbers[p]: p for p in module.parameters(False) if p in self._numbers}
         loaded = {n for n, param in params.items() if param._version != self._versions.get(n)}
@@ -245,7 +286,7 @@ class Checkpoint:
             self._saving.end()
 
 
-class Elsewhere(defaultdict[Any, Any]):
+class SlicedState(defaultdict[Any, Any]):
     """The `state` of an optimizer whose state is in slices: it is there, and not here.
 
     Who asks whether there is any is told so, and of a parameter is told the names.
@@ -261,14 +302,25 @@ class Elsewhere(defaultdict[Any, Any]):
         return True
 
     def __missing__(self, param: torch.Tensor) -> Mapping[str, Any]:
-        return Names.fromkeys(self._names_of(param))
+        return StateNames(self._names_of(param))
 
 
-class Names(dict[str, Any]):
-    """The names of a parameter's states."""
+class StateNames(Mapping[str, Any]):
+    """The names of a parameter's states, without the states."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def __getitem__(self, name: str) -> NoReturn:
+        if name not in self._names:
+            raise KeyError(name)
         raise StateError(
             f"the state {name!r} of an attached parameter is in slices, on all ranks; read it in "
-            "optimizer.state_dict(), called by all of them"
+            "optimizer.state_dict()"
         )

@@ -76,6 +76,8 @@ class Rounds(Flow):
         self._again: list[Block] = []
         """What a round gathers a second time, in the order of backward."""
         self.also_reap: Callable[[], None] = lambda: None
+        self.also_begin: Callable[[], None] = lambda: None
+        """Called when a model begins to run for a step."""
         self._by_storage: dict[int, Block] = {}
         self._at_first = self._at_again = 0
         self._want_first = self._want_again = 0
@@ -268,8 +270,8 @@ class Rounds(Flow):
             for_whole, for_state, for_step, *_ = said
             if for_state and for_step:
                 raise StateError(
-                    "some ranks ask for the optimizer's state while others make a step; all ranks "
-                    "call optimizer.state_dict() and attached.close() together"
+                    "some ranks call attached.close(), or save with torch.distributed.checkpoint, "
+                    "while others make a step; all ranks do these together"
                 )
             # Who wants whole weights is about to begin a round.
             if meeting == "whole" or not for_whole:
@@ -347,6 +349,8 @@ class Rounds(Flow):
     def enter(self, blocks: Sequence[Block], module: nn.Module, *_: Any) -> None:
         """Have the weights of a module before it runs."""
         if not self._running:
+            if torch.is_grad_enabled():
+                self.also_begin()
             self._watch_saved()
         self._running.append(module)
         for block in blocks:

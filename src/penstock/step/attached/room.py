@@ -28,7 +28,7 @@ from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import ALIGN_BYTES, Arena, Meet
 
-__all__ = ["Room"]
+__all__ = ["Room", "meeting_of"]
 
 _WORD_BYTES = 1 << 14
 """Of what a rank says about its segment; it says less, unless it is sorry at length."""
@@ -67,7 +67,7 @@ class Room:
         word = self.lanes.word
         need_bytes = sum(size_bytes + ALIGN_BYTES for size_bytes in sizes_bytes)
         need_bytes += 2 * ShmComm.need_bytes(word.size) + 4 * ALIGN_BYTES
-        arena = Arena(_meeting(word), rank=word.rank, size=word.size, size_bytes=need_bytes)
+        arena = Arena(meeting_of(word), rank=word.rank, size=word.size, size_bytes=need_bytes)
         try:
             self._stack.enter_context(arena)
         except PenstockError:  # on all ranks
@@ -86,7 +86,7 @@ class Room:
         need_bytes += 2 * ShmComm.need_bytes(word.size, STAGE_BYTES) + 4 * PEER_ALIGN_BYTES
         arena = self._stack.enter_context(
             PeerArena(
-                _meeting(word),
+                meeting_of(word),
                 rank=word.rank,
                 size=word.size,
                 size_bytes=need_bytes,
@@ -128,7 +128,7 @@ def _is_one_host(word: Comm) -> bool:
     return int(low) == int(high)
 
 
-def _meeting(word: Comm) -> Meet:
+def meeting_of(word: Comm) -> Meet:
     """Return how the ranks of a lane exchange a few bytes."""
 
     def meet(said: bytes) -> list[bytes]:

@@ -59,7 +59,7 @@ class Sharding:
         start, stop = self._span(shape, strides)
         return self._placed(row[start:stop].clone(), shape, strides)
 
-    def collect(self, share: Share, slices: torch.Tensor, lane: Comm, **how: Any) -> list[Any]:
+    def collect(self, share: Share, slices: torch.Tensor, lane: Comm) -> list[torch.Tensor]:
         """Return the DTensors of an arena's parameters from all ranks' slices; all call it."""
         arena, layout = share.arena, share.arena.layout
         places = zip(arena.shapes, arena.strides, strict=True)
@@ -68,7 +68,7 @@ class Sharding:
         for unit in layout.units:
             low, high = layout.share_of(unit)
             flat = slices.new_empty(unit.stop - unit.start)
-            lane.all_gather(flat, slices[low:high], **how).wait()
+            lane.all_gather(flat, slices[low:high]).wait()
             for index in unit.params:
                 begin, end = (layout.starts[index] + at for at in spans[index])
                 first, last = max(begin, unit.start), min(end, unit.stop)

@@ -15,7 +15,6 @@ from penstock.errors import OptionError
 from penstock.step.attached.arenas import Arena
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.optimizers import Group, Rule, Run
-from penstock.step.comms.comm import Comm
 
 __all__ = ["Share"]
 
@@ -108,16 +107,23 @@ class Share:
         bounds = (layout.slice_of(unit, self._rank) for unit in layout.units)
         return torch.cat([flat[start:stop] for start, stop in bounds])
 
-    def whole(self, slices: torch.Tensor, comm: Comm) -> torch.Tensor:
-        """Return all ranks' slices as one tensor of the arena's length; all ranks call it."""
+    def slices_of(self, name: str | None) -> torch.Tensor:
+        """Return my slices of a state, or, without a name, of weights as others are sent them."""
+        if name is not None:
+            return self.states[name]
+        dtype = self.arena.data.dtype
+        if self.masters is None:
+            return self.slices(self.arena.data)
+        rounded = self.masters.to(dtype)
+        return rounded if self.rounding is None else rounded.to(self.rounding).to(dtype)
+
+    def put_together(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the slices of all ranks, by rank, as one tensor of the arena's length."""
         layout = self.arena.layout
-        flat = slices.new_empty(layout.length)
-        handles = []
+        flat = parts[0].new_empty(layout.length)
         for unit in layout.units:
             low, high = layout.share_of(unit)
-            handles.append(comm.all_gather(flat[unit.start : unit.stop], slices[low:high]))
-        for handle in handles:
-            handle.wait()
+            torch.cat([part[low:high] for part in parts], out=flat[unit.start : unit.stop])
         return flat
 
     # -- the update --------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import torch
 from torch.optim import Optimizer
 
 from penstock.errors import StateError
+from penstock.step.attached.others import Gather
 from penstock.step.attached.sharded import whole_of
 from penstock.step.attached.share import Share
-from penstock.step.comms.comm import Comm
 
 __all__ = ["collected", "spread", "unpacked"]
 
@@ -19,12 +19,14 @@ State = dict[str, Any]
 """Of one parameter, by torch's names."""
 
 
-def collected(shares: Sequence[Share], steps: Mapping[int, int], comm: Comm) -> dict[int, State]:
-    """Return the state of all parameters that have made a step; all ranks call it."""
+def collected(
+    shares: Sequence[Share], steps: Mapping[int, int], gather: Gather
+) -> dict[int, State]:
+    """Return the state of all parameters that have made a step."""
     made: dict[int, State] = {}
     for share in shares:
-        for name, slices in share.states.items():
-            flat = share.whole(slices, comm)
+        for name in share.states:
+            flat = gather(share, name)
             for index, number in enumerate(share.params):
                 if steps[number]:
                     # A copy in memory of its own: saving a view would save the arena.

@@ -62,14 +62,14 @@ def blocks_of_modules(
 
 
 Parts = Mapping[torch.Tensor, torch.Tensor]
-"""DTensors of parameters."""
+"""What a state has of parameters: copies, or DTensors."""
 
 
 class Saving:
     """A model's state while it is read or written: weights are whole, and what is read is copied.
 
-    Or they stay in slices, and a state has DTensors. Hooks are called for a module and all in it;
-    the outermost one begins and ends it.
+    Or they stay in slices, and a state has what is given for them. Hooks are called for a module
+    and all in it; the outermost one begins and ends it.
     """
 
     def __init__(self, flow: Rounds) -> None:
@@ -78,8 +78,18 @@ class Saving:
         self._whole = contextlib.ExitStack()
         self._parts: Parts = {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether someone has all weights already."""
+        return self._flow.is_whole
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether an outermost module has not been left."""
+        return bool(self._modules)
+
     def enter(self, module: nn.Module, parts: Callable[[], Parts] | None = None) -> None:
-        """Have whole weights from now on, or these in their place; all ranks call it."""
+        """Have whole weights from now on, which all ranks ask for, or these in their place."""
         if self._modules and self._modules[0] is not module:
             self._modules.append(module)
             return
@@ -104,7 +114,7 @@ class Saving:
     def leave(
         self, module: nn.Module, state: MutableMapping[str, Any] | None = None, prefix: str = ""
     ) -> None:
-        """Release them after the outermost module; a state has copies, or DTensors."""
+        """Release them after the outermost module; a state has copies."""
         for name, param in module._parameters.items():
             if state is not None and param is not None and param in self._parts:
                 state[prefix + name] = self._parts[param]
