@@ -19,8 +19,6 @@ class AttachMixin:
 
     args: Any
     accelerator: Any
-    model: Any
-    optimizer: Any
 
     def create_accelerator_and_postprocess(self) -> None:
         """Have the Trainer's Accelerator attach what it prepares."""
@@ -39,13 +37,3 @@ class AttachMixin:
         result = super().train(*args, **others)  # type: ignore[misc]
         self.accelerator.detach()
         return result
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        # One rank writes, and weights may be in slices: all have to ask for the state.
-        state = self.model.state_dict() if state_dict is None else state_dict
-        super()._save(output_dir, state)  # type: ignore[misc]
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.args.should_save:
-            self.optimizer.state_dict()  # its slices, for the rank that saves
-        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
