@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
@@ -109,6 +110,26 @@ def trained_both_ways(
         error = made.validate(model, loader(size, count=18), verbose=False)[0]["error"]
         said.append((model.losses, error, weights(model)))
     return said
+
+
+class Failing(Regression):
+    is_failing = True
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        if self.is_failing and number == 3:
+            raise ZeroDivisionError
+        return super().training_step(batch, number)
+
+
+def fitted_after_an_error(rank: int, size: int, folder: Path) -> int:
+    """Go on with a trainer whose fit has ended in an error; return the steps that it has made."""
+    as_under_torchrun(rank, size)
+    model, made = Failing(), trainer("attach", folder, size)
+    with pytest.raises(ZeroDivisionError):
+        made.fit(model, loader(size))
+    model.is_failing = False
+    made.fit(model, loader(size))
+    return int(made.global_step)
 
 
 def resumed(rank: int, size: int, folder: Path) -> torch.Tensor:

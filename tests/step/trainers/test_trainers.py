@@ -144,6 +144,11 @@ def test_lightning_attaches_several_optimizers(run: Run, tmp_path: Path) -> None
         assert_alike(attached, ddp)
 
 
+def test_lightning_goes_on_after_an_error(run: Run, tmp_path: Path) -> None:
+    before, batches = 3, 2 * STEPS
+    assert run(lightning_loops.fitted_after_an_error, 2, tmp_path) == [before + batches] * 2
+
+
 # -- the examples ----------------------------------------------------------------------------------
 
 

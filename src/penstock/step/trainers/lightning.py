@@ -37,6 +37,7 @@ class AttachStrategy(DDPStrategy):
 
     def setup(self, trainer: Any) -> None:
         """Attach every optimizer of a fit, and have gradients clipped where they are summed up."""
+        self._close()  # what an error has left: now ranks are together again
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -44,7 +45,6 @@ class AttachStrategy(DDPStrategy):
         self.attached = [attach(module, each, **self.attach_options) for each in self.optimizers]
         plugin: Any = self.precision_plugin
         plugin.clip_gradients = self._clip_gradients
-        self._has_failed = False
 
     def _clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
@@ -91,6 +91,10 @@ class AttachStrategy(DDPStrategy):
     def teardown(self) -> None:
         """Leave a plain module and plain optimizers behind."""
         if not self._has_failed:
-            for each in self.attached:
-                each.close()
+            self._close()
         super().teardown()
+
+    def _close(self) -> None:
+        for each in self.attached:
+            each.close()
+        self.attached, self._has_failed = [], False
