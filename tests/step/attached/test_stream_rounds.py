@@ -62,8 +62,7 @@ def uneven(rank: int, size: int, is_attached: bool = True) -> torch.Tensor:
     """Use a layer twice, have gradients come after some were sent, and a rank look more often."""
     model = Twice().double()
     optimizer = OPTIMIZERS["adam"](model.parameters())
-    if is_attached:
-        attach(model, optimizer, buckets=256, reshard=True)
+    attached = attach(model, optimizer, buckets=256, reshard=True) if is_attached else None
     for number, (x, y) in enumerate(batches(3, rank, size)):
         optimizer.zero_grad()
         for _ in range(1 + number % 2):
@@ -72,6 +71,8 @@ def uneven(rank: int, size: int, is_attached: bool = True) -> torch.Tensor:
         with torch.no_grad():
             for _ in range(rank):
                 model(x)
+    if attached is not None:
+        attached.synchronize()  # who looked less joins in
     return weights(model)
 
 
@@ -167,7 +168,7 @@ WAITS: dict[str, tuple[Callable[..., Any], str]] = {
     "updating": (partial(sloppy, StreamRounds, "updating", unread), "masters"),
     "give_room_back": (partial(sloppy, StreamBlock, "give_room_back", given_at_once), "grads"),
     "take_room": (partial(sloppy, StreamBlock, "_take_room", taken_at_once), "grads"),
-    "drain": (partial(sloppy, StreamRounds, "drain", nothing), "exp_avg"),
+    "follow": (partial(sloppy, StreamFlow, "follow", nothing), "exp_avg"),
 }
 
 
