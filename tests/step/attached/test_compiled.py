@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.step.attached.cases import OPTIMIZERS, assert_same, attach, batches, mlp, train, weights
+from tests.step.attached.cases import (
+    OPTIMIZERS,
+    assert_same,
+    attach,
+    batches,
+    mlp,
+    plain,
+    train,
+    weights,
+)
+from tests.step.ranks import run_ranks
 from torch import nn
 
 from penstock.errors import OptionError, StateError
@@ -125,6 +135,26 @@ def test_a_compiled_step_updates_as_a_plain_one(how: str) -> None:
             train_once(x, y)
     made = torch.cat([param.detach().reshape(-1) for param in net.parameters()])
     assert_same(made, trained("", is_attached=False)[0])
+
+
+def compiled_in_slices(rank: int, size: int) -> torch.Tensor:
+    """Train with weights in slices, compile the model between two steps, and train on."""
+    model = mlp()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    call: Any = model
+    with attach(model, optimizer, reshard=True):
+        for number, batch in enumerate(batches(3, rank, size)):
+            call = compiled(model) if number == 2 else call
+            train(call, optimizer, iter([batch]))
+        torch._dynamo.reset()  # what is traced already would be used again
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="attach without reshard"):
+            compiled(model, fullgraph=True)(batch[0])
+    return weights(model)
+
+
+def test_a_model_in_slices_may_be_compiled_between_steps() -> None:
+    for made in run_ranks(compiled_in_slices, 2):
+        assert_same(made, plain("adam", 3))
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

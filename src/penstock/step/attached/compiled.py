@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 
-__all__ = ["UPDATES", "Around", "compiled_in", "forget", "is_compiled", "stops"]
+__all__ = ["MOVES", "UPDATES", "Around", "compiled_in", "forget", "is_compiled", "stops"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +32,10 @@ WAITS = (
 UPDATES = (
     "the step of an attached optimizer communicates, which is not part of compiled code; call "
     "optimizer.step() as it is, or compile without fullgraph"
+)
+MOVES = (
+    "weights in slices come and go between modules, which is not part of compiled code; compile "
+    "without fullgraph, or attach without reshard"
 )
 """Why something is not compiled, for who has asked for all of it."""
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import StateError
-from penstock.step.attached.compiled import UPDATES, Around, compiled_in, is_compiled, stops
+from penstock.step.attached.compiled import MOVES, UPDATES, Around, compiled_in, is_compiled, stops
 from penstock.step.attached.flow import Flow, Parcel
 
 __all__ = ["Hooks", "Unsaved", "nothing"]
@@ -123,7 +123,8 @@ class Hooks:
     def on_modules(self, needs: Mapping[nn.Module, Sequence[Any]], enter: Any, leave: Any) -> None:
         """Call `enter` with what a module needs before it runs, and `leave` after that."""
         for module, needed in needs.items():
-            before, after = Unsaved(partial(enter, needed)), Unsaved(partial(leave, needed))
+            before = Unsaved(stops(partial(enter, needed), MOVES))
+            after = Unsaved(stops(partial(leave, needed), MOVES))
             self._handles += [
                 module.register_forward_pre_hook(before, prepend=True),
                 module.register_forward_hook(after, always_call=True),
