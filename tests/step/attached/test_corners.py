@@ -12,7 +12,7 @@ from tests.step.ranks import run_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from penstock.errors import OptionError, StateError
+from penstock.errors import StateError
 from penstock.step.comms.completion import OPERATIONS_MAX
 
 WIDTH = 16
@@ -289,11 +289,15 @@ def test_nothing_stays_of_a_forward_and_units_may_be_many() -> None:
     assert torch.equal(found[0][0], found[1][0])
 
 
-def test_a_dampened_momentum_that_comes_later_is_refused() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, dampening=0.5)
-    attach(model, optimizer)
-    train(model, optimizer, batches(1))
-    optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(OptionError, match="attach again"):
+def test_a_dampened_momentum_that_comes_later_begins_as_in_torch() -> None:
+    found = []
+    for is_attached in (False, True):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, dampening=0.5)
+        if is_attached:
+            attach(model, optimizer)
         train(model, optimizer, batches(1))
+        optimizer.param_groups[0]["momentum"] = 0.9
+        train(model, optimizer, batches(3))
+        found.append(weights(model))
+    assert torch.equal(*found)

@@ -31,13 +31,26 @@ from penstock.step.attached.stream_rounds import StreamRounds
 from penstock.step.attached.streams import StreamFlow
 
 
+class States(dict[str, torch.Tensor]):
+    """States of a share, which are watched from when the first step makes them."""
+
+    def __init__(self, before: dict[str, torch.Tensor], watch: Watch, number: int) -> None:
+        super().__init__(before)
+        self._watch, self._number = watch, number
+
+    def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
+        super().__setitem__(name, tensor)
+        self._watch.add(f"{name} {self._number}", tensor)
+
+
 @contextmanager
 def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
     """Attach as on a GPU; with `side`, gradients of every other parameter are on other streams."""
 
     def flow_of(
-        shares: Any, order: Any, lanes: Lanes, *, num_params: int, clip: Any, **options: Any
+        shares: Any, order: Any, lanes: Lanes, *, num_params: int, joint: Any, **options: Any
     ):
+        clip = options.pop("clip")
         made = Lanes(
             scatter=StreamComm(lanes.scatter, watch),
             gather=StreamComm(lanes.gather, watch),
@@ -49,10 +62,13 @@ def on_streams(watch: Watch, *, side: bool = False) -> Iterator[None]:
         flow = kind(list(shares), order, made, num_params=num_params, **options)
         for number, share in enumerate(dict.fromkeys(shares.values())):
             kept = {"weights": share.arena.data, "grads": share.arena.grads, "sums": share.reduced}
-            kept |= share.states | ({} if share.masters is None else {"masters": share.masters})
+            kept |= {} if share.masters is None else {"masters": share.masters}
+            share.states = States(share.states, watch, number)
             for name, tensor in kept.items():
                 watch.add(f"{name} {number}", tensor)
-        updates = StreamUpdates(flow, shares, made.scatter, clip=clip, num_params=num_params)
+        updates = StreamUpdates(
+            flow, shares, made.scatter, clip=clip, num_params=num_params, joint=joint
+        )
         return flow, updates
 
     streams = [Stream(), Stream()]

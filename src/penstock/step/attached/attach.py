@@ -56,10 +56,10 @@ from penstock.step.attached.device import (
     lanes_on,
     rounds_of,
 )
+from penstock.step.attached.elementwise import rule_of
 from penstock.step.attached.flow import Flow
 from penstock.step.attached.grads import Grads
 from penstock.step.attached.hooks import Hooks
-from penstock.step.attached.optimizers import rule_of
 from penstock.step.attached.plan import (
     Agreement,
     agree,
@@ -78,6 +78,7 @@ from penstock.step.attached.room import Room
 from penstock.step.attached.sent import SentGrads
 from penstock.step.attached.sharded import Sharding
 from penstock.step.attached.share import Share
+from penstock.step.attached.slices import Stepper, options_of
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
 from penstock.step.attached.whole import begin_rounds, blocks_of_modules
@@ -113,7 +114,8 @@ def attach(
 
     Args:
         model: parameters that the optimizer has and that need gradients are attached.
-        optimizer: SGD, Adam or AdamW of torch, or `LAMB`. Its state may be there already.
+        optimizer: any whose step treats elements one by one, which is tried out, or `LAMB`. Its
+            state may be there already.
         mesh: ranks that share a model, along axis "dp" or the only one; all ranks by default. Ranks
             of one host share memory; `Groups` instead of a mesh keeps to what they are made for.
             A model on a GPU takes NCCL, or peer pointers if `Groups(..., backend="peer")` says so.
@@ -158,9 +160,9 @@ class Attached:
     ) -> None:
         fit.check_options(clip, wire, dtype)
         self._model, self._optimizer = model, optimizer
-        self._rule = rule_of(optimizer)
         self._params = fit.attachable(optimizer)
         fit.check_fit(model, optimizer, self._params, _taken())
+        self._rule = rule_of(optimizer, self._params)
         self._device = device_of(self._params)
         self._numbers = {param: number for number, param in enumerate(self._params)}
         self._first_groups = fit.group_numbers(optimizer.param_groups, self._numbers)
@@ -358,19 +360,14 @@ class Attached:
         return loss
 
     def _advance(self) -> None:
-        groups = [_options(group) for group in self._optimizer.param_groups]
-        names = self._optimizer.defaults
-        used = self._meet(STEP, [{name: group.get(name) for name in names} for group in groups])
+        options, names = options_of(self._optimizer), self._optimizer.defaults
+        said = [{name: group.get(name) for name in names} for group in options.groups]
+        used = self._meet(STEP, said)
         assert self._updates is not None
         assert self._grads is not None
-        made = self._checkpoint.steps
         for number in used:
-            made[number] += 1
             torch.autograd.graph.increment_version(self._params[number])
-        steps = {number: made[number] for number in sorted(used)}
-        for share in self._shares:
-            share.follow(groups[share.group])
-        self._updates.run(groups, steps, set(self._numbers.values()).difference(steps))
+        self._updates.run(options, used)
         self._grads.clear()
         self._checkpoint.count_change()
 
@@ -467,7 +464,7 @@ class Attached:
             self._lanes, arenas, may_share=may_share, device=self._device, timeout_s=timeout_s
         )
         self._lanes = self._room.lanes
-        shares = make_shares(
+        shares, joint = make_shares(
             self._optimizer,
             self._rule,
             self._numbers,
@@ -484,9 +481,9 @@ class Attached:
                 share.keep()
         self._shares = shares
         self._checkpoint.cut(shares, self._lanes.gather)
-        self._begin(agreement)
+        self._begin(agreement, joint)
 
-    def _begin(self, agreement: Agreement) -> None:
+    def _begin(self, agreement: Agreement, joint: Stepper | None) -> None:
         """Let gradients and weights flow."""
         views = {
             number: share.arena.grad_views[index]
@@ -495,7 +492,7 @@ class Attached:
         }
         places = [views[number] for number in range(len(self._params))]
         found, order = make_parcels(self._shares, agreement, self._lanes)
-        options: Any = {"num_params": len(self._params), "wire": self._wire}
+        options: Any = {"num_params": len(self._params), "wire": self._wire, "joint": joint}
         if self._reshard:
             options["pace"] = partial(self._hosts.comm, self._axis, "pace")
             flow, self._updates = rounds_of(
@@ -536,7 +533,7 @@ class Attached:
             for name, buffer in buffers_of(self._model).items()
         ]
         options = f"{self._clip=} {self._wire=} {self._dtype=} {self._unit_bytes=} {self._reshard=}"
-        return [f"{self._rule.name} {options}", *lines]
+        return [f"{type(self._optimizer).__name__} {options}", *lines]
 
 
 # -- options -----------------------------------------------------------------------------------
@@ -545,12 +542,6 @@ class Attached:
 def _taken() -> set[torch.Tensor]:
     """Return the parameters that are attached now."""
     return {param for attached in _OPEN for param in attached._params}
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a group's options: a scheduler may change them while updates go on."""
-    made = {name: value for name, value in group.items() if name != "params"}
-    return made | {"lr": float(group["lr"])}
 
 
 def _finish(attached: weakref.ref[Attached]) -> None:

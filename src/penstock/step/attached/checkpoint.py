@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from penstock.errors import StateError
 from penstock.step.attached import fit
+from penstock.step.attached.elementwise import Rule
 from penstock.step.attached.flow import Flow
-from penstock.step.attached.optimizers import Rule
 from penstock.step.attached.others import OtherSlices
 from penstock.step.attached.reshard import Rounds, ordinary
 from penstock.step.attached.room import meeting_of
@@ -58,10 +58,8 @@ class Checkpoint:
         self._settle, self._sharding = settle, sharding
         self._is_wide = is_wide
         self._numbers = {param: number for number, param in enumerate(params)}
-        groups = optimizer.param_groups
-        self._group_of = {param: group for group in groups for param in group["params"]}
-        self.steps = dict.fromkeys(range(len(params)), 0)
-        """That parameters have made, by number."""
+        groups = enumerate(optimizer.param_groups)
+        self._group_of = {param: place for place, group in groups for param in group["params"]}
         self.masters: dict[int, torch.Tensor] = {}
         """Weights in full precision until there are shares, by number."""
         self._versions: dict[int, int] = {}
@@ -115,8 +113,7 @@ class Checkpoint:
     def _names_of(self, param: torch.Tensor) -> Iterable[str]:
         if param not in self._numbers:
             return ()
-        names = self._rule.states(self._group_of[param])
-        return ("step", *names) if self._rule.has_step else names
+        return self._rule.names[self._group_of[param]]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state as torch would, or in DTensors, which all ranks ask for."""
@@ -141,20 +138,26 @@ class Checkpoint:
                 number: {name: whole_of(value) for name, value in state.items()}
                 for number, state in self._there().items()
             }
+        assert self._flow is not None
+        self._flow.wait(self._flow.parcels)  # for its updates, which make states
         with self._others.gathering() as gather:
-            return collected(self._shares, self.steps, gather)
+            return collected(self._shares, gather)
 
     def _in_parts(self) -> dict[int, State]:
         """Return the state of all in DTensors: who loads asks for it, and fills it in."""
         if self._lane is None:
             return {number: self._begun(number) for number in range(len(self._params))}
         self.meet()
-        made: dict[int, State] = {number: {} for number in self.steps}
+        made: dict[int, State] = {}
         for share in self._shares:
-            if share.rule.has_step:
-                for number in share.params:
-                    made[number]["step"] = torch.tensor(float(self.steps[number]))
-            for name, slices in share.states.items():
+            names = self._rule.names[share.group]
+            for number in share.params:
+                _, there = share.state_of(number)
+                numbers = [name for name in names if name in self._rule.numbers]
+                made[number] = {n: there.get(n, self._rule.zero_of(n)) for n in numbers}
+            elements = [name for name in names if name not in self._rule.numbers]
+            for name in sorted({*elements, *share.states}):
+                slices = share.states.get(name, share.zeros_of(name))
                 parts = self._sharding.collect(share, slices, self._lane)
                 for number, value in zip(share.params, parts, strict=True):
                     made[number][name] = value
@@ -169,10 +172,11 @@ class Checkpoint:
         made: State = {}
         for name in self._names_of(param):
             value = there.get(name)
-            if name == "step":
-                made[name] = torch.tensor(0.0) if value is None else value
+            if name in self._rule.numbers:
+                made[name] = self._rule.zero_of(name) if value is None else value
             elif value is None:
-                made[name] = self._sharding.cut(torch.zeros_like(param, dtype=dtype))
+                wide = self._rule.elements[name] or dtype
+                made[name] = self._sharding.cut(torch.zeros_like(param, dtype=wide))
             else:
                 made[name] = self._sharding.cut(whole_of(value))
         return made
@@ -203,7 +207,7 @@ class Checkpoint:
 
     def _take_states(self) -> None:
         """Take whole states out of the optimizer, each rank its slices."""
-        self.steps = spread(self._shares, self._there(), self._params)
+        spread(self._shares, self._there(), self._params)
         self.count_change()
         for param in self._params:  # those of frozen ones stay
             self._optimizer.state.pop(param, None)

@@ -17,6 +17,7 @@ from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.norms import StreamUpdates
 from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.share import Share
+from penstock.step.attached.slices import Stepper
 from penstock.step.attached.stream_rounds import StreamRounds
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
@@ -87,15 +88,18 @@ def flow_of(
     num_params: int,
     wire: str | None,
     clip: float | None,
+    joint: Stepper | None,
 ) -> tuple[Flow, Updates]:
     """Return the flow of all parcels, and how they are updated, where they live."""
     parcels = list(shares)
     if parcels[0].whole.device.type != "cuda":
         flow = Flow(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
-        return flow, Updates(flow, shares, lanes.word, clip=clip)
+        return flow, Updates(flow, shares, lanes.word, clip=clip, joint=joint)
     streams = StreamFlow(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
     # In the order of the scatter lane norms come after all that they are norms of.
-    updates = StreamUpdates(streams, shares, lanes.scatter, clip=clip, num_params=num_params)
+    updates = StreamUpdates(
+        streams, shares, lanes.scatter, clip=clip, num_params=num_params, joint=joint
+    )
     return streams, updates
 
 
@@ -107,18 +111,21 @@ def rounds_of(
     num_params: int,
     wire: str | None,
     clip: float | None,
+    joint: Stepper | None,
     pace: Callable[[], Comm],
 ) -> tuple[Rounds, Updates]:
     """Return the same for weights in slices; `pace` opens one more lane between hosts."""
     parcels = list(shares)
     if parcels[0].whole.device.type != "cuda":
         flow = Rounds(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
-        return flow, Updates(flow, shares, lanes.word, clip=clip)
+        return flow, Updates(flow, shares, lanes.word, clip=clip, joint=joint)
     keep_memory(lanes, False)
     streams = StreamRounds(
         parcels, scatter_order, lanes, num_params=num_params, wire=wire, pace=pace()
     )
-    updates = StreamUpdates(streams, shares, lanes.scatter, clip=clip, num_params=num_params)
+    updates = StreamUpdates(
+        streams, shares, lanes.scatter, clip=clip, num_params=num_params, joint=joint
+    )
     return streams, updates
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from penstock.step.attached.flow import Parcel
-from penstock.step.attached.optimizers import Group
 from penstock.step.attached.share import Share
+from penstock.step.attached.slices import Options, Stepper
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import _CLIP_EPS, Updates
 from penstock.step.comms.comm import Comm
@@ -28,9 +28,10 @@ class StreamUpdates(Updates):
         *,
         clip: float | None,
         num_params: int,
+        joint: Stepper | None = None,
     ) -> None:
         """Sum up norms over a lane of the device: in its order, they follow all scatters."""
-        super().__init__(flow, shares, lane, clip=clip)
+        super().__init__(flow, shares, lane, clip=clip, joint=joint)
         self._streams = flow
         self._num_params = num_params
         self._pieces = [
@@ -40,10 +41,10 @@ class StreamUpdates(Updates):
         self._owners = torch.tensor(owners, dtype=torch.int64).to(flow.parcels[0].whole.device)
         """Whose each piece is; made once, a copy to a device would have the host wait."""
 
-    def run(self, groups: Sequence[Group], steps: Mapping[int, int], skipped: set[int]) -> None:
-        """Ask for the update of one step, with the options of groups as they are now."""
+    def run(self, options: Options, used: set[int]) -> None:
+        """Ask for the update of one step, with options as they are now."""
         with self._streams.updating():
-            super().run(groups, steps, skipped)
+            super().run(options, used)
 
     def clip_norm(self, most: float, order: float) -> None:
         """Ask for gradients that are clipped by their norm."""
@@ -65,7 +66,7 @@ class StreamUpdates(Updates):
             torch._foreach_mul_([each for each in sums if each.dtype == dtype], scale.to(dtype))
 
     def _ratios(
-        self, directions: Mapping[Parcel, torch.Tensor], steps: Mapping[int, int]
+        self, directions: Mapping[Parcel, torch.Tensor], used: Collection[int]
     ) -> Mapping[int, Any]:
         made = self._owners.new_zeros(2, self._num_params, dtype=torch.float64)
         weights = {parcel: share.weights_of(parcel) for parcel, share in self._shares.items()}
@@ -78,7 +79,7 @@ class StreamUpdates(Updates):
         long, short = made.sqrt()
         is_both = (long > 0) & (short > 0)
         ratios = torch.where(is_both, long / short, 1.0)
-        return {param: ratios[param] for param in steps}
+        return {param: ratios[param] for param in used}
 
     def _walk(self, weights: torch.Tensor, along: torch.Tensor, lr: float, ratio: Any) -> None:
         weights.addcmul_(along, ratio.to(weights.dtype), value=-lr)

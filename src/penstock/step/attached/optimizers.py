@@ -1,27 +1,21 @@
-"""Optimizers: what they do to a weight, as step programs and as kernels for a slice.
+"""Optimizers: what some of torch's mean, as step programs, and LAMB, which torch does not have.
 
-Each optimizer that can be attached is a `Rule`. Its program says what it means on W ranks, in the
-language of `penstock.program`; passes rewrite that one. Its kernel does the same to a run of
-elements of one rank's share, in place, with torch's own fused code where there is some. Names of
-states are those of torch, so that what is saved here can be loaded there.
+A program says what an update means on W ranks, in the language of `penstock.program`; passes
+rewrite that one. Names of states are those of torch. What is carried out on slices is the step of
+an optimizer itself (`elementwise`); of LAMB it is `Directions`, as its steps need norms.
 
-    rule_of(torch.optim.AdamW(params))      # Rule for AdamW
     program_of(torch.optim.AdamW(params))   # its program
-
-torch has no LAMB; `LAMB` here is one, plain, for one process or to be attached.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.sgd import sgd
 
 from penstock.errors import OptionError
 from penstock.program.language import (
@@ -36,38 +30,10 @@ from penstock.program.language import (
 from penstock.program.layouts import P, R
 from penstock.program.trace import Value
 
-__all__ = ["LAMB", "Group", "Rule", "Run", "program_of", "rule_of", "trust_ratio"]
+__all__ = ["LAMB", "Directions", "Group", "program_of", "trust_ratio"]
 
 Group = Mapping[str, Any]
 """A group of parameters, as torch's optimizers keep them: options by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Elements that are updated in one go, flat: of weights, gradients and states."""
-
-    weights: torch.Tensor
-    grads: torch.Tensor
-    states: Mapping[str, torch.Tensor]
-    step: int
-    """Of these parameters, from 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One kind of optimizer."""
-
-    name: str
-    template: Callable[[Group], Template]
-    """The program for a group's options."""
-    states: Callable[[Group], tuple[str, ...]]
-    """Names of the states that are as long as the weights."""
-    update: Callable[[Run, Group], None]
-    """Change weights and states in place; gradients may be used up."""
-    has_step: bool = True
-    """Whether torch keeps the number of steps beside the states."""
-    has_norms: bool = False
-    """Whether `update` leaves a direction in the gradients, to be scaled by norms of parameters."""
 
 
 # -- programs ----------------------------------------------------------------------------------
@@ -147,84 +113,7 @@ def _lamb_program(group: Group) -> Template:
     return lamb
 
 
-# -- kernels -----------------------------------------------------------------------------------
-
-
-def _sgd(run: Run, group: Group) -> None:
-    options: Any = {
-        "weight_decay": float(group["weight_decay"]),
-        "momentum": float(group["momentum"]),
-        "lr": float(group["lr"]),
-        "dampening": float(group["dampening"]),
-        "nesterov": bool(group["nesterov"]),
-        "maximize": bool(group["maximize"]),
-    }
-    buffer = run.states["momentum_buffer"] if group["momentum"] else None
-    if run.weights.device.type == "cpu" and run.weights.itemsize < _FUSED_BYTES_MIN:
-        kept = [None if run.step == 1 else buffer]
-        sgd([run.weights], [run.grads], kept, foreach=False, fused=False, **options)
-        if buffer is not None and kept[0] is not buffer and kept[0] is not None:
-            buffer.copy_(kept[0])
-        return
-    buffers = [] if buffer is None else [buffer]
-    is_first = run.step == 1
-    torch._fused_sgd_([run.weights], [run.grads], buffers, is_first_step=is_first, **options)
-
-
-_FUSED_BYTES_MIN = 4
-"""On the CPU torch 2.13 has wrong sums in its fused SGD for elements of fewer bytes."""
-
-
-def _adam(run: Run, group: Group, *, decoupled: bool = False) -> None:
-    amsgrad = bool(group["amsgrad"])
-    is_decoupled = decoupled or bool(group.get("decoupled_weight_decay", False))
-    kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-    beta1, beta2 = group["betas"]
-    kernel(
-        [run.weights],
-        [run.grads],
-        [run.states["exp_avg"]],
-        [run.states["exp_avg_sq"]],
-        [run.states["max_exp_avg_sq"]] if amsgrad else [],
-        # Made where it is read: a copy to a device would have the host wait.
-        [torch.full((), float(run.step), dtype=torch.float32, device=run.weights.device)],
-        lr=float(group["lr"]),
-        beta1=float(beta1),
-        beta2=float(beta2),
-        weight_decay=float(group["weight_decay"]),
-        eps=float(group["eps"]),
-        amsgrad=amsgrad,
-        maximize=bool(group["maximize"]),
-    )
-
-
-_TILE = 1 << 15
-"""Elements at a time where several passes are made: they stay in the cache between them."""
-
-
-def _lamb(run: Run, group: Group) -> None:
-    """Bring the states up to date and leave the direction in the gradients."""
-    beta1, beta2 = group["betas"]
-    corrected1, corrected2 = 1 - beta1**run.step, math.sqrt(1 - beta2**run.step)
-    tiles = [run.weights, run.grads, run.states["exp_avg"], run.states["exp_avg_sq"]]
-    tile = _TILE if run.weights.device.type == "cpu" else max(1, run.weights.numel())
-    for w, g, m, v in zip(*(torch.split(tensor, tile) for tensor in tiles), strict=True):
-        m.lerp_(g, 1 - beta1)
-        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        torch.sqrt(v, out=g).div_(corrected2).add_(group["eps"])
-        torch.div(m, g, out=g).div_(corrected1).add_(w, alpha=group["weight_decay"])
-
-
-# -- the table ---------------------------------------------------------------------------------
-
-
-def _sgd_states(group: Group) -> tuple[str, ...]:
-    return ("momentum_buffer",) if group["momentum"] else ()
-
-
-def _adam_states(group: Group) -> tuple[str, ...]:
-    more = ("max_exp_avg_sq",) if group.get("amsgrad") else ()
-    return ("exp_avg", "exp_avg_sq", *more)
+# -- LAMB --------------------------------------------------------------------------------------
 
 
 class LAMB(Optimizer):
@@ -263,6 +152,13 @@ class LAMB(Optimizer):
         return loss
 
     def _update(self, param: torch.Tensor, group: Group) -> None:
+        assert param.grad is not None
+        direction = param.grad.clone()
+        self._turn(param, direction, group)
+        param.sub_(direction, alpha=group["lr"] * trust_ratio(param.norm(), direction.norm()))
+
+    def _turn(self, param: torch.Tensor, grad: torch.Tensor, group: Group) -> None:
+        """Bring the state up to date and make a gradient the direction of the step."""
         state = self.state[param]
         if not state:
             state["step"] = torch.tensor(0.0)
@@ -270,13 +166,36 @@ class LAMB(Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        step, m, v, g = int(state["step"]), state["exp_avg"], state["exp_avg_sq"], param.grad
-        assert g is not None
-        m.mul_(beta1).add_(g, alpha=1 - beta1)
-        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        direction = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + group["eps"])
-        direction += group["weight_decay"] * param
-        param.sub_(direction, alpha=group["lr"] * trust_ratio(param.norm(), direction.norm()))
+        step = int(state["step"])
+        corrected1, corrected2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
+        for w, g, m, v in _tiles(param, grad, state["exp_avg"], state["exp_avg_sq"]):
+            m.lerp_(g, 1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            torch.sqrt(v, out=g).div_(corrected2).add_(group["eps"])
+            torch.div(m, g, out=g).div_(corrected1).add_(w, alpha=group["weight_decay"])
+
+
+class Directions(LAMB):
+    """LAMB on slices, up to the norms: directions take the place of gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Leave the direction of each parameter in its gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._turn(param, param.grad, group)
+
+
+_TILE = 1 << 15
+"""Elements at a time where several passes are made: they stay in the cache between them."""
+
+
+def _tiles(*tensors: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
+    """Return flat tensors piece by piece; others, and those of a device, as they are."""
+    if tensors[0].dim() != 1 or tensors[0].device.type != "cpu":
+        return [tensors]
+    return zip(*(torch.split(tensor, _TILE) for tensor in tensors), strict=True)
 
 
 def trust_ratio(weight_norm: torch.Tensor | float, direction_norm: torch.Tensor | float) -> float:
@@ -285,49 +204,24 @@ def trust_ratio(weight_norm: torch.Tensor | float, direction_norm: torch.Tensor 
     return long / short if long > 0 and short > 0 else 1.0
 
 
-_RULES: dict[type[Optimizer], Rule] = {
-    torch.optim.SGD: Rule(
-        name="sgd", template=_sgd_program, states=_sgd_states, update=_sgd, has_step=False
-    ),
-    torch.optim.Adam: Rule(name="adam", template=_adam_program, states=_adam_states, update=_adam),
-    torch.optim.AdamW: Rule(
-        name="adamw",
-        template=partial(_adam_program, decoupled=True),
-        states=_adam_states,
-        update=partial(_adam, decoupled=True),
-    ),
-    LAMB: Rule(
-        name="lamb",
-        template=_lamb_program,
-        states=_adam_states,
-        update=_lamb,
-        has_norms=True,
-    ),
+_TEMPLATES: dict[type[Optimizer], Callable[[Group], Template]] = {
+    torch.optim.SGD: _sgd_program,
+    torch.optim.Adam: _adam_program,
+    torch.optim.AdamW: partial(_adam_program, decoupled=True),
+    LAMB: _lamb_program,
 }
 
 
-def rule_of(optimizer: Optimizer) -> Rule:
-    """Return the rule of an optimizer of torch, or of `LAMB`.
+def program_of(optimizer: Optimizer, group: int = 0) -> Template:
+    """Return the step program of a group of an optimizer, with its options as they are now.
 
     Raises:
-        OptionError: it is of another kind; a subclass may do anything in its step.
+        OptionError: there is none for its kind; a subclass may do anything in its step.
     """
-    rule = _RULES.get(type(optimizer))
-    if rule is None:
-        names = ", ".join(kind.__name__ for kind in _RULES)
+    template = _TEMPLATES.get(type(optimizer))
+    if template is None:
+        names = ", ".join(kind.__name__ for kind in _TEMPLATES)
         raise OptionError(
-            f"{type(optimizer).__name__} cannot be attached: its update is not known here; "
-            f"there are {names}"
+            f"there is no program for {type(optimizer).__name__}; there are those of {names}"
         )
-    for number, group in enumerate(optimizer.param_groups):
-        if group.get("differentiable"):
-            raise OptionError(
-                f"group {number} of {type(optimizer).__name__} has differentiable=True; "
-                "updates of slices have no gradients"
-            )
-    return rule
-
-
-def program_of(optimizer: Optimizer, group: int = 0) -> Template:
-    """Return the step program of a group of an optimizer, with its options as they are now."""
-    return rule_of(optimizer).template(optimizer.param_groups[group])
+    return template(optimizer.param_groups[group])

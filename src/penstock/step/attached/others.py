@@ -116,9 +116,9 @@ class OtherSlices:
             peers: dict[int, AskedRank] = {}
 
             def gather(share: Share, name: str | None) -> torch.Tensor:
-                mine = self._slices_of(share, name)
                 place = self._shares.index(share)
-                number = -1 if name is None else list(share.states).index(name)
+                number = -1 if name is None else sorted(share.states).index(name)
+                mine = self._slices_of(share, number)
                 question = (self._changes, place, number, self._rank)
                 parts = {self._rank: mine}
                 for rank in order:
@@ -147,22 +147,22 @@ class OtherSlices:
                     "others have not; load on all ranks before one of them saves"
                 )
         share = self._shares[place]
-        name = None if number < 0 else list(share.states)[number]
         if not isinstance(self._flow, StreamFlow):
-            return self._slices_of(share, name)
+            return self._slices_of(share, number)
         device = share.arena.data.device
         # A stream of its own: the host has to wait for it, and for nothing that came later.
         with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-            return self._slices_of(share, name).cpu()
+            return self._slices_of(share, number).cpu()
 
-    def _slices_of(self, share: Share, name: str | None) -> torch.Tensor:
+    def _slices_of(self, share: Share, number: int) -> torch.Tensor:
         """Return slices of this rank after the update of the last step."""
         if isinstance(self._flow, StreamFlow):
             self._flow.follow(share.reduced)
         else:
             # Not what rounds gather as well: that may be waiting for ranks that are elsewhere.
             self._flow.wait(self._flow.parcels)
-        return share.slices_of(name)
+        # By now all ranks have the same states: the first step makes them.
+        return share.slices_of(None if number < 0 else sorted(share.states)[number])
 
     def _may_leave(self, changes: int) -> bool:
         if self._changes == changes:

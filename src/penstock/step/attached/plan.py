@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,10 +18,11 @@ from torch.optim import Optimizer
 
 from penstock.errors import OptionError
 from penstock.step.attached.arenas import Arena, Layout, Take, laid_out
+from penstock.step.attached.elementwise import Rule
 from penstock.step.attached.flow import Flow, Lanes, Parcel
-from penstock.step.attached.optimizers import Rule
 from penstock.step.attached.record import Record
 from penstock.step.attached.share import Share
+from penstock.step.attached.slices import Stepper
 from penstock.step.comms.comm import Comm
 
 __all__ = [
@@ -179,17 +181,16 @@ def make_shares(
     rank: int,
     take: Take,
     kind: type[Share] = Share,
-) -> list[Share]:
-    """Move parameters into arenas."""
-    shares = []
+) -> tuple[list[Share], Stepper | None]:
+    """Move parameters into arenas; return also what makes the steps of all, if it is one."""
+    shares, joint = [], Stepper(optimizer, rule) if rule.is_joint else None
+    make = partial(kind, optimizer=optimizer, rule=rule, rank=rank, joint=joint)
     for group, params, layout in layouts:
         # What comes and goes does so for an arena as a whole, by the size of its storage.
         arena = Arena(params, layout, take=take, is_one=kind is not Share)
         arena.move_in(params)
-        names = rule.states(optimizer.param_groups[group])
-        chosen = [numbers[param] for param in params]
-        shares.append(kind(arena, chosen, rule=rule, names=names, group=group, rank=rank))
-    return shares
+        shares.append(make(arena, [numbers[param] for param in params], group=group))
+    return shares, joint
 
 
 def make_parcels(

@@ -1,22 +1,29 @@
 """One rank's share of an arena: optimizer state and sums of gradients in 1/W of the memory.
 
-Parameters of one unit are updated in one go as long as they have made the same number of steps.
-Those that had no gradient on any rank are left out, as torch leaves out what has none.
+What lies side by side in one unit and is kin is updated in one go; see `slices`. Parameters that
+had no gradient on any rank are left out, as torch leaves out what has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from itertools import groupby
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
-from penstock.errors import OptionError
-from penstock.step.attached.arenas import Arena
+from penstock.step.attached.arenas import Arena, Unit
+from penstock.step.attached.elementwise import Rule, is_of_elements
 from penstock.step.attached.flow import Parcel
-from penstock.step.attached.optimizers import Group, Rule, Run
+from penstock.step.attached.slices import Kin, Options, SliceRun, Stepper
 
 __all__ = ["Share"]
+
+Had = tuple[Collection[str], Mapping[str, Any]]
+"""Of some kin: names of states with elements, and states that are one number."""
 
 
 class Share:
@@ -27,11 +34,13 @@ class Share:
         arena: Arena,
         params: Sequence[int],
         *,
+        optimizer: Optimizer,
         rule: Rule,
-        names: Sequence[str],
         group: int,
         rank: int,
+        joint: Stepper | None = None,
     ) -> None:
+        """Take a share; a joint stepper makes the steps of several."""
         self.arena = arena
         self.params = tuple(params)
         """Numbers of the arena's parameters among all."""
@@ -43,8 +52,16 @@ class Share:
         self.rounding: torch.dtype | None = None
         """What weights are rounded to when they are sent."""
         self.states: dict[str, torch.Tensor] = {}
-        self._names = tuple(names)
+        """Those that have an element for each weight. Made by the first step, on all ranks."""
         self._rank = rank
+        self._make_stepper: Callable[[], Stepper] = lambda: joint or Stepper(optimizer, rule)
+        self._runs: dict[Unit | None, list[SliceRun]] = {}
+        """By unit; under None, of kin of which this rank has nothing."""
+        self._steppers: dict[Unit | None, Stepper] = {}
+        self._kin: dict[int, Kin] = {}
+        """Of each parameter, by number."""
+        self._lock = threading.Lock()
+        """Of `states`: lanes update several parcels at a time."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,20 +103,67 @@ class Share:
         is_changed = (mine != sent) & (mine != rounded)
         exact.copy_(torch.where(is_changed, mine.to(exact.dtype), exact))
 
-    def make_states(self) -> None:
-        """Make room for all states; they begin with zeros."""
-        self.states = {name: self.arena.share(self.dtype) for name in self._names}
+    # -- states ------------------------------------------------------------------------------
 
-    def follow(self, group: Group) -> None:
-        """Make room for states that options have come to ask for, as a momentum that was 0."""
-        missing = [name for name in self.rule.states(group) if name not in self.states]
-        if missing and group.get("dampening"):
-            raise OptionError(
-                f"a group with dampening={group['dampening']} asks for {missing[0]!r} since its "
-                "momentum is not 0 any more; close the attached one and attach again"
-            )
-        self._names = (*self._names, *missing)
-        self.states |= {name: self.arena.share(self.dtype) for name in missing}
+    def state_of(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        """Return which of `states` a parameter has, and copies of those that are one number."""
+        (run, *_) = self._kin[number].runs
+        return sorted(run.views), run.numbers()
+
+    def zeros_of(self, name: str) -> torch.Tensor:
+        """Return room for a state that no parameter has yet."""
+        return self.arena.share(self.rule.elements.get(name) or self.dtype)
+
+    def have(self, every: Iterable[tuple[Collection[int], *Had]]) -> None:
+        """Take these for kin: numbers of parameters, names in `states`, and one-number states."""
+        layout = self.arena.layout
+        had = {Kin(params): (names, numbers) for params, names, numbers in every}
+        for run in (run for runs in self._runs.values() for run in runs):
+            run.forget()
+        self._runs = {unit: [] for unit in (None, *layout.units)}
+        self._steppers = {unit: self._make_stepper() for unit in self._runs}
+        self._kin = {number: kin for kin in had for number in kin.params}
+        for unit in layout.units:
+            start, _ = layout.slice_of(unit, self._rank)
+            segments = layout.segments(unit, self._rank)
+            by_kin = groupby(segments, lambda each: self._kin[self.params[each.param]])
+            for kin, found in by_kin:
+                mine = list(found)
+                self._run(unit, kin, slice(mine[0].start - start, mine[-1].stop - start), had[kin])
+        for kin, states in had.items():
+            if not kin.runs:
+                self._run(None, kin, slice(0, 1), states)
+
+    def _run(
+        self,
+        unit: Unit | None,
+        kin: Kin,
+        place: slice,
+        had: Had,
+    ) -> None:
+        empty = self.arena.data.new_empty(0, dtype=self.dtype)
+        run = SliceRun(kin, place, self._steppers[unit], empty)
+        self._runs[unit].append(run)
+        names, numbers = had
+        if names or numbers:
+            run.views = {name: self._view(unit, run, self.states[name]) for name in names}
+            run.state.update(deepcopy(dict(numbers)) | run.views)
+
+    def _view(self, unit: Unit | None, run: SliceRun, flat: torch.Tensor) -> torch.Tensor:
+        if unit is None:
+            return flat.new_zeros(1)
+        return flat[slice(*self.arena.layout.share_of(unit))][run.place]
+
+    def follow(self, used: Collection[int]) -> None:
+        """Have these parameters, of all, take part in the step that begins."""
+        every = list(dict.fromkeys(self._kin.values()))
+        for kin in every:
+            kin.is_used = any(number in used for number in kin.params)
+        if not all(kin.params.issubset(used) for kin in every if kin.is_used):
+            parts = [kin.params.intersection(used) for kin in every]
+            parts += [kin.params.difference(used) for kin in every]
+            self.have((part, *self.state_of(next(iter(part)))) for part in parts if part)
+            self.follow(used)
 
     def slices(self, flat: torch.Tensor) -> torch.Tensor:
         """Return this rank's slices of a tensor of the arena's length, side by side."""
@@ -128,21 +192,49 @@ class Share:
 
     # -- the update --------------------------------------------------------------------------
 
-    def update(self, parcel: Parcel, group: Group, steps: Mapping[int, int]) -> torch.Tensor:
-        """Update my slice of a parcel; `steps` has the parameters that take part.
+    def ready(self, parcel: Parcel | None) -> tuple[list[SliceRun], torch.Tensor]:
+        """Return what is to be updated of a parcel, with weights and gradients; and the latter.
+
+        Without a parcel, what this rank has no element of and keeps the numbers of.
+        """
+        runs = [run for run in self._runs[_unit(parcel)] if run.kin.is_used]
+        if parcel is not None:
+            self.adopt(parcel)
+            weights, grads = self.weights_of(parcel), self.grads_of(parcel)
+        elif runs:
+            weights = grads = self.arena.data.new_zeros(1, dtype=self.dtype)
+        else:
+            grads = self.reduced
+        for run in runs:
+            run.take(weights[run.place], grads[run.place])
+        return runs, grads
+
+    def put_all(self, parcel: Parcel | None, runs: Sequence[SliceRun]) -> None:
+        """Put states that a step has made, and weights, where they belong."""
+        unit = _unit(parcel)
+        for run in runs:
+            run.param.grad = None
+            for name, value in run.state.items():
+                is_known = value is run.views.get(name) or name in self.rule.numbers
+                if is_known or not is_of_elements(value, run.param.shape):
+                    continue
+                with self._lock:
+                    if name not in self.states:
+                        self.states[name] = self.arena.share(value.dtype)
+                run.views[name] = self._view(unit, run, self.states[name]).copy_(value)
+                run.state[name] = run.views[name]
+        if runs and parcel is not None and not self.rule.has_norms:
+            self.put(parcel)  # what is not gathered stays as others have it
+
+    def update(self, parcel: Parcel | None, options: Options) -> torch.Tensor:
+        """Update my slice of a parcel, or else the numbers of what this rank has nothing of.
 
         Returns what became of the gradients, which a rule with norms has not gone along yet.
         """
-        self.adopt(parcel)
-        weights, grads = self.weights_of(parcel), self.grads_of(parcel)
-        is_moved = False
-        for low, high, step in _runs(parcel, steps):
-            is_moved = True
-            mine = {name: state[parcel.share][low:high] for name, state in self.states.items()}
-            run = Run(weights=weights[low:high], grads=grads[low:high], states=mine, step=step)
-            self.rule.update(run, group)
-        if is_moved and not self.rule.has_norms:  # what is not gathered stays as others have it
-            self.put(parcel)
+        runs, grads = self.ready(parcel)
+        if runs:
+            self._steppers[_unit(parcel)].step(options, {self.group: runs})
+            self.put_all(parcel, runs)
         return grads
 
     def put(self, parcel: Parcel) -> None:
@@ -159,15 +251,5 @@ class Share:
         return parcel.reduced.to(self.dtype)
 
 
-def _runs(parcel: Parcel, steps: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of my slice with the step they are at; padding goes along where all go."""
-    at = {steps.get(param, 0) for param in parcel.params}
-    if len(at) == 1:
-        (step,) = at
-        if step:
-            yield 0, parcel.mine.numel(), step
-        return
-    for step, segments in groupby(parcel.segments, lambda each: steps.get(each.param, 0)):
-        if step:
-            run = list(segments)
-            yield run[0].start, run[-1].stop, step
+def _unit(parcel: Parcel | None) -> Unit | None:
+    return None if parcel is None else parcel.unit

@@ -13,57 +13,81 @@ from penstock.step.attached.others import Gather
 from penstock.step.attached.sharded import whole_of
 from penstock.step.attached.share import Share
 
-__all__ = ["collected", "spread", "unpacked"]
+__all__ = ["State", "collected", "spread", "unpacked"]
 
 State = dict[str, Any]
 """Of one parameter, by torch's names."""
 
 
-def collected(
-    shares: Sequence[Share], steps: Mapping[int, int], gather: Gather
-) -> dict[int, State]:
-    """Return the state of all parameters that have made a step."""
+def collected(shares: Sequence[Share], gather: Gather) -> dict[int, State]:
+    """Return the state of all parameters that have any."""
     made: dict[int, State] = {}
     for share in shares:
-        for name in share.states:
+        had = {number: share.state_of(number) for number in share.params}
+        made |= {number: numbers for number, (_, numbers) in had.items()}
+        for name in sorted(share.states):
             flat = gather(share, name)
             for index, number in enumerate(share.params):
-                if steps[number]:
+                if name in had[number][0]:
                     # A copy in memory of its own: saving a view would save the arena.
                     view = share.arena.view(flat, index)
-                    made.setdefault(number, {})[name] = view.clone(
-                        memory_format=torch.preserve_format
-                    )
-        for number in share.params:
-            if share.rule.has_step and steps[number]:
-                state = made.setdefault(number, {})
-                made[number] = {"step": torch.tensor(float(steps[number])), **state}
-    return made
+                    made[number][name] = view.clone(memory_format=torch.preserve_format)
+    return {number: state for number, state in made.items() if state}
 
 
 def spread(
     shares: Sequence[Share], saved: Mapping[int, State], params: Sequence[torch.Tensor]
-) -> dict[int, int]:
-    """Take over whole states, each rank its slices; return the steps that parameters have made."""
-    steps = dict.fromkeys(range(len(params)), 0)
+) -> None:
+    """Take over whole states, each rank its slices."""
     for share in shares:
-        share.make_states()
-        for name in share.states:
-            flat = share.arena.data.new_zeros(share.arena.layout.length, dtype=share.dtype)
-            for index, number in enumerate(share.params):
-                value = whole_of(saved.get(number, {}).get(name))
-                if value is None:
+        share.states = {}
+        flats: dict[str, torch.Tensor] = {}
+        kin: dict[Any, tuple[list[int], list[str], dict[str, Any]]] = {}
+        for index, number in enumerate(share.params):
+            names, numbers = [], {}
+            state = {name: whole_of(value) for name, value in saved.get(number, {}).items()}
+            if _plain(state.get("step", 1)) == 0:  # what was never used begins by itself
+                state = {}
+            for name, value in state.items():
+                if _is_number(share, name, value, params[number].shape):
+                    numbers[name] = _like(value, share.rule.numbers.get(name))
                     continue
-                if value.shape != params[number].shape:
-                    raise StateError(
-                        f"the state {name!r} of parameter {number} has shape "
-                        f"{tuple(value.shape)}, the parameter has {tuple(params[number].shape)}"
-                    )
-                share.arena.view(flat, index).copy_(value)
-                # Without a counter of its own, as SGD, a state says that there were steps.
-                steps[number] = int(saved[number].get("step", 1))
-            share.states[name] = share.slices(flat)
-    return steps
+                _check_shape(name, value, number, params[number].shape)
+                names.append(name)
+                if name not in flats:
+                    dtype = share.rule.elements.get(name) or share.dtype
+                    flats[name] = share.arena.data.new_zeros(share.arena.layout.length, dtype=dtype)
+                share.arena.view(flats[name], index).copy_(value)
+            said = tuple((name, _plain(value)) for name, value in sorted(numbers.items()))
+            kin.setdefault((tuple(sorted(names)), said), ([], names, numbers))[0].append(number)
+        share.states = {name: share.slices(flat) for name, flat in flats.items()}
+        share.have(kin.values())
+
+
+def _is_number(share: Share, name: str, value: Any, shape: torch.Size) -> bool:
+    if name in share.rule.numbers or not isinstance(value, torch.Tensor):
+        return True
+    # What options have not asked for yet, as a momentum that was 0, was not in the trial.
+    return name not in share.rule.elements and value.numel() == 1 and value.shape != shape
+
+
+def _check_shape(name: str, value: torch.Tensor, number: int, shape: torch.Size) -> None:
+    if value.shape != shape:
+        raise StateError(
+            f"the state {name!r} of parameter {number} has shape {tuple(value.shape)}, the "
+            f"parameter has {tuple(shape)}"
+        )
+
+
+def _like(value: Any, example: Any) -> Any:
+    """Return a number as the optimizer makes it: some want theirs on a device."""
+    if isinstance(example, torch.Tensor) and value is not None:
+        return torch.as_tensor(value).to(example.device, example.dtype, copy=True)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def unpacked(

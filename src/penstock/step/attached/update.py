@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from penstock.step.attached.flow import Flow, Parcel
-from penstock.step.attached.optimizers import Group, trust_ratio
+from penstock.step.attached.optimizers import trust_ratio
 from penstock.step.attached.share import Share
+from penstock.step.attached.slices import Options, SliceRun, Stepper
 from penstock.step.comms.comm import Comm
 
 __all__ = ["Updates"]
@@ -29,47 +30,72 @@ class Updates:
         word: Comm,
         *,
         clip: float | None,
+        joint: Stepper | None = None,
     ) -> None:
+        """Update these shares; a joint stepper makes one step of all at once."""
         self.norm: torch.Tensor | None = None
         """Of all gradients of the last step, before clipping; only known where they are clipped."""
         self._flow = flow
         self._shares = shares
         self._word = word
         self._clip = clip
+        self._joint = joint
+        self._all = list(dict.fromkeys(shares.values()))
         self._has_norms = any(share.rule.has_norms for share in shares.values())
 
-    def run(self, groups: Sequence[Group], steps: Mapping[int, int], skipped: set[int]) -> None:
-        """Begin the update of one step, with the options of groups as they are now."""
-
-        def update(parcel: Parcel) -> None:
-            share = self._shares[parcel]
-            share.update(parcel, groups[share.group], steps)
-
+    def run(self, options: Options, used: set[int]) -> None:
+        """Begin the update of one step, with options as they are now."""
+        for share in self._all:
+            share.follow(used)
+            if self._joint is None:
+                share.update(None, options)
+        skipped = set().union(*(share.params for share in self._all)) - used
         if self._clip is not None:
             self._scale_down(self._clip, 2.0)
-        elif self._has_norms:
+        elif self._has_norms or self._joint is not None:
             self._flow.wait_reduced(self._flow.parcels)
-        if not self._has_norms:
-            self._flow.go(update, skipped)
-            return
+        if self._joint is not None:
+            self._step_at_once(self._joint, options)
+            self._flow.go(lambda _: None, skipped)
+        elif self._has_norms:
+            self._flow.go(self._with_norms(options, used), skipped)
+        else:
+            self._flow.go(lambda parcel: self._update(parcel, options), skipped)
+
+    def _update(self, parcel: Parcel, options: Options) -> None:
+        self._shares[parcel].update(parcel, options)
+
+    def _step_at_once(self, stepper: Stepper, options: Options) -> None:
+        """Make one step of all slices, for an optimizer that counts its steps by itself."""
+        every: list[tuple[Parcel | None, Share]] = [*self._shares.items()]
+        every += [(None, share) for share in self._all]
+        ready = [(parcel, share, share.ready(parcel)[0]) for parcel, share in every]
+        by_group: dict[int, list[SliceRun]] = {}
+        for _, share, runs in ready:
+            by_group.setdefault(share.group, []).extend(runs)
+        stepper.step(options, by_group)
+        for parcel, share, runs in ready:
+            share.put_all(parcel, runs)
+
+    def _with_norms(self, options: Options, used: set[int]) -> Callable[[Parcel], None]:
+        """Find the directions of all slices, and return what goes along them."""
         directions = {
-            parcel: share.update(parcel, groups[share.group], steps)
-            for parcel, share in self._shares.items()
+            parcel: share.update(parcel, options) for parcel, share in self._shares.items()
         }
-        ratios = self._ratios(directions, steps)
+        ratios = self._ratios(directions, used)
 
         def walk(parcel: Parcel) -> None:
             share = self._shares[parcel]
-            if not any(param in steps for param in parcel.params):
+            if used.isdisjoint(parcel.params):
                 return
-            weights, lr = share.weights_of(parcel), float(groups[share.group]["lr"])
+            weights, lr = share.weights_of(parcel), float(options.groups[share.group]["lr"])
             for param, start, stop in parcel.segments:
-                if param in steps:
+                if param in used:
                     along = directions[parcel][start:stop]
                     self._walk(weights[start:stop], along, lr, ratios[param])
             share.put(parcel)
 
-        self._flow.go(walk, skipped)
+        return walk
 
     def _walk(self, weights: torch.Tensor, along: torch.Tensor, lr: float, ratio: Any) -> None:
         weights.sub_(along, alpha=lr * ratio)
@@ -106,10 +132,10 @@ class Updates:
         return total.pow(1 / order)
 
     def _ratios(
-        self, directions: Mapping[Parcel, torch.Tensor], steps: Mapping[int, int]
+        self, directions: Mapping[Parcel, torch.Tensor], used: Collection[int]
     ) -> Mapping[int, Any]:
         """Return how long each parameter is beside its proposed step."""
-        places = {param: place for place, param in enumerate(sorted(steps))}
+        places = {param: place for place, param in enumerate(sorted(used))}
         squares = torch.zeros(len(places), 2, dtype=torch.float64)
         for parcel, direction in directions.items():
             weights = self._shares[parcel].weights_of(parcel)
