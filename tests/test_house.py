@@ -100,7 +100,7 @@ SHARED_NAMES: dict[str, int] = {
     "Result": 2,
     "Ring": 2,
     "Room": 4,
-    "Run": 7,
+    "Run": 6,
     "Runs": 4,
     "Samples": 2,
     "Section": 2,

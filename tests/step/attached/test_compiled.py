@@ -20,7 +20,7 @@ from tests.step.attached.cases import (
 from tests.step.ranks import run_ranks
 from torch import nn
 
-from penstock.errors import OptionError, StateError
+from penstock.errors import StateError
 
 HOW = ("module", "its own", "parts", "later", "function", "before")
 
@@ -173,22 +173,3 @@ def test_a_step_from_before_is_refused(kind: str, is_compiled: bool) -> None:
         optimizer.step()
     assert not torch.equal(weights(net), before)
     step()  # closed, it is the optimizer's own again
-
-
-@pytest.mark.parametrize("is_unscaled", [False, True])
-def test_a_scaler_of_gradients_is_refused(is_unscaled: bool) -> None:
-    model = mlp(torch.float32)
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    attached = attach(model, optimizer)
-    scaler = torch.amp.GradScaler("cpu")
-    for x, y in batches(1, dtype=torch.float32):
-        scaler.scale((model(x) - y).square().mean()).backward()
-        if is_unscaled:
-            scaler.unscale_(optimizer)
-        with pytest.raises(OptionError, match="GradScaler"):
-            scaler.step(optimizer)
-    train(model, optimizer, batches(1, dtype=torch.float32))
-    off = torch.amp.GradScaler("cpu", enabled=False)
-    off.step(optimizer)
-    attached.close()
-    assert not optimizer._step_supports_amp_scaling

@@ -75,6 +75,7 @@ from penstock.step.attached.plan import (
 from penstock.step.attached.record import Record
 from penstock.step.attached.reshard import Rounds
 from penstock.step.attached.room import Room
+from penstock.step.attached.scaling import taken_scale
 from penstock.step.attached.sent import SentGrads
 from penstock.step.attached.sharded import Sharding
 from penstock.step.attached.share import Share
@@ -82,7 +83,7 @@ from penstock.step.attached.slices import Stepper, options_of
 from penstock.step.attached.streams import StreamFlow
 from penstock.step.attached.update import Updates
 from penstock.step.attached.whole import begin_rounds, blocks_of_modules
-from penstock.step.attached.word import CLIP_NORM, CLIP_VALUE, STEP, StepWord
+from penstock.step.attached.word import CLIP_NORM, CLIP_VALUE, STEP, UNSCALE, StepWord
 from penstock.step.comms.checks import WIRES
 from penstock.step.comms.recording import record_step
 from penstock.step.groups import Groups
@@ -216,7 +217,9 @@ class Attached:
         self._hooks.on_reads(self._model, self._before_read)
         methods = {"step": self._step, "state_dict": self.state_dict}
         self._hooks.on_optimizer(
-            self._optimizer, methods | {"load_state_dict": self.load_state_dict}
+            self._optimizer,
+            methods | {"load_state_dict": self.load_state_dict},
+            self._unscale,
         )
         self._is_open = True
         _OPEN.add(self)
@@ -348,7 +351,6 @@ class Attached:
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's slices and begin the gathers."""
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        fit.refuse_scaling(self._optimizer)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -365,11 +367,33 @@ class Attached:
         used = self._meet(STEP, said)
         assert self._updates is not None
         assert self._grads is not None
-        for number in used:
-            torch.autograd.graph.increment_version(self._params[number])
-        self._updates.run(options, used)
+        scale, is_void = taken_scale(self._optimizer)
+        if is_void:
+            self._updates.skip()
+        else:
+            if scale is not None:
+                self._updates.scale(scale.double().reciprocal().float())
+            for number in used:
+                torch.autograd.graph.increment_version(self._params[number])
+            self._updates.run(options, used)
         self._grads.clear()
         self._checkpoint.count_change()
+
+    @torch.no_grad()
+    def _unscale(self, factor: torch.Tensor) -> torch.Tensor:
+        """Multiply sums of gradients for a scaler; return whether any rank has infinite ones."""
+        if any(param.dtype == torch.float16 for param in self._params):
+            raise OptionError(
+                "a GradScaler with weights of float16: their gradients are summed in float16, and "
+                "what the scaler saves would be lost when it is scaled back; keep weights in "
+                "float32 and compute under autocast, or use dtype=torch.bfloat16 without a scaler"
+            )
+        self._meet(UNSCALE, [{"factor": float(factor)}])
+        assert self._updates is not None
+        assert self._grads is not None
+        self._updates.scale(factor)
+        self._grads.clipped()
+        return self._updates.found_inf()
 
     def _meet(self, call: str, options: Sequence[dict[str, Any]]) -> set[int]:
         """Send what is left of all gradients; return the parameters that any rank has one for.

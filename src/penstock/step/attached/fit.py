@@ -33,7 +33,6 @@ __all__ = [
     "check_reshard",
     "everyone",
     "group_numbers",
-    "refuse_scaling",
     "warn_of_strangers",
 ]
 
@@ -153,19 +152,6 @@ def group_numbers(groups: Sequence[Group], numbers: Mapping[torch.Tensor, int]) 
         for param in group["params"]
         if param in numbers
     }
-
-
-def refuse_scaling(optimizer: Optimizer) -> None:
-    """Refuse steps of a GradScaler, which would decide on each rank alone whether to make one."""
-    said = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-    if said:
-        for name in said:
-            delattr(optimizer, name)
-        raise OptionError(
-            "a GradScaler cannot make steps of an attached optimizer: gradients are on their way "
-            "before it has scaled them back; compute in bfloat16, which needs none (dtype=), or "
-            "make the scaler with enabled=False"
-        )
 
 
 def changed(number: int, param: torch.Tensor) -> StateError:

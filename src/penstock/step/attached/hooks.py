@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from penstock.errors import StateError
 from penstock.step.attached.compiled import MOVES, UPDATES, Around, compiled_in, is_compiled, stops
 from penstock.step.attached.flow import Flow, Parcel
+from penstock.step.attached.scaling import Scaling, Unscale
 
 __all__ = ["Hooks", "Unsaved", "nothing"]
 
@@ -55,7 +56,6 @@ class Hooks:
     def __init__(self) -> None:
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
-        self._has_scaling = False
 
     def remove(self) -> None:
         """Take everything off."""
@@ -65,8 +65,6 @@ class Hooks:
         if self._optimizer is not None:
             for name in (*_REPLACED, "__getstate__"):
                 vars(self._optimizer).pop(name, None)
-            named: Any = self._optimizer
-            named._step_supports_amp_scaling = self._has_scaling
             self._optimizer = None
 
     def on_grads(
@@ -139,13 +137,12 @@ class Hooks:
         handle = model.register_forward_pre_hook(Unsaved(cast), with_kwargs=True)
         self._handles.append(handle)
 
-    def on_optimizer(self, optimizer: Optimizer, methods: Mapping[str, Callable[..., Any]]) -> None:
+    def on_optimizer(
+        self, optimizer: Optimizer, methods: Mapping[str, Callable[..., Any]], unscale: Unscale
+    ) -> None:
         """Replace methods of one optimizer. Schedulers see a step that is their own."""
         self._optimizer = optimizer
-        # A GradScaler then leaves gradients alone and says to `step` that it is there.
-        named: Any = optimizer
-        self._has_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
-        named._step_supports_amp_scaling = True
+        self._handles.append(Scaling(optimizer, unscale))
         vars(optimizer)["__getstate__"] = _refuse_copies
         assert set(methods) == set(_REPLACED)
         for name, method in methods.items():

@@ -46,6 +46,23 @@ class StreamUpdates(Updates):
         with self._streams.updating():
             super().run(options, used)
 
+    def skip(self) -> None:
+        """End a step without an update."""
+        with self._streams.updating():
+            super().skip()
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Ask for gradients that are multiplied by a number."""
+        with self._streams.updating():
+            super().scale(factor)
+
+    def found_inf(self) -> torch.Tensor:
+        """Ask whether any gradient of any rank is infinite or no number."""
+        with self._streams.updating():
+            found = super().found_inf()
+        self._streams.follow(found)
+        return found
+
     def clip_norm(self, most: float, order: float) -> None:
         """Ask for gradients that are clipped by their norm."""
         with self._streams.updating():

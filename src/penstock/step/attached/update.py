@@ -100,6 +100,27 @@ class Updates:
     def _walk(self, weights: torch.Tensor, along: torch.Tensor, lr: float, ratio: Any) -> None:
         weights.sub_(along, alpha=lr * ratio)
 
+    def skip(self) -> None:
+        """End a step without an update."""
+        self._flow.go(lambda _: None, set().union(*(share.params for share in self._all)))
+
+    # -- scaling -----------------------------------------------------------------------------
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply all gradients by a number."""
+        self._flow.wait_reduced(self._flow.parcels)
+        for parcel in self._flow.parcels:
+            parcel.reduced.mul_(factor.to(parcel.reduced.device))
+
+    def found_inf(self) -> torch.Tensor:
+        """Return 1 if any gradient of any rank is infinite or no number, and 0 otherwise."""
+        found = self._flow.parcels[0].reduced.new_zeros(1, dtype=torch.float32)
+        for parcel in self._flow.parcels:
+            found += (~parcel.reduced.isfinite()).any()
+        found.clamp_(max=1.0)
+        self._word.all_reduce(found, op="max").wait()
+        return found.view(())
+
     # -- clipping ----------------------------------------------------------------------------
 
     def clip_norm(self, most: float, order: float) -> None:

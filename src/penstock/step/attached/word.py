@@ -26,6 +26,7 @@ __all__ = [
     "CLIP_VALUE",
     "HEAD_LENGTH",
     "STEP",
+    "UNSCALE",
     "StepWord",
     "StepWords",
     "exchange",
@@ -35,7 +36,8 @@ __all__ = [
 STEP = "optimizer.step()"
 CLIP_NORM = "attached.clip_grad_norm_()"
 CLIP_VALUE = "attached.clip_grad_value_()"
-_CALLS = (STEP, CLIP_NORM, CLIP_VALUE)
+UNSCALE = "GradScaler.unscale_()"
+_CALLS = (STEP, CLIP_NORM, CLIP_VALUE, UNSCALE)
 """What ranks come together for, as users know it."""
 HEAD_LENGTH = len(_CALLS) + 2
 """Of what is said beside rows."""
