@@ -32,8 +32,8 @@ import xxhash
 
 from benchmarks.compare import conditions
 from penstock.peers.base import Address, Answer, Ask, NoGossip, Shelves
-from penstock.peers.client import Client
-from penstock.peers.server import Server
+from penstock.peers.client import PeerClient
+from penstock.peers.server import PeerServer
 from penstock.peers.settings import PeerSettings
 from penstock.peers.shelf import TierShelf
 from penstock.peers.tls import client_context, server_context
@@ -76,7 +76,7 @@ def serve(bind: str, tls_folder: str) -> None:
             if tls_folder:
                 contexts["tls"] = server_context(tls_settings(tls_folder))
             for name, context in contexts.items():
-                server = Server(
+                server = PeerServer(
                     name="bench",
                     shelves=shelves,
                     secrets={RUN: SECRET}.get,
@@ -125,10 +125,10 @@ def raw_server(bind: str, descriptor: int) -> int:
 
 def ask(host: str, ports: dict[str, int], tls_folder: str) -> None:
     """Do what lines of JSON on stdin say; answer each with one."""
-    clients = {"plain": Client(name="asker", run_id=RUN, secret=SECRET)}
+    clients = {"plain": PeerClient(name="asker", run_id=RUN, secret=SECRET)}
     if tls_folder:
         tls = client_context(tls_settings(tls_folder))
-        clients["tls"] = Client(name="asker", run_id=RUN, secret=SECRET, tls=tls)
+        clients["tls"] = PeerClient(name="asker", run_id=RUN, secret=SECRET, tls=tls)
     for line in sys.stdin:
         task = json.loads(line)
         if task["what"] == "raw":
@@ -150,7 +150,7 @@ def read_raw(host: str, port: int, seconds: float) -> dict:
     return {"bytes": count, "seconds": taken_s, "cpu_s": time.process_time() - cpu_s}
 
 
-def read_samples(client: Client, address: Address, task: dict) -> dict:
+def read_samples(client: PeerClient, address: Address, task: dict) -> dict:
     """Keep some asks outstanding for a while, or check the bytes of a few."""
     batch, depth = task["batch"], task["depth"]
     rng = np.random.default_rng(1)

@@ -16,10 +16,18 @@ from random import Random
 import numpy as np
 
 from penstock.node.door import Door
-from penstock.peers import facts, hello, local_words, wire
+from penstock.peers import facts, handshake, node_messages, wire
 from penstock.peers.base import Address, Shelves
-from penstock.peers.local_words import Done, Look, Open, Progress, Register, RunMember, packed
-from penstock.peers.server import Server
+from penstock.peers.node_messages import (
+    Acknowledged,
+    ListRuns,
+    OpenTiers,
+    RegisterRun,
+    ReportProgress,
+    RunMember,
+    packed,
+)
+from penstock.peers.server import PeerServer
 from penstock.peers.shelf import TierShelf
 from penstock.peers.status import LinkStatus, RunStatus
 from penstock.storage.tier import Tiers
@@ -52,7 +60,7 @@ def _ask(number: int, units: list[int]) -> bytes:
     return wire.pack_ask(number, SHELF, np.array(rows, np.int64), 0.0, b"")
 
 
-class PeerServer:
+class PeerServerInput:
     """A server of tiers."""
 
     name = "peer-server"
@@ -61,7 +69,7 @@ class PeerServer:
         """Start it."""
         shelves = Shelves()
         shelves.add(TierShelf(SHELF, _filled(folder), lambda: 0, lambda: False))
-        self._server = Server(
+        self._server = PeerServer(
             name="fuzzed",
             shelves=shelves,
             secrets={RUN: SECRET}.get,
@@ -77,7 +85,9 @@ class PeerServer:
     def _known(self) -> socket.socket:
         """Return a connection that has proved itself."""
         sock = self._connected()
-        asker = hello.Asker(name="asker", run_id=RUN, secret=SECRET, nonce=os.urandom(32))
+        asker = handshake.ClientHandshake(
+            name="asker", run_id=RUN, secret=SECRET, nonce=os.urandom(32)
+        )
         sock.sendall(asker.opening)
         decoder = wire.Decoder({wire.CHALLENGE, wire.WELCOME, wire.REFUSE})
         while not asker.is_done:
@@ -91,7 +101,9 @@ class PeerServer:
         asks = b"".join(_ask(number, [number % NUM_UNITS, 1]) for number in range(3))
         said = asks + wire.framed(wire.STATUS_ASK, 9) + wire.framed(wire.BYE)
         if random.random() < 0.3:
-            asker = hello.Asker(name="asker", run_id=RUN, secret=SECRET, nonce=os.urandom(32))
+            asker = handshake.ClientHandshake(
+                name="asker", run_id=RUN, secret=SECRET, nonce=os.urandom(32)
+            )
             sock, said = self._connected(), asker.opening + said
         else:
             sock = self._known()
@@ -132,7 +144,7 @@ class PeerAnswers:
         beat = wire.pack_beat({SHELF: 11})
         status = wire.pack_status(3, {"fill": 0.5, "words": ["a"], "nest": {"x": [1, 2]}})
         self._said = answer + beat + status + wire.framed(wire.PARKED, 8)
-        report = facts.Report(
+        report = facts.MemberReport(
             reporter=1, voice=2, life=3, peer=4, incarnation=5, sequence=6, stands=True
         )
         self._gossip = facts._encoder.encode([report])
@@ -161,16 +173,16 @@ class NodeSocket:
     def prepare(self, folder: Path) -> None:
         """Listen."""
         self._path = str(folder / "socket")
-        door = Door(self._path, lambda client, word: Done(), lambda client: None)
+        door = Door(self._path, lambda client, word: Acknowledged(), lambda client: None)
         door.take()
         door.start()
         member = RunMember(name="n", host="h", addresses=(("127.0.0.1", 7),))
         status = RunStatus(links=(LinkStatus(peer="x"),), log=("it began",))
         words = (
-            Look(),
-            Open(dataset="data", num_units=3, size_bytes=30, about={"uri": "s3://x"}),
-            Register(run_id=RUN, secret=SECRET, shelf=SHELF, dataset="data", members=(member,)),
-            Progress(run_id=RUN, status=status, said=b"gossip"),
+            ListRuns(),
+            OpenTiers(dataset="data", num_units=3, size_bytes=30, about={"uri": "s3://x"}),
+            RegisterRun(run_id=RUN, secret=SECRET, shelf=SHELF, dataset="data", members=(member,)),
+            ReportProgress(run_id=RUN, status=status, said=b"gossip"),
         )
         self._said = b"".join(packed(word) for word in words)
 
@@ -182,8 +194,8 @@ class NodeSocket:
             while sock.recv(1 << 16):
                 pass
         with self._connected() as sock:
-            sock.sendall(packed(Look()))
-            assert isinstance(local_words.receive_answered(sock), Done)
+            sock.sendall(packed(ListRuns()))
+            assert isinstance(node_messages.receive_answered(sock), Acknowledged)
 
     def _connected(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -193,5 +205,5 @@ class NodeSocket:
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
-    kind.name: kind for kind in (PeerServer, PeerAnswers, NodeSocket)
+    kind.name: kind for kind in (PeerServerInput, PeerAnswers, NodeSocket)
 }

@@ -13,9 +13,9 @@ import pytest
 from penstock.cli.cluster_page import page_of, text_of
 from penstock.node.survey import Link, NodeView, View
 from penstock.peers.base import Address, Shelves
-from penstock.peers.local import RunMember, SeenRun, write_run_file
-from penstock.peers.server import Server
-from penstock.peers.status import LinkStatus, NodeStatus, Reads, RunStatus, TierStatus, as_dict
+from penstock.peers.local import ListedRun, RunMember, write_run_file
+from penstock.peers.server import PeerServer
+from penstock.peers.status import LinkStatus, NodeStatus, ReadCounts, RunStatus, TierStatus, as_dict
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RUN, SECRET = b"r" * 16, b"s" * 32
@@ -25,7 +25,7 @@ def status_of(name: str, *, peer: str, suspects: tuple[str, ...] = ()) -> NodeSt
     run = RunStatus(
         run=RUN.hex(),
         dataset="s3://bucket/train/",
-        reads=Reads(tier_bytes=60, peer_bytes=30, store_bytes=10, num_ranks=2),
+        reads=ReadCounts(tier_bytes=60, peer_bytes=30, store_bytes=10, num_ranks=2),
         links=(LinkStatus(peer=peer, in_bytes=3_000_000),),
         suspects=suspects,
         log=(f"{name} has seen much",),
@@ -43,7 +43,7 @@ def members(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Ru
         found = []
         for node, (name, peer) in enumerate((("a", "b"), ("b", "a"))):
             status = as_dict(status_of(name, peer=peer, suspects=("c",)))
-            server = Server(
+            server = PeerServer(
                 name=name,
                 shelves=Shelves(),
                 secrets={RUN: SECRET}.get,
@@ -110,7 +110,7 @@ def test_a_large_run_fits_80_columns() -> None:
         for a in nodes[:5]
         for b in nodes[:5]
     ]
-    run = SeenRun(run_id=RUN, secret=SECRET, dataset="s3://" + "bucket/" * 30)
+    run = ListedRun(run_id=RUN, secret=SECRET, dataset="s3://" + "bucket/" * 30)
     page = text_of(page_of(View(run=run, nodes=tuple(nodes), links=tuple(links), at_s=0.0)))
     assert max(map(len, page.splitlines())) <= 80
     assert "99 of 100 nodes answer" in page

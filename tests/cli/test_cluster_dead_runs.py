@@ -15,9 +15,9 @@ import pytest
 from penstock.node.grants import Key
 from penstock.node.runs import Runs
 from penstock.peers.base import Address, Shelves
-from penstock.peers.local import Register, RunMember, write_run_file
+from penstock.peers.local import RegisterRun, RunMember, write_run_file
 from penstock.peers.run_files import read_run_files
-from penstock.peers.server import Server
+from penstock.peers.server import PeerServer
 from penstock.peers.status import NodeStatus, RunStatus, as_dict
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -47,7 +47,7 @@ def port() -> Iterator[int]:
     """Give the port of a node that answers for the run LIVE."""
     run = RunStatus(run=LIVE.hex())
     status = as_dict(NodeStatus(name="n", host="h", tiers=(), runs=(run,)))
-    server = Server(
+    server = PeerServer(
         name="n",
         shelves=Shelves(),
         secrets={LIVE: SECRET}.get,
@@ -135,7 +135,7 @@ def test_a_machine_that_was_started_again_has_none_of_its_runs(tmp_path: Path) -
 
 def test_a_run_whose_last_rank_has_left_a_service_is_told_apart() -> None:
     runs = Runs(Shelves())
-    word = Register(run_id=LIVE, secret=SECRET, shelf=bytes(16), dataset="set")
+    word = RegisterRun(run_id=LIVE, secret=SECRET, shelf=bytes(16), dataset="set")
     runs.register(1, os.geteuid(), Key(dataset="set", owner="u0"), word, ())
     assert [run.is_left for run in runs.seen(os.geteuid())] == [False]
     runs.leave(1)

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.node.options import options_of
 from penstock.node.service import Service
 from penstock.node.signals import Signals
-from penstock.peers.local import LocalNode, Opened
+from penstock.peers.local import LocalNode, TiersOpened
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import TierShape
@@ -145,7 +145,7 @@ class Job:
     """A process's view: its connection, what it was granted, its tiers."""
 
     node: LocalNode
-    opened: Opened
+    opened: TiersOpened
     tiers: Tiers
     shape: TierShape
 

@@ -14,8 +14,8 @@ from tests.node.jobs import StartedNode
 from penstock.errors import PeerError
 from penstock.node import runs
 from penstock.node.door import CONNECTIONS_OF_USER_MAX
-from penstock.peers import local_words
-from penstock.peers.local_words import FRAME_BYTES_MAX, Open, packed, receive_answered
+from penstock.peers import node_messages
+from penstock.peers.node_messages import FRAME_BYTES_MAX, OpenTiers, packed, receive_answered
 
 Start = Callable[..., StartedNode]
 
@@ -60,7 +60,7 @@ def test_unfinished_asks_hold_next_to_no_memory_and_others_are_answered(start: S
 def test_an_ask_that_does_not_arrive_in_time_ends_its_connection(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_words, "FRAME_S_MAX", 0.3)  # the service is forked from here
+    monkeypatch.setattr(node_messages, "FRAME_S_MAX", 0.3)  # the service is forked from here
     node = start()
     with knocking(node, 3) as opened, node.connect() as silent:
         for sock, part in zip(opened, (b"\1", b"\1\0\0\0", b"\2\0\0\0x"), strict=True):
@@ -72,11 +72,11 @@ def test_an_ask_that_does_not_arrive_in_time_ends_its_connection(
 def test_a_large_ask_is_answered_and_one_beyond_the_bound_is_not(start: Start) -> None:
     node = start()
     about = {f"{number:04}": "x" * 4096 for number in range(16)}
-    ask = Open(dataset="data", num_units=1, size_bytes=10, about=about)
-    assert len(packed(ask)) > local_words.SMALL_FRAME_BYTES
+    ask = OpenTiers(dataset="data", num_units=1, size_bytes=10, about=about)
+    assert len(packed(ask)) > node_messages.SMALL_FRAME_BYTES
     with knocking(node, 2) as (one, other):
         one.sendall(packed(ask))
-        assert isinstance(receive_answered(one), local_words.Opened)
+        assert isinstance(receive_answered(one), node_messages.TiersOpened)
         more = msgspec.structs.replace(ask, about={**about, "17": ""})
         other.sendall(packed(more))
         assert other.recv(1) == b""
@@ -86,7 +86,7 @@ def test_one_user_has_a_bounded_number_of_connections(start: Start) -> None:
     node = start()
     with knocking(node, CONNECTIONS_OF_USER_MAX) as opened:
         for sock in opened:
-            sock.sendall(packed(local_words.Look()))
+            sock.sendall(packed(node_messages.ListRuns()))
             assert receive_answered(sock) is not None
         with knocking(node, 1) as (late,):
             assert late.recv(1) == b""

@@ -28,7 +28,7 @@ from penstock.peers.local import (
     shelf_name,
     write_run_file,
 )
-from penstock.peers.local_words import FRAME_BYTES_MAX, receive_asked
+from penstock.peers.node_messages import FRAME_BYTES_MAX, receive_asked
 from penstock.testing.forks import in_child
 
 RUN, SECRET = b"r" * 16, b"s" * 32

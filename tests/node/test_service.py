@@ -27,12 +27,12 @@ from tests.node.jobs import (
 )
 
 from penstock.errors import PeerError
-from penstock.peers import hello, wire
+from penstock.peers import handshake, wire
 from penstock.peers.base import Address, Answer, Ask, NoGossip, unnamed
-from penstock.peers.client import Client
+from penstock.peers.client import PeerClient
 from penstock.peers.local import LocalNode, shelf_name
-from penstock.peers.local_words import RunMember
-from penstock.peers.status import LinkStatus, Reads, RunStatus, status_of
+from penstock.peers.node_messages import RunMember
+from penstock.peers.status import LinkStatus, ReadCounts, RunStatus, status_of
 from penstock.trace import Kind, read_trace
 from penstock.trace.recorder import TRACE_VARIABLE
 
@@ -71,7 +71,7 @@ def ask(
     gossip: Heard | None = None,
 ) -> tuple[Answer, bytes]:
     """Ask the service's peer server for whole units; return the answer and the bytes."""
-    client = Client(name="asker", run_id=run, secret=secret, gossip=gossip or Heard())
+    client = PeerClient(name="asker", run_id=run, secret=secret, gossip=gossip or Heard())
     rows = [[unit, unit * UNIT_BYTES, UNIT_BYTES, 0, UNIT_BYTES] for unit in units]
     into = bytearray(len(units) * UNIT_BYTES)
     has_come = threading.Event()
@@ -302,7 +302,7 @@ def test_a_second_signal_ends_it_at_once(start: Start) -> None:
 @contextlib.contextmanager
 def slow_reader(node: StartedNode) -> Iterator[socket.socket]:
     """Give a peer that has asked for more than buffers hold, and reads nothing yet."""
-    asker = hello.Asker(name="slow", run_id=RUN, secret=SECRET, nonce=bytes(32))
+    asker = handshake.ClientHandshake(name="slow", run_id=RUN, secret=SECRET, nonce=bytes(32))
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", node.port))
@@ -391,11 +391,11 @@ def test_the_status_shows_a_run_to_its_members_only(start: Start) -> None:
     job = begin_job(node)
     register(job)
     link = LinkStatus(peer="b", in_bytes=5)
-    reads = Reads(tier_bytes=70, peer_bytes=20, store_bytes=10, num_ranks=1)
+    reads = ReadCounts(tier_bytes=70, peer_bytes=20, store_bytes=10, num_ranks=1)
     job.node.progress(RUN, RunStatus(reads=reads, links=(link,), suspects=("c",)))
     other = begin_job(node, shape("other"))
     other.node.register(run_id=b"o" * 16, secret=b"x" * 32, dataset="other")
-    client = Client(name="asker", run_id=RUN, secret=SECRET, gossip=NoGossip())
+    client = PeerClient(name="asker", run_id=RUN, secret=SECRET, gossip=NoGossip())
     address = Address(host="127.0.0.1", port=node.port)
     status = status_of(client.status(unnamed(address), [address], 20))
     client.stop()

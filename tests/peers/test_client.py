@@ -29,9 +29,9 @@ from tests.peers.transport_kit import (
 from tests.storage.conftest import fill
 
 from penstock.errors import OptionError
-from penstock.peers import client_connection, client_link, hello, server_loop, wire
+from penstock.peers import client_connection, client_link, handshake, server_loop, wire
 from penstock.peers.base import Address, Answer, Ask, PeerError
-from penstock.peers.client import Client
+from penstock.peers.client import PeerClient
 from penstock.testing.ports import free_ports
 
 LIARS = itertools.count()
@@ -49,7 +49,9 @@ def liar(
         sock, _ = listener.accept()
         with sock:
             sock.settimeout(20)
-            machine = hello.Server(name=name, secrets={RUN: SECRET}.get, nonce=os.urandom(32))
+            machine = handshake.ServerHandshake(
+                name=name, secrets={RUN: SECRET}.get, nonce=os.urandom(32)
+            )
             decoder = wire.Decoder({wire.HELLO, wire.PROOF, *wire.FROM_ASKERS})
             while True:
                 data = sock.recv(4096)
@@ -243,7 +245,7 @@ def test_a_peer_that_talks_nonsense_is_hung_up_on(nonsense: bytes) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_whatever_a_peer_says_ends_every_ask_once_and_hurts_no_other(
-    live: tuple[Client, Address], words: bytes, changes: list[tuple[int, int]], is_random: bool
+    live: tuple[PeerClient, Address], words: bytes, changes: list[tuple[int, int]], is_random: bool
 ) -> None:
     def speak(sock: socket.socket, frame: wire.Frame) -> None:
         data = bytearray(words if is_random else an_answer(frame.number, 20_000))
@@ -261,7 +263,7 @@ def test_whatever_a_peer_says_ends_every_ask_once_and_hurts_no_other(
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[tuple[Client, Address]]:
+def live(tmp_path: Path) -> Iterator[tuple[PeerClient, Address]]:
     with node(tmp_path) as a, client() as c:
         yield c, a.address
 
@@ -429,7 +431,7 @@ def test_a_process_that_slept_does_not_call_its_peers_silent(
 
 
 def test_names_of_peers_may_be_left_open(tmp_path: Path) -> None:
-    asker = Client(name="cli", run_id=RUN, secret=SECRET)
+    asker = PeerClient(name="cli", run_id=RUN, secret=SECRET)
     with node(tmp_path) as a:
         assert asker.status(f"@{a.address}", [a.address], 20)["fill"] == 0.5
     with pytest.raises(PeerError):

@@ -7,8 +7,8 @@ import pytest
 from penstock.peers.base import NoGossip
 from penstock.peers.client_link import Identity
 from penstock.peers.keys import RUN_BYTES, SECRET_BYTES
-from penstock.peers.local_words import Register, SeenRun
 from penstock.peers.meeting import Roster
+from penstock.peers.node_messages import ListedRun, RegisterRun
 from penstock.peers.run_files import RunFile
 
 RUN, SECRET = bytes(RUN_BYTES), b"s3cret! " * (SECRET_BYTES // 8)
@@ -19,8 +19,8 @@ RUN, SECRET = bytes(RUN_BYTES), b"s3cret! " * (SECRET_BYTES // 8)
     [
         Identity(name="a", run_id=RUN, secret=SECRET, gossip=NoGossip(), tls=None),
         Roster(run_id=RUN, secret=SECRET, hellos=[]),
-        Register(run_id=RUN, secret=SECRET, shelf=bytes(16), dataset="set"),
-        SeenRun(run_id=RUN, secret=SECRET),
+        RegisterRun(run_id=RUN, secret=SECRET, shelf=bytes(16), dataset="set"),
+        ListedRun(run_id=RUN, secret=SECRET),
         RunFile(run_id=RUN.hex(), secret=SECRET.hex(), members=(), mark="b/1|2/3", host="h"),
     ],
     ids=lambda value: type(value).__name__,

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from penstock.errors import OptionError
 from penstock.peers.base import Address
-from penstock.peers.facts import GOSSIP_BYTES_MAX, Fact, Facts, Record, Report, decoded
+from penstock.peers.facts import (
+    GOSSIP_BYTES_MAX,
+    Fact,
+    MemberReport,
+    MembershipFacts,
+    NodeRecord,
+    decoded,
+)
 from penstock.peers.members import Member, Members
 
 
@@ -187,8 +194,8 @@ def test_nobody_speaks_in_the_name_of_another_to_that_one_itself() -> None:
     nodes = views(3)
     nodes[1].silent(NAMES[2], "lost", 1.0)
     tell(1, 0, nodes, 1.0)
-    forged = Facts([Record(node, NAMES[node], (), 0, 0, "") for node in range(3)])
-    forged.put(Report(0, 0, 1, 2, 1, 99, True))
+    forged = MembershipFacts([NodeRecord(node, NAMES[node], (), 0, 0, "") for node in range(3)])
+    forged.put(MemberReport(0, 0, 1, 2, 1, 99, True))
     nodes[0].hear(NAMES[1], forged.message(), 1.0)
     assert nodes[0].lost == frozenset()
 
@@ -309,10 +316,17 @@ NODES = 6
 numbers = st.integers(0, NODES)  # One too many: facts on nodes that nobody knows.
 lives = st.integers(0, 2)
 reports = st.builds(
-    Report, numbers, st.integers(0, 1), lives, numbers, lives, st.integers(0, 3), st.booleans()
+    MemberReport,
+    numbers,
+    st.integers(0, 1),
+    lives,
+    numbers,
+    lives,
+    st.integers(0, 3),
+    st.booleans(),
 )
 records = st.builds(
-    lambda node, incarnation, port: Record(
+    lambda node, incarnation, port: NodeRecord(
         node, f"{node:032x}", (("10.0.0.1", port),), 1, incarnation, "h"
     ),
     numbers,
@@ -321,8 +335,10 @@ records = st.builds(
 )
 
 
-def merged(*many: list[Fact]) -> Facts:
-    out = Facts([Record(node, f"{node:032x}", (), 1, 0, "h") for node in range(NODES)])
+def merged(*many: list[Fact]) -> MembershipFacts:
+    out = MembershipFacts(
+        [NodeRecord(node, f"{node:032x}", (), 1, 0, "h") for node in range(NODES)]
+    )
     for facts in many:
         for fact in facts:
             out.put(fact)

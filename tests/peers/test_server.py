@@ -33,7 +33,7 @@ from tests.peers.transport_kit import (
 )
 from tests.storage.conftest import fill
 
-from penstock.peers import hello, server_connection, server_loop, wire
+from penstock.peers import handshake, server_connection, server_loop, wire
 from penstock.peers.base import Address, HeldFile, Lookup, PeerError, Shelf
 from penstock.peers.shelf import TierShelf
 from penstock.storage.tier_open import open_tiers
@@ -44,7 +44,7 @@ from penstock.testing.forks import in_child, start_child, wait_for
 def known(address: Address, secret: bytes = SECRET) -> socket.socket:
     """Return a blocking socket that has been through the hello."""
     sock = socket.create_connection((address.host, address.port), timeout=20)
-    asker = hello.Asker(name="raw", run_id=RUN, secret=secret, nonce=os.urandom(32))
+    asker = handshake.ClientHandshake(name="raw", run_id=RUN, secret=secret, nonce=os.urandom(32))
     sock.sendall(asker.opening)
     decoder = wire.Decoder({wire.CHALLENGE, wire.WELCOME, wire.REFUSE})
     while not asker.is_done:
@@ -222,7 +222,9 @@ def test_a_stranger_is_told_why_counted_and_logged(
 def test_an_asker_that_lies_about_its_secret_is_refused(tmp_path: Path) -> None:
     with node(tmp_path) as a:
         with socket.create_connection((a.address.host, a.address.port), timeout=20) as sock:
-            asker = hello.Asker(name="b", run_id=RUN, secret=b"x" * 32, nonce=b"n" * 32)
+            asker = handshake.ClientHandshake(
+                name="b", run_id=RUN, secret=b"x" * 32, nonce=b"n" * 32
+            )
             sock.sendall(asker.opening)
             sock.recv(4096)
             sock.sendall(wire.framed(wire.PROOF, 0, b"p" * 32))
@@ -230,17 +232,17 @@ def test_an_asker_that_lies_about_its_secret_is_refused(tmp_path: Path) -> None:
             decoder.feed(sock.recv(4096))
             frame = decoder.next()
             assert frame is not None
-            assert "our proof" in hello.reason_in(frame)
+            assert "our proof" in handshake.reason_in(frame)
         wait_until(lambda: a.server.counts()["refused"] == 1)
 
 
 def test_strangers_who_say_nothing_are_sent_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hello, "HELLO_S_MAX", 0.1)
+    monkeypatch.setattr(handshake, "HELLO_S_MAX", 0.1)
     with node(tmp_path) as a:
         with socket.create_connection((a.address.host, a.address.port), timeout=20) as sock:
-            assert sock.recv(4096) == hello.refusal(hello.SAID_SLOW)
+            assert sock.recv(4096) == handshake.refusal(handshake.SAID_SLOW)
             assert sock.recv(4096) == b""
         wait_until(lambda: a.server.counts()["connections"] == 0)
 

@@ -11,7 +11,7 @@ import xxhash
 from tests.peers.transport_kit import SHELF, ranges_of
 from tests.storage.conftest import fill, shape_of, unit_bytes
 
-from penstock.peers.base import UNCHECKED, Found, Lookup, Shelf
+from penstock.peers.base import UNCHECKED, Lookup, Shelf, UnitLocation
 from penstock.peers.requests import segments_of
 from penstock.peers.shelf import TierShelf
 from penstock.peers.wire import INSIDE, LENGTH
@@ -26,11 +26,11 @@ def a_shelf(tiers: Tiers) -> TierShelf:
     return TierShelf(SHELF, tiers, lambda: 3, lambda: True)
 
 
-def bytes_in(found: Found, unit: int) -> bytes:
+def bytes_in(found: UnitLocation, unit: int) -> bytes:
     return os.pread(found.descriptor, int(SHAPE.lengths[unit]), int(SHAPE.offsets[unit]))
 
 
-def find(shelf: Shelf, unit: int) -> Found | None:
+def find(shelf: Shelf, unit: int) -> UnitLocation | None:
     return shelf.find(unit, int(SHAPE.offsets[unit]), int(SHAPE.lengths[unit]))
 
 

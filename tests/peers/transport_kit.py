@@ -13,8 +13,8 @@ import numpy as np
 from tests.storage.conftest import fill, shape_of, unit_bytes
 
 from penstock.peers.base import Address, Answer, Ask, Gossip, PeerError, Shelves
-from penstock.peers.client import Client
-from penstock.peers.server import Server
+from penstock.peers.client import PeerClient
+from penstock.peers.server import PeerServer
 from penstock.peers.shelf import TierShelf
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_open import open_tiers
@@ -78,7 +78,7 @@ class Node:
             "bind": [Address(host="127.0.0.1", port=0)],
             "status": lambda run_id: {"fill": 0.5, "words": ["a", "b"]},
         }
-        self.server = Server(**{**settings, **options})  # type: ignore[arg-type]
+        self.server = PeerServer(**{**settings, **options})  # type: ignore[arg-type]
         self.server.start()
 
     @property
@@ -104,8 +104,8 @@ def node(path: Path, *, filled: bool = True, **options: object) -> Iterator[Node
 @contextlib.contextmanager
 def client(
     *, secret: bytes = SECRET, run_id: bytes = RUN, gossip: Gossip | None = None, tls: object = None
-) -> Iterator[Client]:
-    made = Client(name="node-b", run_id=run_id, secret=secret, gossip=gossip, tls=tls)  # type: ignore[arg-type]
+) -> Iterator[PeerClient]:
+    made = PeerClient(name="node-b", run_id=run_id, secret=secret, gossip=gossip, tls=tls)  # type: ignore[arg-type]
     try:
         yield made
     finally:
@@ -117,7 +117,7 @@ class Waiting:
 
     def __init__(
         self,
-        asker: Client,
+        asker: PeerClient,
         address: Address | Sequence[Address],
         units: Sequence[int],
         *,

@@ -18,7 +18,7 @@ from penstock.errors import OptionError
 from penstock.node.options import address_of
 from penstock.node.survey import RunsHere, Survey, View, found_here
 from penstock.peers.base import Address
-from penstock.peers.local import Seen, SeenRun
+from penstock.peers.local import ListedRun, RunsListed
 from penstock.peers.run_files import runs_folder
 
 _EVERY_S = 2.0
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(found: RunsHere, wanted: str | None) -> SeenRun:
+def _chosen(found: RunsHere, wanted: str | None) -> ListedRun:
     # A run that is named is shown even if it is silent: who asks for it wants to know why.
     named = found.live + (found.silent if wanted else [])
     matching = [run for run in named if run.run_id.hex().startswith((wanted or "").lower())]
@@ -86,18 +86,18 @@ def _chosen(found: RunsHere, wanted: str | None) -> SeenRun:
     )
 
 
-def _short(runs: Sequence[SeenRun]) -> list[str]:
+def _short(runs: Sequence[ListedRun]) -> list[str]:
     return [run.run_id.hex()[:8] for run in runs]
 
 
-def _silence(silent: Sequence[SeenRun]) -> str:
+def _silence(silent: Sequence[ListedRun]) -> str:
     return (
         f"nobody answers for {', '.join(_short(silent))}: over, or out of reach from here; what "
         f"they left lies in {runs_folder()}"
     )
 
 
-def _tell_of_silent(silent: Sequence[SeenRun]) -> None:
+def _tell_of_silent(silent: Sequence[ListedRun]) -> None:
     if silent:
         print(_silence(silent), file=sys.stderr)
 
@@ -114,7 +114,7 @@ def _print(lines: Sequence[Line]) -> None:
         screen.line(*line)
 
 
-def _tell_of_others(runs: Sequence[SeenRun], chosen: SeenRun) -> None:
+def _tell_of_others(runs: Sequence[ListedRun], chosen: ListedRun) -> None:
     others = _short([run for run in runs if run.run_id != chosen.run_id])
     if others:
         print(f"other runs here: {', '.join(others)}; choose with --run", file=sys.stderr)
@@ -151,7 +151,7 @@ def _rich(lines: Sequence[Line]) -> Any:
     return text
 
 
-def _show_service(seen: Seen, *, as_json: bool) -> None:
+def _show_service(seen: RunsListed, *, as_json: bool) -> None:
     addresses = [str(Address(host=host, port=port)) for host, port in seen.served_at]
     if as_json:
         print_json({"run": None, "service": msgspec.to_builtins(seen.status)})

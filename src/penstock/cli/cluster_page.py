@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.cli.charts import bar
 from penstock.cli.screen import Span, cut, plain
 from penstock.node.survey import Link, NodeView, View
-from penstock.peers.status import NodeStatus, Reads
+from penstock.peers.status import NodeStatus, ReadCounts
 from penstock.units import show_bytes, show_seconds
 
 Line = list[Span]
@@ -68,7 +68,7 @@ def _node(node: NodeView, width: int) -> Line:
 def _total(view: View) -> Line:
     statuses = [node.status for node in view.nodes if node.status is not None]
     filled = [_filled(status) for status in statuses]
-    shares = _shares(sum((node.run.reads for node in view.nodes), Reads()))
+    shares = _shares(sum((node.run.reads for node in view.nodes), ReadCounts()))
     text = _fill(sum(held for held, _ in filled), sum(room for _, room in filled))
     return [f"  {'all':<24}", *text, f"  {shares}"]
 
@@ -91,7 +91,7 @@ def _filled(status: NodeStatus) -> tuple[int, int]:
     )
 
 
-def _shares(reads: Reads) -> str:
+def _shares(reads: ReadCounts) -> str:
     """Where the bytes came from; dashes where nobody has said."""
     parts = (reads.tier_bytes, reads.peer_bytes, reads.store_bytes)
     total = sum(parts)

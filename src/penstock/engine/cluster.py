@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.engine.neighbours import Neighbours
     from penstock.engine.serving import Filling, Serving
     from penstock.peers.status import RunStatus
-    from penstock.peers.transport import Asks
+    from penstock.peers.transport import AskingSide
     from penstock.plan.homes import Homes
 
 SOURCE = "peers"
@@ -55,7 +55,7 @@ _log = logging.getLogger("penstock.loader")
 class Carried:
     """What a cluster needs to be carried on: threads and files with an end."""
 
-    client: Asks
+    client: AskingSide
     filling: Filling
     serving: Serving | None
     """Whoever serves the tiers here, in the first process of a node."""
@@ -289,7 +289,7 @@ class Cluster:
 
     def status(self) -> RunStatus:
         """Return how this run does on this node, for `penstock cluster`."""
-        from penstock.peers.status import LinkStatus, Reads, RunStatus
+        from penstock.peers.status import LinkStatus, ReadCounts, RunStatus
 
         read = self._counters.counted()
         counts = self._carried.client.counts()
@@ -298,7 +298,7 @@ class Cluster:
             dataset=self._holding.uri,
             cursor=self.filling.cursor(),
             is_filling=self.filling.is_filling(),
-            reads=Reads(
+            reads=ReadCounts(
                 tier_bytes=read.tier_bytes,
                 peer_bytes=read.peer_bytes,
                 store_bytes=read.store_bytes,

@@ -25,7 +25,7 @@ from penstock.errors import OptionError, PeerError
 from penstock.peers.join import Joined, join, leave, wait_for_all
 from penstock.peers.local import (
     LocalNode,
-    Opened,
+    TiersOpened,
     WishedTier,
     remove_run_file,
     shelf_name,
@@ -57,7 +57,7 @@ class Grant:
     def __init__(self, wishes: tuple[Memory | Disk, ...]) -> None:
         self._wishes = wishes
         self.node = LocalNode.connect()
-        self.opened: Opened | None = None
+        self.opened: TiersOpened | None = None
 
     def __call__(self, shape: TierShape) -> list[Wish]:
         """Return the tiers to open: the service's, or this process's own where it refuses."""

@@ -17,7 +17,7 @@ from penstock.engine.neighbours import Neighbours
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
 from penstock.peers.join import Joined
-from penstock.peers.local import LocalNode, Opened, RunMember
+from penstock.peers.local import LocalNode, RunMember, TiersOpened
 from penstock.peers.members import Member
 from penstock.peers.shelf import TierShelf
 from penstock.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
@@ -235,7 +235,9 @@ class Later:
 class ServedByNode:
     """The node service of this host as the server."""
 
-    def __init__(self, node: LocalNode, opened: Opened, dataset: str, filling: Filling) -> None:
+    def __init__(
+        self, node: LocalNode, opened: TiersOpened, dataset: str, filling: Filling
+    ) -> None:
         self._node = node
         self._dataset = dataset
         self._filling = filling

@@ -18,7 +18,7 @@ from penstock.dataset.part import Ints
 from penstock.errors import RendezvousError
 from penstock.loader.losses import StepMark, as_floats, check_marks
 from penstock.order.importance import StepLosses
-from penstock.peers.facts import TEXT_MAX, Record
+from penstock.peers.facts import TEXT_MAX, NodeRecord
 from penstock.peers.join import JOIN_TIMEOUT_S
 from penstock.peers.meeting import Meeting, new_hello
 
@@ -89,7 +89,7 @@ def _agreed(place: Rendezvous, world: World, name: str) -> str:
     )
     host = socket.gethostname()[:TEXT_MAX]
     # Each rank comes for itself, as a node does that has one rank and lends nothing.
-    record = Record(world.rank, "", (), 0, 0, host)
+    record = NodeRecord(world.rank, "", (), 0, 0, host)
     hello = new_hello(
         rank=world.rank, num_local_ranks=1, num_ranks=world.num_ranks, record=record, digest={}
     )

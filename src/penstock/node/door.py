@@ -23,11 +23,11 @@ import msgspec
 
 from penstock.errors import OptionError, PenstockError
 from penstock.node.places import take_lock
-from penstock.peers.local_words import (
+from penstock.peers.node_messages import (
     FRAME_BYTES_MAX,
     Answered,
     Asked,
-    Refused,
+    RequestRefused,
     packed,
     receive_asked,
     user_of,
@@ -146,10 +146,10 @@ class Door:
         try:
             return self._answer(client, word)
         except (PenstockError, OSError) as error:
-            return Refused(message=str(error))
+            return RequestRefused(message=str(error))
         except Exception:
             _log.exception("no answer to %s of user %d", type(word).__name__, client.user)
-            return Refused(message="the node service failed here; its log says how")
+            return RequestRefused(message="the node service failed here; its log says how")
 
     def _send(self, connection: socket.socket, answer: Answered) -> None:
         frame = packed(answer)

@@ -19,7 +19,7 @@ import xxhash
 
 from penstock.clock import Clock, SystemClock
 from penstock.node.folders import OwnedFolder, clear_tier
-from penstock.peers.base import ABSENT, UNCHECKED, Found, HeldFile, Ints, Lookup, Shelf
+from penstock.peers.base import ABSENT, UNCHECKED, HeldFile, Ints, Lookup, Shelf, UnitLocation
 from penstock.peers.part_sums import with_part_sums
 from penstock.storage.tier_files import read_into
 from penstock.storage.tier_folders import CELLS, DATA, LOCK, STATE, SUMS
@@ -180,7 +180,7 @@ class KeptShelf(Shelf):
         """Return whether any of them still fills."""
         return self._progress.is_filling
 
-    def find(self, unit: int, unit_offset: int, unit_length: int) -> Found | None:
+    def find(self, unit: int, unit_offset: int, unit_length: int) -> UnitLocation | None:
         """Return where a unit lies, checked."""
         row = np.array([[unit, unit_offset, unit_length, 0, unit_length]], np.int64)
         found = self.lookup(row)
@@ -190,7 +190,7 @@ class KeptShelf(Shelf):
         if found.places[0] < 0:
             return None
         file = found.files[found.places[0]]
-        return Found(descriptor=file.descriptor, total=int(found.sums[0]), file=file)
+        return UnitLocation(descriptor=file.descriptor, total=int(found.sums[0]), file=file)
 
     def lookup(self, ranges: Ints) -> Lookup:
         """Return where the units of some ranges lie."""

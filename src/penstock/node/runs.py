@@ -21,9 +21,14 @@ from penstock.errors import PeerError
 from penstock.node.grants import Key
 from penstock.node.kept import KeptShelf, KeptTier, Progress
 from penstock.peers.base import Gossip, NoGossip, Shelves
-from penstock.peers.local_words import MEMBERS_MAX, Register, RunMember, SeenRun
-from penstock.peers.local_words import Progress as Told
-from penstock.peers.status import SENTENCES_MAX, LinkStatus, Reads, RunStatus
+from penstock.peers.node_messages import (
+    MEMBERS_MAX,
+    ListedRun,
+    RegisterRun,
+    ReportProgress,
+    RunMember,
+)
+from penstock.peers.status import SENTENCES_MAX, LinkStatus, ReadCounts, RunStatus
 
 LINGER_S = 60.0
 """A run whose last process has gone is still served so long."""
@@ -106,7 +111,7 @@ class Runs:
         client: int,
         user: int,
         key: Key,
-        word: Register,
+        word: RegisterRun,
         tiers: tuple[KeptTier, ...],
         *,
         uri: str = "",
@@ -146,7 +151,7 @@ class Runs:
                 kind="refused",
             )
 
-    def _run(self, user: int, word: Register) -> _Run:
+    def _run(self, user: int, word: RegisterRun) -> _Run:
         run = self._runs.get(word.run_id)
         if run is None:
             if len(self._runs) >= RUNS_MAX:
@@ -161,7 +166,7 @@ class Runs:
             )
         return run
 
-    def progress(self, client: int, word: Told) -> tuple[tuple[str, bytes], ...]:
+    def progress(self, client: int, word: ReportProgress) -> tuple[tuple[str, bytes], ...]:
         """Take a report; return what other nodes have said that this process does not know."""
         with self._mutex:
             run = self._runs.get(word.run_id)
@@ -211,11 +216,11 @@ class Runs:
         """How many runs are served."""
         return len(self._runs)
 
-    def seen(self, user: int) -> tuple[SeenRun, ...]:
+    def seen(self, user: int) -> tuple[ListedRun, ...]:
         """Return the runs of a user, secrets included; root sees all."""
         with self._mutex:
             return tuple(
-                SeenRun(
+                ListedRun(
                     run_id=run.run_id,
                     secret=run.secret,
                     members=run.members,
@@ -312,7 +317,7 @@ def _status(run: _Run) -> RunStatus:
 
 def _merged(reports: Sequence[RunStatus]) -> RunStatus:
     return RunStatus(
-        reads=sum((report.reads for report in reports), Reads()),
+        reads=sum((report.reads for report in reports), ReadCounts()),
         links=_links(link for report in reports for link in report.links),
         lost=_union(report.lost for report in reports),
         log=_union(report.log for report in reports)[-SENTENCES_MAX:],

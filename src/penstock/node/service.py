@@ -35,21 +35,21 @@ from penstock.node.sets import KnownSet, Sets
 from penstock.node.signals import Signals
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
-from penstock.peers.local_words import (
+from penstock.peers.node_messages import (
     FORMAT,
+    Acknowledged,
     Answered,
     Asked,
-    Done,
-    Heard,
-    Keep,
-    Look,
-    Open,
-    Opened,
-    Progress,
-    Register,
-    Seen,
+    GossipHeard,
+    KeepTiers,
+    ListRuns,
+    OpenTiers,
+    RegisterRun,
+    ReportProgress,
+    RunsListed,
+    TiersOpened,
 )
-from penstock.peers.server import Server
+from penstock.peers.server import PeerServer
 from penstock.peers.status import NodeStatus, as_dict
 from penstock.peers.tls import server_context
 from penstock.trace import Kind, Recorder
@@ -89,7 +89,7 @@ class Service:
         recorder = _recorder()
         shelves = Shelves(None if recorder is None else partial(self._served, recorder))
         self.runs = Runs(shelves)
-        self.server = Server(
+        self.server = PeerServer(
             name=self.name,
             shelves=shelves,
             secrets=self.runs.secret_of,
@@ -209,28 +209,28 @@ class Service:
     # -- what is asked ---------------------------------------------------------------------------
 
     def _answer(self, client: Client, word: Asked) -> Answered:
-        if isinstance(word, Look):
+        if isinstance(word, ListRuns):
             return self._seen(client)
-        if isinstance(word, Progress):
-            return Heard(gossip=self.runs.progress(client.number, word))
+        if isinstance(word, ReportProgress):
+            return GossipHeard(gossip=self.runs.progress(client.number, word))
         if self._draining:
             raise PeerError(f"the node service is being stopped ({self._draining})", kind="refused")
         owner = self.options.owner_of(client.user, client.group)
         check_dataset(word.dataset)
-        if isinstance(word, Open):
+        if isinstance(word, OpenTiers):
             return self._opened(client, word)
         key = Key(owner.name, word.dataset)
         tiers = self.sets.keep(client.number, key)
-        if isinstance(word, Keep):
-            return Done()
-        assert isinstance(word, Register)
+        if isinstance(word, KeepTiers):
+            return Acknowledged()
+        assert isinstance(word, RegisterRun)
         uri = self.sets.uri_of(key)
         if self.runs.register(client.number, client.user, key, word, tiers, uri=uri):
             self.sets.begin_run(key)
             _log.info("serving %s to the run %s", uri or word.dataset, word.run_id.hex()[:8])
-        return Done()
+        return Acknowledged()
 
-    def _opened(self, client: Client, word: Open) -> Opened:
+    def _opened(self, client: Client, word: OpenTiers) -> TiersOpened:
         if word.format > FORMAT:
             raise PeerError(
                 f"this node service speaks format {FORMAT}, the job {word.format}; start it anew "
@@ -248,16 +248,16 @@ class Service:
             show_bytes(word.size_bytes),
             granted or "no room",
         )
-        return Opened(
+        return TiersOpened(
             name=self.name,
             host=socket.gethostname(),
             tiers=tiers,
             served_at=tuple((each.host, each.port) for each in self.addresses),
         )
 
-    def _seen(self, client: Client) -> Seen:
+    def _seen(self, client: Client) -> RunsListed:
         mine = os.geteuid() in (0, client.user)
-        return Seen(
+        return RunsListed(
             status=self.status(lambda _, user: mine and client.user in (0, user)),
             served_at=tuple((each.host, each.port) for each in self.addresses),
             runs=self.runs.seen(client.user) if mine else (),

@@ -32,7 +32,7 @@ from penstock.node.folders import (
 from penstock.node.grants import Decision, Key, Limits, Request, Room, Taken, decide
 from penstock.node.kept import KeptTier, join, remove_if_unused
 from penstock.node.places import Place
-from penstock.peers.local_words import Granted, Open
+from penstock.peers.node_messages import GrantedTier, OpenTiers
 from penstock.units import show_bytes
 
 _SMALLEST_BYTES = 2**16
@@ -104,7 +104,7 @@ class Sets:
 
     # -- opening ---------------------------------------------------------------------------------
 
-    def open(self, client: int, owner: Owner, word: Open) -> tuple[Granted, ...]:
+    def open(self, client: int, owner: Owner, word: OpenTiers) -> tuple[GrantedTier, ...]:
         """Grant tiers to a process."""
         key = Key(owner.name, word.dataset)
         with self._mutex:
@@ -132,7 +132,7 @@ class Sets:
                 kind="refused",
             )
 
-    def _opened(self, key: Key, owner: Owner, word: Open, old: _Entry | None) -> _Entry:
+    def _opened(self, key: Key, owner: Owner, word: OpenTiers, old: _Entry | None) -> _Entry:
         for _, tier in old.kept.values() if old is not None else ():
             tier.leave()
         if word.is_again:
@@ -158,7 +158,7 @@ class Sets:
                         tier.leave()
         return promised_bytes
 
-    def _decided(self, key: Key, word: Open) -> Decision:
+    def _decided(self, key: Key, word: OpenTiers) -> Decision:
         """Decide what is granted, and make room for it."""
         wished: dict[str, int] | None = {} if word.wishes else None
         for wish in word.wishes:
@@ -196,9 +196,9 @@ class Sets:
             for known in self.known()
         ]
 
-    def _granted(self, key: Key, owner: Owner, entry: _Entry) -> tuple[Granted, ...]:
+    def _granted(self, key: Key, owner: Owner, entry: _Entry) -> tuple[GrantedTier, ...]:
         return tuple(
-            Granted(
+            GrantedTier(
                 kind="memory" if place.kind == "memory" else "disk",
                 path=f"{place.root.path}/{key.owner}/{key.dataset}",
                 size_bytes=size_bytes,

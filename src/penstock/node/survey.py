@@ -19,8 +19,8 @@ import msgspec
 
 from penstock.errors import PeerError
 from penstock.peers.base import Address, NoGossip, unnamed
-from penstock.peers.client import Client
-from penstock.peers.local import LocalNode, RunMember, Seen, SeenRun
+from penstock.peers.client import PeerClient
+from penstock.peers.local import ListedRun, LocalNode, RunMember, RunsListed
 from penstock.peers.run_files import read_run_files, runs_folder, sweep_run_files
 from penstock.peers.status import NodeStatus, RunStatus, status_of
 from penstock.peers.tls import client_context
@@ -57,7 +57,7 @@ class Link:
 class View:
     """A run at one moment."""
 
-    run: SeenRun
+    run: ListedRun
     nodes: tuple[NodeView, ...]
     links: tuple[Link, ...]
     at_s: float
@@ -73,23 +73,23 @@ class View:
 class RunsHere:
     """This user's runs that can be found from this host."""
 
-    live: list[SeenRun]
+    live: list[ListedRun]
     """The newest first."""
-    silent: list[SeenRun]
+    silent: list[ListedRun]
     """Runs of which nobody answers: over, or out of reach from here."""
-    service: Seen | None
+    service: RunsListed | None
     """What the node service of this host tells."""
 
 
 def found_here() -> RunsHere:
     """Find this user's runs; those that may be over are asked, all at once."""
     sweep_run_files(runs_folder())
-    seen: Seen | None = None
+    seen: RunsListed | None = None
     node = LocalNode.connect()
     if node is not None:
         with node:
             seen = node.look()
-    runs = dict[bytes, SeenRun]()
+    runs = dict[bytes, ListedRun]()
     is_sure = dict[bytes, bool]()
     for file in read_run_files():
         run_id = file.run.run_id
@@ -113,7 +113,7 @@ def found_here() -> RunsHere:
     return RunsHere(live=live, silent=silent, service=seen)
 
 
-def _is_answered(run: SeenRun, but: set[tuple[str, int]]) -> bool:
+def _is_answered(run: ListedRun, but: set[tuple[str, int]]) -> bool:
     """Return whether some member of a run answers at another place than these."""
     members = tuple(member for member in run.members if not but & set(member.addresses))
     with Survey(msgspec.structs.replace(run, members=members)) as survey:
@@ -123,13 +123,13 @@ def _is_answered(run: SeenRun, but: set[tuple[str, int]]) -> bool:
 class Survey:
     """Looks at one run as often as wanted; a context."""
 
-    def __init__(self, run: SeenRun, only: Sequence[Address] = ()) -> None:
+    def __init__(self, run: ListedRun, only: Sequence[Address] = ()) -> None:
         """`only` these addresses, whether they are known as members or not."""
         self._run = run
         self._members = _members(run, only)
         self._before: View | None = None
         self._pool = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="penstock-survey")
-        self._client = Client(
+        self._client = PeerClient(
             name=f"survey-{os.getpid()}",
             run_id=run.run_id,
             secret=run.secret,
@@ -172,7 +172,7 @@ class Survey:
         return NodeView(member=member, status=status, run=mine[0] if mine else RunStatus())
 
 
-def _members(run: SeenRun, only: Sequence[Address]) -> list[RunMember]:
+def _members(run: ListedRun, only: Sequence[Address]) -> list[RunMember]:
     if not only:
         return sorted(run.members, key=lambda member: member.node)
     by_address = {place: member for member in run.members for place in member.addresses}

@@ -25,7 +25,7 @@ __all__ = [
     "Address",
     "Answer",
     "Ask",
-    "Found",
+    "UnitLocation",
     "Gossip",
     "HeldFile",
     "Ints",
@@ -123,7 +123,7 @@ class HeldFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class UnitLocation:
     """Where one unit lies."""
 
     descriptor: int
@@ -155,7 +155,7 @@ class Shelf:
 
     name: bytes
 
-    def find(self, unit: int, unit_offset: int, unit_length: int) -> Found | None:
+    def find(self, unit: int, unit_offset: int, unit_length: int) -> UnitLocation | None:
         """Return where a unit lies, checked; None: not here (yet)."""
         raise NotImplementedError
 

@@ -25,11 +25,11 @@ from typing import Any
 from penstock.errors import OptionError, PeerError
 from penstock.peers.base import Address, Answer, Ask, Gossip, NoGossip
 from penstock.peers.client_connection import ClientConnection
-from penstock.peers.client_link import Identity, Link
+from penstock.peers.client_link import Identity, PeerLink
 from penstock.peers.forks import close_in_children
-from penstock.peers.hello import check_name
+from penstock.peers.handshake import check_name
 from penstock.peers.keys import RUN_BYTES, SECRET_BYTES
-from penstock.peers.pending import Pending, Result
+from penstock.peers.pending import PendingAsk, Result
 from penstock.peers.wire import LENGTH, fault_in
 
 LOOK_S = 0.05
@@ -40,7 +40,7 @@ ASLEEP_S = 0.5
 _log = logging.getLogger("penstock.peers")
 
 
-class Client:
+class PeerClient:
     """Asks peers in the name of one run."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Client:
         self._identity = Identity(
             name=name, run_id=run_id, secret=secret, gossip=gossip or NoGossip(), tls=tls
         )
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerLink] = {}
         self._inbox: deque[Callable[[float], None]] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -84,7 +84,7 @@ class Client:
             raise OptionError(f"a peer cannot be asked that: {fault}; ask in smaller parts")
         if into.nbytes < sum(lengths) or into.readonly:
             raise OptionError(f"{sum(lengths)} bytes do not fit into the {into.nbytes} given")
-        pending = Pending(
+        pending = PendingAsk(
             ask=ask,
             into=into.cast("B"),
             parked=parked,
@@ -106,7 +106,7 @@ class Client:
             results.append(result)
             has_come.set()
 
-        pending = Pending(
+        pending = PendingAsk(
             ask=None,
             into=memoryview(b""),
             parked=lambda: None,
@@ -122,11 +122,11 @@ class Client:
         assert isinstance(result, dict)
         return result
 
-    def _submit(self, peer: str, addresses: Sequence[Address], pending: Pending) -> None:
+    def _submit(self, peer: str, addresses: Sequence[Address], pending: PendingAsk) -> None:
         def submit(now_s: float) -> None:
             link = self._links.get(peer)
             if link is None:
-                link = self._links[peer] = Link(peer, self._identity, self)
+                link = self._links[peer] = PeerLink(peer, self._identity, self)
             self._is_busy = True
             link.submit(pending, addresses, now_s)
 
@@ -235,7 +235,7 @@ class Client:
             link.look_after(now_s)
         self._is_busy = any(link.is_busy for link in links)
 
-    def watch(self, connection: ClientConnection, link: Link) -> None:
+    def watch(self, connection: ClientConnection, link: PeerLink) -> None:
         """Wait for what a connection wants to wait for."""
         assert self._selector is not None
         events = connection.interest()

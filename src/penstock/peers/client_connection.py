@@ -15,10 +15,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.peers import hello, wire
+from penstock.peers import handshake, wire
 from penstock.peers.base import Address, Answer
 from penstock.peers.channel import Channel
-from penstock.peers.pending import Pending
+from penstock.peers.pending import PendingAsk
 from penstock.peers.wire import AnswerFrame, Decoder, Frame, WireError
 
 HEAD_BYTES = 512
@@ -33,7 +33,7 @@ COST_MAX = 2**17
 _WASTE_BYTES = 64 * 2**10
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Whoever uses the connection."""
 
     def say(self) -> bytes:
@@ -44,16 +44,16 @@ class Owner(Protocol):
         """Take gossip."""
         ...
 
-    def answered(self, pending: Pending, num_bytes: int, seconds: float) -> None:
+    def answered(self, pending: PendingAsk, num_bytes: int, seconds: float) -> None:
         """Be told of an answer that has come."""
         ...
 
 
 @dataclass(slots=True)
-class _Arriving:
+class _ArrivingAnswer:
     """An answer whose payload is being read."""
 
-    pending: Pending
+    pending: PendingAsk
     answer: AnswerFrame
     began_s: float
     targets: deque[memoryview]
@@ -69,7 +69,12 @@ class ClientConnection:
     """A connection to one address of a peer."""
 
     def __init__(
-        self, channel: Channel, address: Address, asker: hello.Asker, owner: Owner, now_s: float
+        self,
+        channel: Channel,
+        address: Address,
+        asker: handshake.ClientHandshake,
+        owner: ConnectionOwner,
+        now_s: float,
     ) -> None:
         self.channel = channel
         self.address = address
@@ -82,15 +87,15 @@ class ClientConnection:
         """What the server calls itself, once that is proven."""
         self.cursors: dict[bytes, tuple[int, float]] = {}
         """By shelf: how far it has got, and when that last changed."""
-        self.outstanding: dict[int, Pending] = {}
+        self.outstanding: dict[int, PendingAsk] = {}
         self.cost = 0
         self.events = 0
         """What it is registered for."""
         self._owner = owner
-        self._asker: hello.Asker | None = asker
+        self._asker: handshake.ClientHandshake | None = asker
         self._is_connected = self._is_shaken = False
         self._decoder = Decoder(asker.expected)
-        self._arriving: _Arriving | None = None
+        self._arriving: _ArrivingAnswer | None = None
         self._out: deque[memoryview] = deque()
         self._number = 0
         self._said: bytes | None = None
@@ -107,7 +112,7 @@ class ClientConnection:
             return selectors.EVENT_READ | selectors.EVENT_WRITE
         return selectors.EVENT_READ
 
-    def ask(self, pending: Pending, now_s: float) -> None:
+    def ask(self, pending: PendingAsk, now_s: float) -> None:
         """Ask; only while there is room. `flush` sends it."""
         assert self.is_ready, "nothing is asked before both sides are sure of each other"
         if not self.outstanding:
@@ -184,7 +189,7 @@ class ClientConnection:
         # All of what was there: asking again would only be told so.
         return count if count == target.nbytes or self.channel.has_more() else 0
 
-    def _take_payload(self, arriving: _Arriving, count: int) -> None:
+    def _take_payload(self, arriving: _ArrivingAnswer, count: int) -> None:
         if not arriving.targets:
             arriving.waste_bytes -= count
         elif count < arriving.targets[0].nbytes:
@@ -212,7 +217,7 @@ class ClientConnection:
             else:
                 self._on_word(frame, now_s)
 
-    def _on_hello(self, asker: hello.Asker, frame: Frame) -> None:
+    def _on_hello(self, asker: handshake.ClientHandshake, frame: Frame) -> None:
         said = asker.on(frame)
         self._decoder.allowed = asker.expected
         self.peer = asker.peer
@@ -239,20 +244,20 @@ class ClientConnection:
         elif frame.kind == wire.BYE:
             self.is_leaving = True
         else:
-            raise hello.RefusedError(hello.reason_in(frame))
+            raise handshake.RefusedError(handshake.reason_in(frame))
 
     def _moved(self, shelf: bytes, cursor: int, now_s: float) -> None:
         before = self.cursors.get(shelf)
         if before is None or before[0] != cursor:
             self.cursors[shelf] = (cursor, now_s)
 
-    def _pending(self, number: int) -> Pending:
+    def _pending(self, number: int) -> PendingAsk:
         pending = self.outstanding.get(number)
         if pending is None:
             raise WireError(f"an answer to {number}, which was not asked")
         return pending
 
-    def _taken(self, number: int) -> Pending:
+    def _taken(self, number: int) -> PendingAsk:
         pending = self._pending(number)
         del self.outstanding[number]
         self.cost -= pending.cost
@@ -269,7 +274,7 @@ class ClientConnection:
             self._owner.hear(answer.gossip)
         self._moved(pending.ask.shelf, answer.cursor, now_s)
         began_s = pending.asked_s if pending.parked_s is None else now_s
-        arriving = _Arriving(pending, answer, began_s, deque())
+        arriving = _ArrivingAnswer(pending, answer, began_s, deque())
         self._arriving, self._arriving_number = arriving, frame.number
         if pending.is_finished:
             arriving.waste_bytes = answer.payload_bytes
@@ -277,7 +282,7 @@ class ClientConnection:
             arriving.targets = targets_of(pending, answer)
         self._take_along(arriving)
 
-    def _take_along(self, arriving: _Arriving) -> None:
+    def _take_along(self, arriving: _ArrivingAnswer) -> None:
         """Take what of a payload has been read with its head."""
         while arriving.targets:
             count = self._decoder.take(arriving.targets[0])
@@ -293,7 +298,7 @@ class ClientConnection:
         self._arriving = None
         self._arrived(arriving)
 
-    def _arrived(self, arriving: _Arriving) -> None:
+    def _arrived(self, arriving: _ArrivingAnswer) -> None:
         pending, answer = self._taken(self._arriving_number), arriving.answer
         seconds = time.monotonic() - arriving.began_s
         self._owner.answered(pending, answer.payload_bytes, seconds)
@@ -311,7 +316,7 @@ class ClientConnection:
         )
 
 
-def targets_of(pending: Pending, answer: AnswerFrame) -> deque[memoryview]:
+def targets_of(pending: PendingAsk, answer: AnswerFrame) -> deque[memoryview]:
     """Return where the bytes of an answer go: neighbours in one, gaps where ranges are absent."""
     if 0 not in answer.is_here:
         return deque([pending.into[: answer.payload_bytes]] if answer.payload_bytes else [])

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PeerError
-from penstock.peers import hello, wire
+from penstock.peers import handshake, wire
 from penstock.peers.base import Address, Gossip
 from penstock.peers.channel import Channel, TlsChannel, socket_address, tuned
 from penstock.peers.client_connection import ClientConnection, LostError
 from penstock.peers.guard import guarded
-from penstock.peers.pending import Pending
+from penstock.peers.pending import PendingAsk
 
 SILENCE_S = 2.0
 """A peer that says nothing for so long, while something is due from it, is lost."""
@@ -49,10 +49,10 @@ class Identity:
     tls: ssl.SSLContext | None
 
 
-class Watcher(Protocol):
+class LinkWatcher(Protocol):
     """The selector's side of a link."""
 
-    def watch(self, connection: ClientConnection, link: Link) -> None:
+    def watch(self, connection: ClientConnection, link: PeerLink) -> None:
         """Wait for what the connection wants to wait for."""
         ...
 
@@ -61,16 +61,16 @@ class Watcher(Protocol):
         ...
 
 
-class Link:
+class PeerLink:
     """All that has to do with one peer."""
 
-    def __init__(self, peer: str, identity: Identity, watcher: Watcher) -> None:
+    def __init__(self, peer: str, identity: Identity, watcher: LinkWatcher) -> None:
         self.peer = peer
         self.num_bytes = self.num_requests = self.num_failed = self.num_parked = 0
         self.seconds = 0.0
         self._identity = identity
         self._watcher = watcher
-        self._waiting: deque[Pending] = deque()
+        self._waiting: deque[PendingAsk] = deque()
         self._connection: ClientConnection | None = None
         self._attempts: list[ClientConnection] = []
         self._leaving: list[ClientConnection] = []
@@ -98,7 +98,7 @@ class Link:
         """Take gossip."""
         guarded(None, self._identity.gossip.hear, self.peer, data)
 
-    def answered(self, pending: Pending, num_bytes: int, seconds: float) -> None:
+    def answered(self, pending: PendingAsk, num_bytes: int, seconds: float) -> None:
         """Count an answer."""
         self.num_bytes += num_bytes
         self.num_requests += 1
@@ -106,7 +106,7 @@ class Link:
         self.num_parked += pending.parked_s is not None
         guarded(None, self._identity.gossip.reached, self.peer)
 
-    def submit(self, pending: Pending, addresses: Sequence[Address], now_s: float) -> None:
+    def submit(self, pending: PendingAsk, addresses: Sequence[Address], now_s: float) -> None:
         """Ask, as soon as there is a connection with room."""
         self._waiting.append(pending)
         if self._connection is not None:
@@ -164,11 +164,11 @@ class Link:
         except BaseException:
             sock.close()
             raise
-        asker = hello.Asker(
+        asker = handshake.ClientHandshake(
             name=identity.name,
             run_id=identity.run_id,
             secret=identity.secret,
-            nonce=os.urandom(hello.NONCE_BYTES),
+            nonce=os.urandom(handshake.NONCE_BYTES),
         )
         return ClientConnection(channel, address, asker, self, now_s)
 
@@ -241,7 +241,7 @@ class Link:
         self._waiting.clear()
         self._finish(due, kind, text)
 
-    def _finish(self, due: list[Pending], kind: str, text: str) -> None:
+    def _finish(self, due: list[PendingAsk], kind: str, text: str) -> None:
         guarded(None, self._identity.gossip.silent, self.peer, kind)
         self.num_failed += len(due)
         for pending in due:
@@ -318,7 +318,7 @@ class Link:
 
 def kind_of(error: Exception, *, is_ready: bool) -> str:
     """Return which kind of failure an error of a connection is."""
-    if isinstance(error, hello.RefusedError):
+    if isinstance(error, handshake.RefusedError):
         return "refused"
     if isinstance(error, ssl.SSLError):
         return "broken" if is_ready else "refused"
@@ -329,7 +329,7 @@ def kind_of(error: Exception, *, is_ready: bool) -> str:
     return "broken"
 
 
-def _is_stuck(pending: Pending, connection: ClientConnection, now_s: float) -> bool:
+def _is_stuck(pending: PendingAsk, connection: ClientConnection, now_s: float) -> bool:
     if pending.parked_s is None or pending.is_finished or pending.ask is None:
         return False
     _, moved_s = connection.cursors.get(pending.ask.shelf, (0, 0.0))

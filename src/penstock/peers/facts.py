@@ -40,7 +40,7 @@ _Port = Annotated[int, Meta(ge=0, le=65535)]
 _Addresses = Annotated[tuple[tuple[_Text, _Port], ...], Meta(max_length=ADDRESSES_MAX)]
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class MemberReport(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """One node's last word on another. On itself: "I am here", which refutes nothing by itself."""
 
     reporter: _Number
@@ -57,7 +57,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """True: it does not answer. False: it does again."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class NodeRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Where a node is, as it says itself."""
 
     node: _Number
@@ -68,7 +68,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=1):
     host: _Text
 
 
-Fact = Report | Record
+Fact = MemberReport | NodeRecord
 
 _decoder = msgspec.msgpack.Decoder(list[Fact])
 _encoder = msgspec.msgpack.Encoder()
@@ -92,19 +92,19 @@ _Author = tuple[int, int]
 """A node and one of its voices."""
 
 
-class Facts:
+class MembershipFacts:
     """All that is known, beginning with the list of members that everybody has."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[NodeRecord]) -> None:
         self._records = list(records)
-        self._reports: dict[int, dict[_Author, Report]] = {}
+        self._reports: dict[int, dict[_Author, MemberReport]] = {}
         # What is carried, by author and subject, the latest change last.
         self._carried: dict[tuple[_Author, int], bytes] = {}
         self._carried_bytes = 0
         self._message: bytes | None = None
         self._turn = 0
 
-    def record(self, node: int) -> Record:
+    def record(self, node: int) -> NodeRecord:
         """Return the newest record of a node."""
         return self._records[node]
 
@@ -131,13 +131,13 @@ class Facts:
 
     def put(self, fact: Fact) -> bool:
         """Take a fact in; return whether anything changed."""
-        return self._put_record(fact) if isinstance(fact, Record) else self._put_report(fact)
+        return self._put_record(fact) if isinstance(fact, NodeRecord) else self._put_report(fact)
 
     def carry_record(self, node: int) -> None:
         """Tell everybody where a node is, though the list of members may say so."""
         self._carry(((node, -1), node), self._records[node])
 
-    def _put_record(self, record: Record) -> bool:
+    def _put_record(self, record: NodeRecord) -> bool:
         node = record.node
         if node >= len(self._records) or record.name != self._records[node].name:
             return False
@@ -148,7 +148,7 @@ class Facts:
         self.carry_record(node)
         return True
 
-    def _put_report(self, report: Report) -> bool:
+    def _put_report(self, report: MemberReport) -> bool:
         if max(report.reporter, report.peer) >= len(self._records):
             return False
         author = (report.reporter, report.voice)
@@ -199,7 +199,7 @@ class Facts:
         return latest + others
 
 
-def _age(report: Report) -> tuple[int, int, int, bool]:
+def _age(report: MemberReport) -> tuple[int, int, int, bool]:
     return report.life, report.sequence, report.incarnation, report.stands
 
 

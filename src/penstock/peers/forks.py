@@ -11,7 +11,7 @@ import weakref
 from typing import Protocol
 
 
-class Closes(Protocol):
+class ClosedAfterFork(Protocol):
     """Something that has sockets."""
 
     def close_after_fork(self) -> None:
@@ -19,10 +19,10 @@ class Closes(Protocol):
         ...
 
 
-_open: weakref.WeakSet[Closes] = weakref.WeakSet()
+_open: weakref.WeakSet[ClosedAfterFork] = weakref.WeakSet()
 
 
-def close_in_children(thing: Closes) -> None:
+def close_in_children(thing: ClosedAfterFork) -> None:
     """Have the sockets of something closed in every child forked from now on."""
     _open.add(thing)
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from penstock.peers.seldom import Seldom
+from penstock.peers.rate_limited_log import RateLimitedLog
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_seldom = Seldom(logging.getLogger("penstock.peers"))
+_limited_log = RateLimitedLog(logging.getLogger("penstock.peers"))
 
 
 def guarded(otherwise: T, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -20,5 +20,7 @@ def guarded(otherwise: T, function: Callable[P, T], *args: P.args, **kwargs: P.k
         return function(*args, **kwargs)
     except Exception as error:
         name = getattr(function, "__qualname__", type(function).__name__)
-        _seldom.warning(f"{name} failed; the peers' thread that called it goes on", error=error)
+        _limited_log.warning(
+            f"{name} failed; the peers' thread that called it goes on", error=error
+        )
         return otherwise

@@ -34,21 +34,21 @@ import msgspec
 from penstock.clock import Clock, SystemClock
 from penstock.errors import PeerError
 from penstock.peers.base import SHELF_BYTES
-from penstock.peers.local_words import (
-    Done,
-    Heard,
-    Keep,
-    Look,
-    Open,
-    Opened,
-    Progress,
-    Refused,
-    Register,
+from penstock.peers.node_messages import (
+    Acknowledged,
+    GossipHeard,
+    KeepTiers,
+    ListedRun,
+    ListRuns,
+    NodeMessage,
+    OpenTiers,
+    RegisterRun,
+    ReportProgress,
+    RequestRefused,
     RunMember,
-    Seen,
-    SeenRun,
+    RunsListed,
+    TiersOpened,
     WishedTier,
-    Word,
     packed,
     receive_answered,
     user_of,
@@ -65,11 +65,11 @@ from penstock.storage.process_wait import ProcessWait
 
 __all__ = [
     "LocalNode",
-    "Opened",
+    "TiersOpened",
     "RunFile",
     "RunMember",
-    "Seen",
-    "SeenRun",
+    "RunsListed",
+    "ListedRun",
     "WishedTier",
     "node_sockets",
     "read_run_files",
@@ -91,7 +91,7 @@ _PROGRESS_S_MAX = 2.0
 _AGAIN_AFTER_S = 5.0
 """Between two looks whether a service that went away is back."""
 
-_T = TypeVar("_T", bound=Word)
+_T = TypeVar("_T", bound=NodeMessage)
 
 _log = logging.getLogger("penstock.peers")
 
@@ -127,8 +127,8 @@ class LocalNode:
         self._mutex = threading.Lock()
         self._connection: socket.socket | None = connection
         self._again_at_s = 0.0
-        self._opened: list[Open] = []
-        self._kept: list[Word] = []
+        self._opened: list[OpenTiers] = []
+        self._kept: list[NodeMessage] = []
         """What is said again to a service that was started anew."""
         _nodes.add(self)
 
@@ -174,13 +174,13 @@ class LocalNode:
         size_bytes: int,
         wishes: Sequence[WishedTier] = (),
         about: Mapping[str, str] | None = None,
-    ) -> Opened:
+    ) -> TiersOpened:
         """Return which tiers to open, with `open_tiers(opened.wishes, …)`.
 
         Raises `PeerError`, kind "refused", where the service will not have this user or this
         data set; then the job is better off with tiers of its own.
         """
-        word = Open(
+        word = OpenTiers(
             dataset=dataset,
             num_units=num_units,
             size_bytes=size_bytes,
@@ -188,14 +188,14 @@ class LocalNode:
             # Only for people; the URIs of a large mixture may be longer than the service takes.
             about={name: text[:TEXT_CHARACTERS_MAX] for name, text in (about or {}).items()},
         )
-        answer = self._answer(word, Opened)
+        answer = self._answer(word, TiersOpened)
         with self._mutex:
             self._opened.append(msgspec.structs.replace(word, is_again=True))
         return answer
 
     def keep(self, dataset: str) -> None:
         """Let the service keep tiers that are open by now, also when this process is gone."""
-        self._kept_word(Keep(dataset=dataset))
+        self._kept_word(KeepTiers(dataset=dataset))
 
     def register(
         self,
@@ -207,7 +207,7 @@ class LocalNode:
         members: Sequence[RunMember] = (),
     ) -> None:
         """Let the service serve tiers that are open by now to the members of a run."""
-        word = Register(
+        word = RegisterRun(
             run_id=run_id,
             secret=secret,
             shelf=shelf or shelf_name(secret, dataset),
@@ -216,8 +216,8 @@ class LocalNode:
         )
         self._kept_word(word)
 
-    def _kept_word(self, word: Word) -> None:
-        self._answer(word, Done)
+    def _kept_word(self, word: NodeMessage) -> None:
+        self._answer(word, Acknowledged)
         with self._mutex:
             self._kept.append(word)
 
@@ -229,25 +229,25 @@ class LocalNode:
         Never raises: while the service is away there is nothing to hear. It may wait for some
         seconds then, so it belongs into a thread that does not deliver batches.
         """
-        word = Progress(run_id=run_id, status=status, said=said)
+        word = ReportProgress(run_id=run_id, status=status, said=said)
         with self._mutex:
             if self._connection is None and not self._is_back():
                 return ()
             with contextlib.suppress(OSError, PeerError):
-                return self._exchanged(word, Heard, _PROGRESS_S_MAX).gossip
+                return self._exchanged(word, GossipHeard, _PROGRESS_S_MAX).gossip
             return ()
 
-    def look(self) -> Seen:
+    def look(self) -> RunsListed:
         """Return what the service tells of itself and of this user's runs."""
-        return self._answer(Look(), Seen)
+        return self._answer(ListRuns(), RunsListed)
 
     # -- one question at a time -----------------------------------------------------------------
 
-    def _answer(self, word: Word, kind: type[_T]) -> _T:
+    def _answer(self, word: NodeMessage, kind: type[_T]) -> _T:
         with self._mutex:
             return self._exchanged(word, kind, _ANSWER_S_MAX)
 
-    def _exchanged(self, word: Word, kind: type[_T], timeout_s: float) -> _T:
+    def _exchanged(self, word: NodeMessage, kind: type[_T], timeout_s: float) -> _T:
         """Say a word and return its answer; whoever calls holds the mutex."""
         if self._connection is None:
             raise PeerError(f"the node service at {self.path} has gone away", kind="lost")
@@ -261,7 +261,7 @@ class LocalNode:
             raise PeerError(
                 f"the node service at {self.path} did not answer ({error})", kind="lost"
             ) from error
-        if isinstance(answer, Refused):
+        if isinstance(answer, RequestRefused):
             raise PeerError(answer.message, kind="refused")
         if not isinstance(answer, kind):
             self._drop()
@@ -283,9 +283,9 @@ class LocalNode:
             return False
         try:
             for opened in self._opened:
-                self._exchanged(opened, Opened, _PROGRESS_S_MAX)
+                self._exchanged(opened, TiersOpened, _PROGRESS_S_MAX)
             for word in self._kept:
-                self._exchanged(word, Done, _PROGRESS_S_MAX)
+                self._exchanged(word, Acknowledged, _PROGRESS_S_MAX)
         except PeerError as error:
             _log.warning("the node service at %s is back but does not help: %s", self.path, error)
             self._drop()

@@ -24,9 +24,9 @@ from typing import TypeVar
 import msgspec
 
 from penstock.errors import RendezvousError
-from penstock.peers.facts import Record
+from penstock.peers.facts import NodeRecord
 from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
-from penstock.peers.rendezvous import Patience, Rendezvous, wait_for
+from penstock.peers.rendezvous import PollSchedule, Rendezvous, wait_for
 from penstock.peers.runs import is_in_sight, is_running, process_mark
 from penstock.units import show_seconds
 
@@ -44,7 +44,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     num_local_ranks: int
     num_ranks: int
-    record: Record
+    record: NodeRecord
     digest: dict[str, str]
     process: str
 
@@ -67,7 +67,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.msgpack.Decoder(Roster)
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _RosterPointer(msgspec.Struct, frozen=True):
     """Where the other ranks of a node find the roster."""
 
     process: str
@@ -83,7 +83,7 @@ class Meeting:
         self._place = place
         self._key = key
         self._num_ranks = num_ranks
-        self._patience = Patience(timeout_s)
+        self._patience = PollSchedule(timeout_s)
         self._is_once = is_once
         self._roster = ""
         """The name under which the final roster lies."""
@@ -132,7 +132,7 @@ class Meeting:
     def find(self, first_rank: int) -> Roster:
         """Learn what the node's first rank has learnt; for all other ranks of a node."""
         while True:
-            found = _decoded(self._wait(f"node/{first_rank}"), _Found)
+            found = _decoded(self._wait(f"node/{first_rank}"), _RosterPointer)
             if found is not None and self._is_of_now(found.process):
                 roster = self._wait(f"roster/{found.roster}")
                 return msgspec.msgpack.decode(roster, type=Roster)
@@ -197,7 +197,7 @@ class Meeting:
 
     def _tell_node(self, rank: int, hello: Hello, name: str) -> None:
         if hello.num_local_ranks > 1:
-            found = _Found(process=hello.process, roster=name)
+            found = _RosterPointer(process=hello.process, roster=name)
             self._put(f"node/{rank}", msgspec.msgpack.encode(found))
 
     def _put(self, key: str, value: bytes) -> None:
@@ -251,7 +251,7 @@ def _decoded(data: bytes, kind: type[T]) -> T | None:
 
 
 def new_hello(
-    *, rank: int, num_local_ranks: int, num_ranks: int, record: Record, digest: dict[str, str]
+    *, rank: int, num_local_ranks: int, num_ranks: int, record: NodeRecord, digest: dict[str, str]
 ) -> Hello:
     """Return a hello with a number of its own."""
     return Hello(

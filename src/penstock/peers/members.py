@@ -30,9 +30,9 @@ from penstock.peers.facts import (
     NUMBER_MAX,
     TEXT_MAX,
     Fact,
-    Facts,
-    Record,
-    Report,
+    MemberReport,
+    MembershipFacts,
+    NodeRecord,
     decoded,
 )
 from penstock.units import show_seconds
@@ -117,7 +117,7 @@ class Members:
         assert len(self._numbers) == len(members), "two members of one name"
         self._me = self._numbers[me]
         self._voice = voice
-        self._facts = Facts([record_of(member) for member in self._members])
+        self._facts = MembershipFacts([record_of(member) for member in self._members])
         self._peers = [_Peer() for _ in self._members]
         self._suspected: set[int] = set()
         self._sequence = 0
@@ -239,7 +239,7 @@ class Members:
     # -- how it is decided --------------------------------------------------------------------
 
     def _take(self, fact: Fact, at_s: float) -> bool:
-        if isinstance(fact, Record):
+        if isinstance(fact, NodeRecord):
             return self._take_record(fact, at_s)
         mine = self._facts.record(self._me)
         if (fact.reporter, fact.voice) == (self._me, self._voice):
@@ -258,7 +258,7 @@ class Members:
             state.retry_at_s = min(state.retry_at_s, at_s)
         return True
 
-    def _take_record(self, record: Record, at_s: float) -> bool:
+    def _take_record(self, record: NodeRecord, at_s: float) -> bool:
         if not self._facts.put(record):
             return False
         self._members[record.node] = member_of(record)
@@ -272,7 +272,7 @@ class Members:
 
     def _report(self, node: int, *, stands: bool) -> None:
         self._sequence += 1
-        report = Report(
+        report = MemberReport(
             reporter=self._me,
             voice=self._voice,
             life=self._facts.record(self._me).incarnation,
@@ -347,9 +347,9 @@ def _wait_s(peer: _Peer, at_s: float) -> float:
     return min(most_s, max(doubled_s, _SHARE_OF_SILENCE * (at_s - peer.silent_at_s)))
 
 
-def record_of(member: Member) -> Record:
+def record_of(member: Member) -> NodeRecord:
     """Return a member as it is told to others."""
-    return Record(
+    return NodeRecord(
         node=member.node,
         name=member.name,
         addresses=tuple((address.host, address.port) for address in member.addresses),
@@ -359,7 +359,7 @@ def record_of(member: Member) -> Record:
     )
 
 
-def member_of(record: Record) -> Member:
+def member_of(record: NodeRecord) -> Member:
     """Return a member that was told."""
     return Member(
         node=record.node,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.peers.base import ABSENT, Shelf
-from penstock.peers.requests import Request
+from penstock.peers.requests import PeerRequest
 from penstock.peers.wire import Ints
 
 
@@ -20,7 +20,7 @@ class Parking:
     """The parked requests of one shelf."""
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self._requests: list[PeerRequest] = []
         # One row a request that was there at the last look; those that came since follow.
         self._rows: Ints = np.empty((0, 5), np.int64)
         self._deadlines_s = np.empty(0)
@@ -28,23 +28,23 @@ class Parking:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[PeerRequest]:
         return iter(self._requests)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: PeerRequest) -> None:
         """Let a request wait."""
         self._requests.append(request)
 
-    def take_all(self) -> list[Request]:
+    def take_all(self) -> list[PeerRequest]:
         """Take out all requests."""
         return self._take(np.ones(len(self._requests), np.bool_))
 
-    def take_due(self, shelf: Shelf, now_s: float) -> list[Request]:
+    def take_due(self, shelf: Shelf, now_s: float) -> list[PeerRequest]:
         """Take out the requests that may have all they need, or whose time is over."""
         self._note_new()
         return self._take((shelf.lookup(self._rows).places > ABSENT) | (self._deadlines_s <= now_s))
 
-    def take_of(self, connection: object) -> list[Request]:
+    def take_of(self, connection: object) -> list[PeerRequest]:
         """Take out the requests of a connection."""
         return self._take(np.array([r.connection is connection for r in self._requests], np.bool_))
 
@@ -56,7 +56,7 @@ class Parking:
             deadlines_s = [request.deadline_s for request in new]
             self._deadlines_s = np.concatenate((self._deadlines_s, deadlines_s))
 
-    def _take(self, is_due: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Request]:
+    def _take(self, is_due: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[PeerRequest]:
         if not is_due.any():
             return []
         self._note_new()

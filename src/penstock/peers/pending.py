@@ -14,7 +14,7 @@ Result = Answer | dict[str, Any] | PeerError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Pending:
+class PendingAsk:
     """An ask, or a question about a node; it is finished exactly once."""
 
     ask: Ask | None

@@ -45,7 +45,7 @@ class Rendezvous(Protocol):
         ...
 
 
-class Patience:
+class PollSchedule:
     """Looks that become rarer, until a deadline."""
 
     def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
@@ -74,7 +74,7 @@ class Patience:
         self._wait_s = _WAIT_S
 
 
-def wait_for(rendezvous: Rendezvous, key: str, patience: Patience) -> bytes | None:
+def wait_for(rendezvous: Rendezvous, key: str, patience: PollSchedule) -> bytes | None:
     """Return a value, looking for it again and again; None when it does not come in time."""
     while True:
         value = rendezvous.try_get(key)
@@ -117,7 +117,7 @@ class StoreRendezvous:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Look for an object until it is there."""
-        value = wait_for(self, key, Patience(timeout_s))
+        value = wait_for(self, key, PollSchedule(timeout_s))
         if value is None:
             raise RendezvousError(
                 f"nobody put {self._store.uri}{key} within {show_seconds(timeout_s)}; start all "

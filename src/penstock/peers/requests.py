@@ -1,8 +1,8 @@
 """What a server has been asked for, and what is left to send of it.
 
 A request is *parked* while units of it are absent and may still come, *settling* while units that
-an earlier run left are checked, and otherwise turned into an `Outgoing`: a head and segments of
-files, neighbours in one.
+an earlier run left are checked, and otherwise turned into an `OutgoingFrame`: a head and segments
+of files, neighbours in one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COST_OF_ONE = 8
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Request:
+class PeerRequest:
     """An ask that has not been answered."""
 
     connection: object
@@ -44,7 +44,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Segment:
+class FileSegment:
     """Bytes of a file that are to be sent."""
 
     file: HeldFile
@@ -53,19 +53,19 @@ class Segment:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Outgoing:
+class OutgoingFrame:
     """A frame on its way out."""
 
     head: memoryview
-    segments: deque[Segment] = field(default_factory=deque)
-    request: Request | None = None
+    segments: deque[FileSegment] = field(default_factory=deque)
+    request: PeerRequest | None = None
     """What it answers."""
     shelf: Shelf | None = None
     size_bytes: int = 0
     """Of its segments, all together."""
 
 
-def segments_of(ranges: Ints, found: Lookup) -> deque[Segment]:
+def segments_of(ranges: Ints, found: Lookup) -> deque[FileSegment]:
     """Return where the bytes of the ranges that are here lie, in order, neighbours in one."""
     if len(ranges) <= FEW:
         return _segments_of_few(ranges, found)
@@ -83,11 +83,13 @@ def segments_of(ranges: Ints, found: Lookup) -> deque[Segment]:
             lengths = np.add.reduceat(lengths, firsts)
             places, offsets = places[firsts], offsets[firsts]
     columns = zip(places.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
-    return deque(Segment(found.files[place], offset, length) for place, offset, length in columns)
+    return deque(
+        FileSegment(found.files[place], offset, length) for place, offset, length in columns
+    )
 
 
-def _segments_of_few(ranges: Ints, found: Lookup) -> deque[Segment]:
-    segments: deque[Segment] = deque()
+def _segments_of_few(ranges: Ints, found: Lookup) -> deque[FileSegment]:
+    segments: deque[FileSegment] = deque()
     last, last_place, end = None, ABSENT, -1
     for row, place in zip(ranges.tolist(), found.places.tolist(), strict=True):
         length = row[LENGTH]
@@ -97,7 +99,7 @@ def _segments_of_few(ranges: Ints, found: Lookup) -> deque[Segment]:
         if last is not None and place == last_place and offset == end:
             last.length += length
         else:
-            last, last_place = Segment(found.files[place], offset, length), place
+            last, last_place = FileSegment(found.files[place], offset, length), place
             segments.append(last)
         end = offset + length
     return segments

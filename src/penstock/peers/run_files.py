@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.peers.keys import RUN_BYTES, SECRET_BYTES, shown
-from penstock.peers.local_words import RunMember, SeenRun
+from penstock.peers.node_messages import ListedRun, RunMember
 from penstock.peers.runs import is_in_sight, is_of_this_boot, is_running, process_mark
 
 FORMAT = 1
@@ -53,9 +53,9 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     @property
-    def run(self) -> SeenRun:
+    def run(self) -> ListedRun:
         """What it tells."""
-        return SeenRun(
+        return ListedRun(
             run_id=bytes.fromhex(self.run_id),
             secret=bytes.fromhex(self.secret),
             members=self.members,

@@ -25,10 +25,10 @@ from typing import Any
 from penstock.errors import PeerError
 from penstock.peers.base import Address, Gossip, NoGossip, Shelves
 from penstock.peers.channel import listening_at
-from penstock.peers.desk import Counts, Serving, Settler
 from penstock.peers.forks import close_in_children
-from penstock.peers.hello import check_name
-from penstock.peers.server_loop import Loop
+from penstock.peers.handshake import check_name
+from penstock.peers.request_router import LeftoverChecker, ServerCounts, ServerState
+from penstock.peers.server_loop import ServerLoop
 
 NUM_LOOPS = 2
 BACKLOG = 1024
@@ -38,7 +38,7 @@ _END_S = 10.0
 _log = logging.getLogger("penstock.peers")
 
 
-class Server:
+class PeerServer:
     """Serves shelves to the members of the runs whose secrets it is given."""
 
     def __init__(
@@ -61,16 +61,16 @@ class Server:
         self.name = name
         self._bind = tuple(bind)
         self._tls = tls
-        self._serving = Serving(
+        self._serving = ServerState(
             name=name,
             shelves=shelves,
             secrets=secrets,
             gossip=gossip if callable(gossip) else _always(gossip or NoGossip()),
             status=status,
             may_read=may_read,
-            settler=Settler(),
+            settler=LeftoverChecker(),
         )
-        self._loops: list[Loop] = []
+        self._loops: list[ServerLoop] = []
         self.addresses: tuple[Address, ...] = ()
         """Where the server listens, once it is started."""
         self._pid = 0
@@ -95,7 +95,7 @@ class Server:
         def deal(sock: socket.socket) -> None:
             self._loops[next(turns) % NUM_LOOPS].adopt(sock)
 
-        self._loops = [Loop(self._serving, self._tls, deal) for _ in range(NUM_LOOPS)]
+        self._loops = [ServerLoop(self._serving, self._tls, deal) for _ in range(NUM_LOOPS)]
         close_in_children(self)
         for number, loop in enumerate(self._loops):
             loop.start(listeners if number == 0 else [])
@@ -123,9 +123,9 @@ class Server:
 
     def counts(self) -> dict[str, int]:
         """Return what has been done so far, and how many connections and parked requests are."""
-        total = Counts()
+        total = ServerCounts()
         for loop in self._loops:
-            total.add(loop.desk.counts)
+            total.add(loop.router.counts)
         return {
             **asdict(total),
             "connections": sum(loop.num_connections for loop in self._loops),
@@ -136,7 +136,7 @@ class Server:
         """Return how many bytes of each shelf have been asked for and served."""
         total: dict[bytes, int] = {}
         for loop in self._loops:
-            for shelf, count in list(loop.desk.bytes_by_shelf.items()):
+            for shelf, count in list(loop.router.bytes_by_shelf.items()):
                 total[shelf] = total.get(shelf, 0) + count
         return total
 

@@ -13,11 +13,11 @@ import selectors
 from collections import deque
 from typing import Protocol
 
-from penstock.peers import hello, wire
+from penstock.peers import handshake, wire
 from penstock.peers.base import HeldFile
 from penstock.peers.channel import Channel
-from penstock.peers.desk import Desk, Serving
-from penstock.peers.requests import Outgoing, Request
+from penstock.peers.request_router import RequestRouter, ServerState
+from penstock.peers.requests import OutgoingFrame, PeerRequest
 from penstock.peers.wire import Decoder
 
 TURN_BYTES = 2**20
@@ -29,7 +29,7 @@ COST_MAX = 2**18
 """Of the unanswered requests of one connection: about as many ranges."""
 
 
-class Room(Protocol):
+class ConnectionBounds(Protocol):
     """What is left of the bounds that all connections of a loop share."""
 
     def has_room(self) -> bool:
@@ -49,7 +49,12 @@ class ServerConnection:
     """A connection that was accepted."""
 
     def __init__(
-        self, channel: Channel, serving: Serving, desk: Desk, room: Room, now_s: float
+        self,
+        channel: Channel,
+        serving: ServerState,
+        router: RequestRouter,
+        bounds: ConnectionBounds,
+        now_s: float,
     ) -> None:
         self.channel = channel
         self.began_s = self.moved_s = now_s
@@ -61,20 +66,20 @@ class ServerConnection:
         self.cost = 0
         self.is_held_up = False
         """Whether frames that have been read wait for room."""
-        self._hello: hello.Server | None = hello.Server(
-            name=serving.name, secrets=serving.secrets, nonce=os.urandom(hello.NONCE_BYTES)
+        self._hello: handshake.ServerHandshake | None = handshake.ServerHandshake(
+            name=serving.name, secrets=serving.secrets, nonce=os.urandom(handshake.NONCE_BYTES)
         )
         self._is_shaken = not channel.has_handshake
         self._decoder = Decoder(self._hello.expected)
         self._hello_bytes = 0
-        self._desk, self._room = desk, room
+        self._router, self._bounds = router, bounds
         self._served = serving.shelves.served
-        self._out: deque[Outgoing] = deque()
+        self._out: deque[OutgoingFrame] = deque()
 
     @property
     def is_full(self) -> bool:
         """Return whether no more is taken in for now."""
-        return self.cost >= COST_MAX or not self._room.has_room()
+        return self.cost >= COST_MAX or not self._bounds.has_room()
 
     @property
     def has_output(self) -> bool:
@@ -109,8 +114,8 @@ class ServerConnection:
                 raise GoneError("left without a proof" if self.is_challenged else "")
             if self._hello is not None:
                 self._hello_bytes += count
-                if self._hello_bytes > hello.BYTES_MAX:
-                    raise wire.WireError(f"more than {hello.BYTES_MAX} bytes before a proof")
+                if self._hello_bytes > handshake.BYTES_MAX:
+                    raise wire.WireError(f"more than {handshake.BYTES_MAX} bytes before a proof")
             self._decoder.feed(scratch[:count])
             self.take_in(now_s)
             if count < scratch.nbytes and not self.channel.has_more():
@@ -126,26 +131,26 @@ class ServerConnection:
             if self._hello is not None:
                 self._on_hello(self._hello, frame)
             elif frame.kind == wire.ASK:
-                request = self._desk.asked(self, frame, now_s)
+                request = self._router.asked(self, frame, now_s)
                 self.cost += request.cost
-                self._room.took(request.cost)
-                self._desk.look(request, self, now_s)
+                self._bounds.took(request.cost)
+                self._router.look(request, self, now_s)
             elif frame.kind == wire.STATUS_ASK:
-                self._desk.status_asked(self, frame)
+                self._router.status_asked(self, frame)
             else:
                 raise GoneError("")
         self.is_held_up = True
 
-    def _on_hello(self, machine: hello.Server, frame: wire.Frame) -> None:
+    def _on_hello(self, machine: handshake.ServerHandshake, frame: wire.Frame) -> None:
         said = machine.on(frame)
         self._decoder.allowed = machine.expected
-        self.put(Outgoing(head=memoryview(said)))
+        self.put(OutgoingFrame(head=memoryview(said)))
         self.peer = machine.peer
         if machine.is_done:
             self._hello, self.is_known, self.run_id = None, True, machine.run_id
             self._decoder.allowed = wire.FROM_ASKERS
 
-    def put(self, outgoing: Outgoing) -> None:
+    def put(self, outgoing: OutgoingFrame) -> None:
         """Send a frame after those that wait."""
         for segment in outgoing.segments:
             if segment.file.is_disk:
@@ -153,10 +158,10 @@ class ServerConnection:
                 _ask_ahead(segment.file, segment.offset, segment.length)
         self._out.append(outgoing)
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: PeerRequest) -> None:
         """Take a request off the bounds."""
         self.cost -= request.cost
-        self._room.took(-request.cost)
+        self._bounds.took(-request.cost)
 
     def flush(self, now_s: float) -> None:
         """Send a turn's bytes, or as much as fits."""
@@ -208,7 +213,7 @@ class ServerConnection:
                 return
             self._sent(first)
 
-    def _sent(self, first: Outgoing) -> None:
+    def _sent(self, first: OutgoingFrame) -> None:
         self._out.popleft()
         request = first.request
         if request is not None:
@@ -216,7 +221,7 @@ class ServerConnection:
             if self._served is not None:
                 self._served(self.peer, request.asked_ns, first.size_bytes, len(request.ranges))
 
-    def _send(self, first: Outgoing, limit_bytes: int) -> int | None:
+    def _send(self, first: OutgoingFrame, limit_bytes: int) -> int | None:
         """Send some of a frame, and take it off when it is done."""
         if first.head:
             sent = self.channel.send(first.head, more=bool(first.segments))
@@ -233,7 +238,7 @@ class ServerConnection:
             self._sent(first)
         return sent
 
-    def _send_segment(self, first: Outgoing, limit_bytes: int) -> int | None:
+    def _send_segment(self, first: OutgoingFrame, limit_bytes: int) -> int | None:
         segment = first.segments[0]
         try:
             sent = self.channel.send_file(
@@ -254,7 +259,7 @@ class ServerConnection:
             first.segments.popleft()
         return sent
 
-    def _spoil(self, outgoing: Outgoing) -> None:
+    def _spoil(self, outgoing: OutgoingFrame) -> None:
         """Let nobody be promised again what could not be read."""
         if outgoing.request is None or outgoing.shelf is None:
             return
@@ -268,12 +273,12 @@ class ServerConnection:
     def close(self) -> None:
         """Hang up; what was unanswered is off the bounds."""
         self.channel.close()
-        self._room.took(-self.cost)
+        self._bounds.took(-self.cost)
         self.cost = 0
         self._out.clear()
 
 
-def _gathered(out: deque[Outgoing], limit_bytes: int) -> list[memoryview]:
+def _gathered(out: deque[OutgoingFrame], limit_bytes: int) -> list[memoryview]:
     buffers: list[memoryview] = []
     for outgoing in out:
         if outgoing.head:

@@ -1,4 +1,4 @@
-"""One thread of a server: a selector, its connections, and a desk.
+"""One thread of a server: a selector, its connections, and a router.
 
 The first loop also accepts; connections are dealt out to all loops. Between two looks at the
 sockets the loop looks after what has no socket: requests that are parked, beats that are due,
@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from penstock.peers import hello, wire
+from penstock.peers import handshake, wire
 from penstock.peers.addresses import is_over_hardware
 from penstock.peers.channel import Channel, TlsChannel, tuned
-from penstock.peers.desk import Desk, Serving
-from penstock.peers.requests import Outgoing, Request
-from penstock.peers.seldom import Seldom
+from penstock.peers.rate_limited_log import RateLimitedLog
+from penstock.peers.request_router import RequestRouter, ServerState
+from penstock.peers.requests import OutgoingFrame, PeerRequest
 from penstock.peers.server_connection import READ_BYTES, GoneError, ServerConnection
 
 LOOK_S = 0.002
@@ -50,18 +50,21 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger("penstock.peers")
 
 
-class Loop:
+class ServerLoop:
     """A thread that serves some of a server's connections."""
 
     def __init__(
-        self, serving: Serving, tls: ssl.SSLContext | None, deal: Callable[[socket.socket], None]
+        self,
+        serving: ServerState,
+        tls: ssl.SSLContext | None,
+        deal: Callable[[socket.socket], None],
     ) -> None:
         self._serving = serving
         self._tls = tls
         self._deal = deal
         """Gives an accepted socket to one of the loops."""
-        self.desk = Desk(serving, settled=self._resume_later)
-        self.desk.has_room_to_park = lambda: self._cost < COST_MAX // 2
+        self.router = RequestRouter(serving, settled=self._resume_later)
+        self.router.has_room_to_park = lambda: self._cost < COST_MAX // 2
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -72,7 +75,7 @@ class Loop:
         self._listeners: list[socket.socket] = []
         self._accepts_at_s = 0.0
         self._cost = 0
-        self._seldom = Seldom(_log)
+        self._limited_log = RateLimitedLog(_log)
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._beat_at_s = self._look_at_s = 0.0
         self._leave_at_s: float | None = None
@@ -99,7 +102,7 @@ class Loop:
     @property
     def num_parked(self) -> int:
         """Return how many requests are parked."""
-        return sum(len(parking) for parking in list(self.desk.parked.values()))
+        return sum(len(parking) for parking in list(self.router.parked.values()))
 
     def call(self, action: Callable[[], None]) -> None:
         """Let the loop's thread do something soon."""
@@ -156,7 +159,7 @@ class Loop:
     def _timeout_s(self) -> float:
         if any(not connection.is_full for connection in self._held_up):
             return 0.0
-        if self.desk.parked or self._leave_at_s is not None:
+        if self.router.parked or self._leave_at_s is not None:
             return LOOK_S
         return BEAT_S if self._connections else IDLE_S
 
@@ -176,7 +179,9 @@ class Loop:
                 return
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
-                    self._seldom.warning("no peer can connect for a moment: %s", error.strerror)
+                    self._limited_log.warning(
+                        "no peer can connect for a moment: %s", error.strerror
+                    )
                     for each in self._listeners:
                         self._selector.unregister(each)
                     self._accepts_at_s = now_s + PAUSE_S
@@ -185,7 +190,7 @@ class Loop:
 
     def _begin(self, sock: socket.socket) -> None:
         now_s = time.monotonic()
-        self.desk.counts.accepted += 1
+        self.router.counts.accepted += 1
         try:
             tuned(sock)
             channel = (
@@ -197,16 +202,16 @@ class Loop:
             sock.close()
             return
         if self._leave_at_s is not None or len(self._connections) >= CONNECTIONS_MAX:
-            self.desk.counts.dropped += 1
+            self.router.counts.dropped += 1
             is_leaving = self._leave_at_s is not None
-            code = hello.SAID_LEAVING if is_leaving else hello.SAID_BUSY
+            code = handshake.SAID_LEAVING if is_leaving else handshake.SAID_BUSY
             self._refuse(channel, code)
             channel.close()
             return
-        connection = ServerConnection(channel, self._serving, self.desk, self, now_s)
+        connection = ServerConnection(channel, self._serving, self.router, self, now_s)
         if len(self._strangers) >= STRANGERS_MAX:
             # The oldest: whoever is honest proves itself in a moment.
-            self.desk.counts.dropped += 1
+            self.router.counts.dropped += 1
             self._drop(next(iter(self._strangers)))
         self._strangers[connection] = None
         self._connections[connection] = selectors.EVENT_READ
@@ -215,7 +220,7 @@ class Loop:
 
     def _refuse(self, channel: Channel, code: int) -> None:
         with contextlib.suppress(OSError):
-            channel.send(memoryview(hello.refusal(code)))
+            channel.send(memoryview(handshake.refusal(code)))
 
     def _serve(self, connection: ServerConnection, mask: int, now_s: float) -> None:
         """Let a connection do what it can, and see to it that it is called again."""
@@ -234,17 +239,17 @@ class Loop:
 
     def _failed(self, connection: ServerConnection, error: Exception) -> None:
         name = connection.peer or "somebody"
-        if isinstance(error, hello.RefusedError):
+        if isinstance(error, handshake.RefusedError):
             self._refused(connection, str(error), error.code)
         elif isinstance(error, wire.WireError):
-            self.desk.counts.broken += 1
-            self._seldom.warning("%s was dropped, it makes no sense: %s", name, error)
+            self.router.counts.broken += 1
+            self._limited_log.warning("%s was dropped, it makes no sense: %s", name, error)
         elif isinstance(error, GoneError) and str(error) and not connection.is_known:
             self._refused(connection, str(error), 0)
         elif isinstance(error, ssl.SSLError) and not connection.is_known:
             self._refused(connection, f"does not get through TLS: {error}", 0)
         elif isinstance(error, GoneError) and str(error):
-            self._seldom.warning("the connection of %s was dropped: %s", name, error)
+            self._limited_log.warning("the connection of %s was dropped: %s", name, error)
         elif isinstance(error, GoneError | OSError):
             _log.debug("%s has left: %s", name, error)
         else:
@@ -252,8 +257,8 @@ class Loop:
         self._drop(connection)
 
     def _refused(self, connection: ServerConnection, reason: str, code: int) -> None:
-        self.desk.counts.refused += 1
-        self._seldom.warning("%s was refused: it %s", connection.peer or "somebody", reason)
+        self.router.counts.refused += 1
+        self._limited_log.warning("%s was refused: it %s", connection.peer or "somebody", reason)
         if code:
             self._refuse(connection.channel, code)
 
@@ -279,31 +284,31 @@ class Loop:
         self._strangers.pop(connection, None)
         self._held_up.discard(connection)
         if connection.cost:
-            self.desk.take_of(connection)
+            self.router.take_of(connection)
         connection.close()
 
-    def _resume_later(self, request: Request) -> None:
+    def _resume_later(self, request: PeerRequest) -> None:
         self.call(lambda: self._resume(request))
 
-    def _resume(self, request: Request) -> None:
+    def _resume(self, request: PeerRequest) -> None:
         request.has_settled = True
         self._look_again([request], time.monotonic())
 
-    def _look_again(self, requests: list[Request], now_s: float) -> None:
+    def _look_again(self, requests: list[PeerRequest], now_s: float) -> None:
         touched: dict[ServerConnection, None] = {}
         for request in requests:
             connection = request.connection
             assert isinstance(connection, ServerConnection)
             if connection in self._connections:
-                self.desk.look(request, connection, now_s)
+                self.router.look(request, connection, now_s)
                 touched[connection] = None
         for connection in touched:
             self._serve(connection, selectors.EVENT_WRITE, now_s)
 
     def _look_after(self, now_s: float) -> None:
-        if self.desk.parked and now_s >= self._look_at_s:
+        if self.router.parked and now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
-            self._look_again(self.desk.take_due(now_s), now_s)
+            self._look_again(self.router.take_due(now_s), now_s)
         for connection in [each for each in self._held_up if not each.is_full]:
             self._serve(connection, selectors.EVENT_READ, now_s)
         if now_s >= self._beat_at_s:
@@ -315,26 +320,26 @@ class Loop:
             self._listen()
 
     def _beat(self, now_s: float) -> None:
-        cursors = self.desk.cursors()
+        cursors = self.router.cursors()
         for connection in list(self._connections):
             # Where bytes wait to be sent, they say as much.
             # One that is held up has asked for something that was not even read.
             is_waiting = connection.cost or connection in self._held_up
             if is_waiting and not connection.has_output:
                 head = wire.pack_beat(cursors.get(connection, {}))
-                connection.put(Outgoing(head=memoryview(head)))
+                connection.put(OutgoingFrame(head=memoryview(head)))
                 self._serve(connection, selectors.EVENT_WRITE, now_s)
 
     def _drop_the_slow(self, now_s: float) -> None:
         for connection in list(self._strangers):
-            if now_s - connection.began_s <= hello.HELLO_S_MAX:
+            if now_s - connection.began_s <= handshake.HELLO_S_MAX:
                 break
-            self._refused(connection, "took too long to prove itself", hello.SAID_SLOW)
+            self._refused(connection, "took too long to prove itself", handshake.SAID_SLOW)
             self._drop(connection)
         for connection in list(self._connections):
             if connection.has_output and now_s - connection.moved_s > SEND_S_MAX:
-                self.desk.counts.dropped += 1
-                self._seldom.warning(
+                self.router.counts.dropped += 1
+                self._limited_log.warning(
                     "%s was dropped: it reads nothing", connection.peer or "somebody"
                 )
                 self._drop(connection)
@@ -342,13 +347,13 @@ class Loop:
     def _start_leaving(self, at_s: float) -> None:
         now_s = time.monotonic()
         self._leave_at_s = at_s
-        self.desk.is_leaving = True
+        self.router.is_leaving = True
         self._close_listeners()
         for connection in list(self._strangers):
-            self._refuse(connection.channel, hello.SAID_LEAVING)
+            self._refuse(connection.channel, handshake.SAID_LEAVING)
             self._drop(connection)
         for connection in list(self._connections):
-            connection.put(Outgoing(head=memoryview(wire.framed(wire.BYE))))
+            connection.put(OutgoingFrame(head=memoryview(wire.framed(wire.BYE))))
             self._serve(connection, selectors.EVENT_WRITE, now_s)
 
     def _has_left(self) -> bool:

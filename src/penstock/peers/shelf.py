@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.peers.base import ABSENT, UNCHECKED, Found, HeldFile, Lookup, Shelf
+from penstock.peers.base import ABSENT, UNCHECKED, HeldFile, Lookup, Shelf, UnitLocation
 from penstock.peers.part_sums import with_part_sums
 from penstock.peers.wire import SHELF_BYTES, UNIT, UNIT_LENGTH, UNIT_OFFSET, Ints
 from penstock.storage.tier import Tiers
@@ -58,7 +58,7 @@ class TierShelf(Shelf):
         """Return whether all of some absent units may still come."""
         return self._is_filling() and self._are_at_home(units)
 
-    def find(self, unit: int, unit_offset: int, unit_length: int) -> Found | None:
+    def find(self, unit: int, unit_offset: int, unit_length: int) -> UnitLocation | None:
         """Return where a unit lies, checked; None: not here (yet)."""
         row = np.array([[unit, unit_offset, unit_length, 0, unit_length]], np.int64)
         found = self.lookup(row)
@@ -69,7 +69,7 @@ class TierShelf(Shelf):
         if place < 0:
             return None
         file = found.files[place]
-        return Found(descriptor=file.descriptor, total=int(found.sums[0]), file=file)
+        return UnitLocation(descriptor=file.descriptor, total=int(found.sums[0]), file=file)
 
     def lookup(self, ranges: Ints) -> Lookup:
         """Return where the units of some ranges lie."""

@@ -2,8 +2,8 @@
 
 Counters only grow; whoever wants a rate looks twice. `held_bytes` and `capacity_bytes` are of all
 data sets here. What a run reads from where is known to its ranks only, so it is there as far as
-they have told it: `Reads.num_ranks` says how many did. Bytes between two nodes are counted where
-they arrive: what a node sent is the sum of what the others say they had from it.
+they have told it: `ReadCounts.num_ranks` says how many did. Bytes between two nodes are counted
+where they arrive: what a node sent is the sum of what the others say they had from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
 
 
-class Reads(msgspec.Struct, frozen=True, kw_only=True):
+class ReadCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Where the bytes came from that ranks of this node have used so far."""
 
     tier_bytes: int = 0
@@ -45,8 +45,8 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int = 0
     """How many ranks are counted here."""
 
-    def __add__(self, other: Reads) -> Reads:
-        return Reads(
+    def __add__(self, other: ReadCounts) -> ReadCounts:
+        return ReadCounts(
             tier_bytes=self.tier_bytes + other.tier_bytes,
             peer_bytes=self.peer_bytes + other.peer_bytes,
             store_bytes=self.store_bytes + other.store_bytes,
@@ -73,7 +73,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int = 0
     """How far the node's part is filled, in positions of the global order."""
     is_filling: bool = False
-    reads: Reads = Reads()
+    reads: ReadCounts = ReadCounts()
     links: Annotated[tuple[LinkStatus, ...], Meta(max_length=LINKS_MAX)] = ()
     suspects: _Names = ()
     """Nodes that do not answer this one at the moment."""

@@ -1,8 +1,8 @@
 """The seam below which bytes travel between nodes.
 
-Everything above asks through `Asks` and serves through `Serves`; `TcpTransport` is the one way
-there is. A transport over RDMA would implement the same three: `into` is memory that could be
-registered, a `HeldFile` or its map what is read from, and `done` the completion. Nothing above
+Everything above asks through `AskingSide` and serves through `ServingSide`; `TcpTransport` is the
+one way there is. A transport over RDMA would implement the same three: `into` is memory that could
+be registered, a `HeldFile` or its map what is read from, and `done` the completion. Nothing above
 knows of sockets.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from penstock.errors import PeerError
 from penstock.peers.base import Address, Answer, Ask, Gossip, Shelves
-from penstock.peers.client import Client
-from penstock.peers.server import Server
+from penstock.peers.client import PeerClient
+from penstock.peers.server import PeerServer
 
 
-class Asks(Protocol):
+class AskingSide(Protocol):
     """The side that wants bytes."""
 
     def ask(
@@ -50,7 +50,7 @@ class Asks(Protocol):
         ...
 
 
-class Serves(Protocol):
+class ServingSide(Protocol):
     """The side that has bytes."""
 
     @property
@@ -74,7 +74,7 @@ class Serves(Protocol):
 class Transport(Protocol):
     """A way for bytes between nodes."""
 
-    def client(self, *, name: str, run_id: bytes, secret: bytes, gossip: Gossip) -> Asks:
+    def client(self, *, name: str, run_id: bytes, secret: bytes, gossip: Gossip) -> AskingSide:
         """Return the side that asks."""
         ...
 
@@ -87,7 +87,7 @@ class Transport(Protocol):
         bind: Sequence[Address],
         gossip: Gossip,
         status: Callable[[bytes], dict[str, Any]] | None = None,
-    ) -> Serves:
+    ) -> ServingSide:
         """Return the side that serves; it begins with `start`."""
         ...
 
@@ -99,9 +99,11 @@ class TcpTransport:
     server_tls: ssl.SSLContext | None = None
     client_tls: ssl.SSLContext | None = None
 
-    def client(self, *, name: str, run_id: bytes, secret: bytes, gossip: Gossip) -> Client:
+    def client(self, *, name: str, run_id: bytes, secret: bytes, gossip: Gossip) -> PeerClient:
         """Return the side that asks."""
-        return Client(name=name, run_id=run_id, secret=secret, gossip=gossip, tls=self.client_tls)
+        return PeerClient(
+            name=name, run_id=run_id, secret=secret, gossip=gossip, tls=self.client_tls
+        )
 
     def server(
         self,
@@ -112,9 +114,9 @@ class TcpTransport:
         bind: Sequence[Address],
         gossip: Gossip,
         status: Callable[[bytes], dict[str, Any]] | None = None,
-    ) -> Server:
+    ) -> PeerServer:
         """Return the side that serves."""
-        return Server(
+        return PeerServer(
             name=name,
             shelves=shelves,
             secrets=secrets,

@@ -17,7 +17,7 @@ from datetime import timedelta
 from torch import distributed
 
 from penstock.errors import RendezvousError
-from penstock.peers.rendezvous import Patience, wait_for
+from penstock.peers.rendezvous import PollSchedule, wait_for
 from penstock.units import show_seconds
 
 _CONNECT_TIMEOUT = timedelta(seconds=60)
@@ -42,7 +42,7 @@ class TorchRendezvous:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Look for a key until it is set."""
-        value = wait_for(self, key, Patience(timeout_s))
+        value = wait_for(self, key, PollSchedule(timeout_s))
         if value is None:
             raise RendezvousError(
                 f"nobody set {key} in torch's store within {show_seconds(timeout_s)}; see whether "

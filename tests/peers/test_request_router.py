@@ -8,9 +8,9 @@ from unittest import mock
 
 import numpy as np
 
-from penstock.peers import desk
-from penstock.peers.desk import Settler
-from penstock.peers.requests import Request
+from penstock.peers import request_router
+from penstock.peers.request_router import LeftoverChecker
+from penstock.peers.requests import PeerRequest
 from penstock.peers.wire import Ints
 
 
@@ -25,14 +25,14 @@ class SlowShelf:
         assert self.may_answer.wait(20)
 
 
-def request() -> Request:
+def request() -> PeerRequest:
     asker: Any = object()
     ranges = np.zeros((1, 5), np.int64)
-    return Request(connection=asker, number=1, shelf=b"", ranges=ranges, deadline_s=0.0)
+    return PeerRequest(connection=asker, number=1, shelf=b"", ranges=ranges, deadline_s=0.0)
 
 
-def begun() -> tuple[Settler, Any, list[Request]]:
-    settler, shelf, done = Settler(), SlowShelf(), []
+def begun() -> tuple[LeftoverChecker, Any, list[PeerRequest]]:
+    settler, shelf, done = LeftoverChecker(), SlowShelf(), []
     assert settler.submit(shelf, request(), done.append)  # type: ignore[arg-type]
     assert shelf.is_asked.wait(20)
     return settler, shelf, done
@@ -59,7 +59,7 @@ def test_a_disk_that_hangs_is_not_waited_for_without_end() -> None:
 
 def test_only_so_many_wait_to_be_checked() -> None:
     settler, shelf, done = begun()
-    with mock.patch.object(desk, "SETTLING_MAX", 2):
+    with mock.patch.object(request_router, "SETTLING_MAX", 2):
         taken = [settler.submit(shelf, request(), done.append) for _ in range(4)]
     assert taken == [True, True, False, False]
     shelf.may_answer.set()

@@ -42,7 +42,7 @@ _About = Annotated[dict[_Text, _Text], Meta(max_length=16)]
 _LENGTH = struct.Struct("<I")
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True, tag_field="word"):
+class NodeMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="word"):
     """One message."""
 
 
@@ -53,7 +53,7 @@ class WishedTier(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-class Open(Word, tag="open", frozen=True, kw_only=True):
+class OpenTiers(NodeMessage, tag="open", frozen=True, kw_only=True):
     """I want tiers for a data set."""
 
     format: int = FORMAT
@@ -70,7 +70,7 @@ class Open(Word, tag="open", frozen=True, kw_only=True):
     """The tiers are open; only the service was started anew."""
 
 
-class Keep(Word, tag="keep", frozen=True, kw_only=True):
+class KeepTiers(NodeMessage, tag="keep", frozen=True, kw_only=True):
     """My tiers are open: keep them when I am gone."""
 
     dataset: _Text
@@ -85,7 +85,7 @@ class RunMember(msgspec.Struct, frozen=True, kw_only=True):
     addresses: _Addresses = ()
 
 
-class Register(Word, tag="register", frozen=True, kw_only=True):
+class RegisterRun(NodeMessage, tag="register", frozen=True, kw_only=True):
     """Serve a data set's tiers to the members of a run."""
 
     run_id: bytes
@@ -103,7 +103,7 @@ class Register(Word, tag="register", frozen=True, kw_only=True):
         return shown(self)
 
 
-class Progress(Word, tag="progress", frozen=True, kw_only=True):
+class ReportProgress(NodeMessage, tag="progress", frozen=True, kw_only=True):
     """How far I am, and what I have to tell other nodes."""
 
     run_id: bytes
@@ -116,11 +116,11 @@ class Progress(Word, tag="progress", frozen=True, kw_only=True):
             raise ValueError(f"gossip of {len(self.said)} bytes, at most {GOSSIP_BYTES_MAX}")
 
 
-class Look(Word, tag="look", frozen=True, kw_only=True):
+class ListRuns(NodeMessage, tag="look", frozen=True, kw_only=True):
     """Tell me about yourself and about runs of mine."""
 
 
-class Granted(msgspec.Struct, frozen=True, kw_only=True):
+class GrantedTier(msgspec.Struct, frozen=True, kw_only=True):
     """A tier that a job may open."""
 
     kind: Literal["memory", "disk"]
@@ -131,13 +131,13 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
     """Whether files of other users may lie there."""
 
 
-class Opened(Word, tag="opened", frozen=True, kw_only=True):
+class TiersOpened(NodeMessage, tag="opened", frozen=True, kw_only=True):
     """These tiers you may open, and this is where their bytes will be served."""
 
     name: str
     """The node's identity, by which its server calls itself."""
     host: str
-    tiers: tuple[Granted, ...]
+    tiers: tuple[GrantedTier, ...]
     served_at: tuple[tuple[str, int], ...]
 
     @property
@@ -156,17 +156,17 @@ class Opened(Word, tag="opened", frozen=True, kw_only=True):
         return tuple(Address(host=host, port=port) for host, port in self.served_at)
 
 
-class Done(Word, tag="done", frozen=True, kw_only=True):
+class Acknowledged(NodeMessage, tag="done", frozen=True, kw_only=True):
     """So it is."""
 
 
-class Heard(Word, tag="heard", frozen=True, kw_only=True):
+class GossipHeard(NodeMessage, tag="heard", frozen=True, kw_only=True):
     """What other nodes have said since you last asked: names, and gossip of each."""
 
     gossip: tuple[tuple[str, bytes], ...] = ()
 
 
-class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run, with all that is needed to speak to its members."""
 
     run_id: bytes
@@ -181,29 +181,29 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True):
         return shown(self)
 
 
-class Seen(Word, tag="seen", frozen=True, kw_only=True):
+class RunsListed(NodeMessage, tag="seen", frozen=True, kw_only=True):
     """This is me, and these are your runs."""
 
     status: NodeStatus
     served_at: tuple[tuple[str, int], ...]
-    runs: tuple[SeenRun, ...] = ()
+    runs: tuple[ListedRun, ...] = ()
 
 
-class Refused(Word, tag="refused", frozen=True, kw_only=True):
+class RequestRefused(NodeMessage, tag="refused", frozen=True, kw_only=True):
     """No, and why."""
 
     message: str
 
 
-Asked = Open | Keep | Register | Progress | Look
-Answered = Opened | Done | Heard | Seen | Refused
+Asked = OpenTiers | KeepTiers | RegisterRun | ReportProgress | ListRuns
+Answered = TiersOpened | Acknowledged | GossipHeard | RunsListed | RequestRefused
 
 _asked = msgspec.msgpack.Decoder(Asked)
 _answered = msgspec.msgpack.Decoder(Answered)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def packed(word: Word) -> bytes:
+def packed(word: NodeMessage) -> bytes:
     """Return a word as a frame."""
     data = _encoder.encode(word)
     assert len(data) <= FRAME_BYTES_MAX, f"a frame of {len(data)} bytes"

@@ -1,8 +1,9 @@
 """Where a server decides what becomes of an ask: answer, park, or check first.
 
-One desk belongs to one loop and is used by its thread only; it knows shelves and requests, and of a
-connection no more than that frames can be put into it. The one thing that takes long, checking the
-sums of units that an earlier run left, is done by a thread of its own for all desks (`Settler`).
+One router belongs to one loop and is used by its thread only; it knows shelves and requests, and
+of a connection no more than that frames can be put into it. The one thing that takes long,
+checking the sums of units that an earlier run left, is done by a thread of its own for all routers
+(`LeftoverChecker`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.peers import wire
 from penstock.peers.base import ABSENT, UNCHECKED, Gossip, Lookup, Shelf, Shelves
 from penstock.peers.guard import guarded
 from penstock.peers.parking import Parking
-from penstock.peers.requests import Outgoing, Request, segments_of
+from penstock.peers.requests import OutgoingFrame, PeerRequest, segments_of
 from penstock.peers.wire import UNIT, Frame
 
 _SHELVES_COUNTED_MAX = 256
@@ -29,25 +30,25 @@ SETTLING_MAX = 4096
 """Requests of all connections that wait to be checked."""
 
 
-class Asker(Protocol):
-    """A connection as a desk sees it."""
+class AskingConnection(Protocol):
+    """A connection as a router sees it."""
 
     peer: str
     run_id: bytes
     said: bytes | None
     """The gossip that was last sent to it."""
 
-    def put(self, outgoing: Outgoing) -> None:
+    def put(self, outgoing: OutgoingFrame) -> None:
         """Send a frame after those that wait."""
         ...
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: PeerRequest) -> None:
         """Be told that a request will not be answered any more."""
         ...
 
 
 @dataclass(slots=True)
-class Counts:
+class ServerCounts:
     """What one loop has done."""
 
     bytes: int = 0
@@ -63,14 +64,14 @@ class Counts:
     dropped: int = 0
     """Connections dropped because they did not get on, or there were too many."""
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: ServerCounts) -> None:
         """Add what another loop has done."""
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServerState:
     """What all loops of a server share."""
 
     name: str
@@ -81,19 +82,21 @@ class Serving:
     status: Callable[[bytes], dict[str, Any]] | None
     """As a member of a run may see it."""
     may_read: Callable[[bytes, bytes], bool] | None
-    settler: Settler
+    settler: LeftoverChecker
 
 
-class Settler:
+class LeftoverChecker:
     """The thread that checks what earlier runs left; started when there is first any."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Shelf, Request, Callable[[Request], None]]] = deque()
+        self._waiting: deque[tuple[Shelf, PeerRequest, Callable[[PeerRequest], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         self._changed = threading.Condition()
 
-    def submit(self, shelf: Shelf, request: Request, done: Callable[[Request], None]) -> bool:
+    def submit(
+        self, shelf: Shelf, request: PeerRequest, done: Callable[[PeerRequest], None]
+    ) -> bool:
         """Check the units of a request; `done` is called from the thread.
 
         Return False where too many wait: what is not checked counts as absent.
@@ -135,13 +138,13 @@ class Settler:
 
 
 @dataclass(slots=True)
-class Desk:
+class RequestRouter:
     """All unanswered requests of one loop."""
 
-    serving: Serving
-    settled: Callable[[Request], None]
+    serving: ServerState
+    settled: Callable[[PeerRequest], None]
     """Called from another thread when a request has been settled; gives it back to `resumed`."""
-    counts: Counts = field(default_factory=Counts)
+    counts: ServerCounts = field(default_factory=ServerCounts)
     bytes_by_shelf: dict[bytes, int] = field(default_factory=dict)
     parked: dict[bytes, Parking] = field(default_factory=dict)
     is_leaving: bool = False
@@ -149,13 +152,13 @@ class Desk:
     has_room_to_park: Callable[[], bool] = lambda: True
     """Whether one more may be let wait, with room left for what can be answered at once."""
 
-    def asked(self, connection: Asker, frame: Frame, now_s: float) -> Request:
+    def asked(self, connection: AskingConnection, frame: Frame, now_s: float) -> PeerRequest:
         """Take an ask."""
         ask = wire.ask_in(frame.body)
         if ask.gossip:
             gossip = self.serving.gossip(connection.run_id)
             guarded(None, gossip.hear, connection.peer, ask.gossip)
-        request = Request(
+        request = PeerRequest(
             connection=connection,
             number=frame.number,
             shelf=ask.shelf,
@@ -167,14 +170,14 @@ class Desk:
         self.counts.ranges += len(ask.ranges)
         return request
 
-    def status_asked(self, connection: Asker, frame: Frame) -> None:
+    def status_asked(self, connection: AskingConnection, frame: Frame) -> None:
         """Answer a question about the node."""
         fault = {"error": "the status could not be made: see the server's log"}
         look = self.serving.status
         status = guarded(fault, look, connection.run_id) if look else {}
-        connection.put(Outgoing(head=memoryview(wire.pack_status(frame.number, status))))
+        connection.put(OutgoingFrame(head=memoryview(wire.pack_status(frame.number, status))))
 
-    def look(self, request: Request, connection: Asker, now_s: float) -> None:
+    def look(self, request: PeerRequest, connection: AskingConnection, now_s: float) -> None:
         """Answer a request, park it, or have it checked first."""
         shelf = self._shelf(request.shelf, connection)
         if shelf is None:
@@ -193,13 +196,13 @@ class Desk:
         else:
             self._answer(request, connection, shelf, found)
 
-    def _shelf(self, name: bytes, connection: Asker) -> Shelf | None:
+    def _shelf(self, name: bytes, connection: AskingConnection) -> Shelf | None:
         may_read = self.serving.may_read
         if may_read is not None and not guarded(False, may_read, connection.run_id, name):
             return None
         return self.serving.shelves.get(name)
 
-    def _may_park(self, shelf: Shelf, request: Request, is_here: npt.NDArray[np.bool_]) -> bool:
+    def _may_park(self, shelf: Shelf, request: PeerRequest, is_here: npt.NDArray[np.bool_]) -> bool:
         if self.is_leaving or not (request.was_parked or self.has_room_to_park()):
             return False
         return guarded(False, shelf.are_coming, request.ranges[~is_here, wire.UNIT])
@@ -207,17 +210,17 @@ class Desk:
     def _may_come(self, shelf: Shelf) -> bool:
         return not self.is_leaving and guarded(False, shelf.is_filling)
 
-    def _park(self, request: Request, connection: Asker) -> None:
+    def _park(self, request: PeerRequest, connection: AskingConnection) -> None:
         if not request.was_parked:
             request.was_parked = True
             self.counts.was_parked += 1
             head = wire.framed(wire.PARKED, request.number)
-            connection.put(Outgoing(head=memoryview(head)))
+            connection.put(OutgoingFrame(head=memoryview(head)))
         self.parked.setdefault(request.shelf, Parking()).add(request)
 
-    def take_due(self, now_s: float) -> list[Request]:
+    def take_due(self, now_s: float) -> list[PeerRequest]:
         """Take the parked requests that may be answered now; each is to be looked at."""
-        due: list[Request] = []
+        due: list[PeerRequest] = []
         for name, parking in list(self.parked.items()):
             shelf = self.serving.shelves.get(name)
             if shelf is None or not self._may_come(shelf):
@@ -228,7 +231,7 @@ class Desk:
                 del self.parked[name]
         return due
 
-    def take_of(self, connection: object) -> list[Request]:
+    def take_of(self, connection: object) -> list[PeerRequest]:
         """Take the parked requests of a connection out."""
         return [r for parking in self.parked.values() for r in parking.take_of(connection)]
 
@@ -243,7 +246,7 @@ class Desk:
         return out
 
     def _answer(
-        self, request: Request, connection: Asker, shelf: Shelf | None, found: Lookup
+        self, request: PeerRequest, connection: AskingConnection, shelf: Shelf | None, found: Lookup
     ) -> None:
         is_here = (found.places > ABSENT).tobytes()
         segments = segments_of(request.ranges, found)
@@ -263,7 +266,7 @@ class Desk:
         if shelf is not None:
             self._count(shelf.name, payload_bytes)
         connection.put(
-            Outgoing(
+            OutgoingFrame(
                 head=memoryview(head),
                 segments=segments,
                 request=request,
@@ -278,7 +281,7 @@ class Desk:
             by_shelf[shelf] = by_shelf.get(shelf, 0) + num_bytes
 
 
-def _nothing(request: Request) -> Lookup:
+def _nothing(request: PeerRequest) -> Lookup:
     num_ranges = len(request.ranges)
     places = np.full(num_ranges, ABSENT, np.int64)
     return Lookup(places=places, files=(), sums=np.zeros(num_ranges, np.uint64))

@@ -103,7 +103,7 @@ def _name_in(data: bytes, length: int) -> str:
     return name
 
 
-class Asker:
+class ClientHandshake:
     """The side that connects. `opening` is what it says first."""
 
     def __init__(self, *, name: str, run_id: bytes, secret: bytes, nonce: bytes) -> None:
@@ -144,7 +144,7 @@ def _challenge_in(body: bytes) -> tuple[bytes, bytes, int, str]:
     return said, proof, version, _name_in(said[_CHALLENGE.size :], length)
 
 
-class Server:
+class ServerHandshake:
     """The side that is connected to."""
 
     def __init__(

@@ -10,7 +10,7 @@ SELDOM_S = 10.0
 _KINDS_MAX = 64
 
 
-class Seldom:
+class RateLimitedLog:
     """A log that says how many of a kind it has left out."""
 
     def __init__(self, log: logging.Logger) -> None:
