@@ -20,10 +20,10 @@ from penstock.flow import (
     Action,
     Arrived,
     Begin,
-    Budget,
     Consumed,
     Fetch,
     Flow,
+    FlowBudget,
     Throttled,
     Tick,
     Waiting,
@@ -99,7 +99,7 @@ class Run:
     ) -> None:
         self.stores = {"store": store, **(peers or {})}
         self._first = list(peers or {})
-        self.flow = Flow(budget=Budget(stage_bytes_max=stage_bytes, requests_max=requests_max))
+        self.flow = Flow(budget=FlowBudget(stage_bytes_max=stage_bytes, requests_max=requests_max))
         self.log = Log()
         self.compute_s = compute_s
         self.batch = batch
@@ -226,11 +226,11 @@ class Run:
         self._at(max(self._link_free_s[ask.begin.source], alone_s), lambda: self._arrive(ask))
 
     def _arrive(self, ask: Ask) -> None:
-        number, copy = ask.begin.number, ask.begin.copy
+        number, attempt = ask.begin.number, ask.begin.attempt
         self.log.done.append((self.now_s, ask.size_bytes, self.now_s - ask.began_s))
         missing = self._missing[self._step_of[number]]
         missing.discard(number)
-        self._act(self.flow.on(Arrived(number=number, copy=copy, at_s=self.now_s)))
+        self._act(self.flow.on(Arrived(number=number, attempt=attempt, at_s=self.now_s)))
         if self._asked_s is not None and not self._missing[self._step]:
             self._ask()
 

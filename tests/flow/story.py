@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.flow import Action, Arrived, Budget, Consumed, Fetch, Flow, Tick, Wanted
+from penstock.flow import Action, Arrived, Consumed, Fetch, Flow, FlowBudget, Tick, Wanted
 
 LATENCY_S = 0.02
 
@@ -11,7 +11,7 @@ class Story:
     """The next fetches can be made late."""
 
     def __init__(self, *sources: str, pace_s: float = 1.0, num_seen: int = 200) -> None:
-        self.flow = Flow(budget=Budget(stage_bytes_max=1 << 30))
+        self.flow = Flow(budget=FlowBudget(stage_bytes_max=1 << 30))
         self.sources = sources or ("store",)
         self.now_s = 0.0
         self.number = self.step = 0
@@ -39,8 +39,8 @@ class Story:
         self.flow.on(Wanted(fetches=fetches, at_s=self.now_s))
         return numbers
 
-    def arrive(self, number: int, copy: int = 0) -> list[Action]:
-        return self.flow.on(Arrived(number=number, copy=copy, at_s=self.now_s))
+    def arrive(self, number: int, attempt: int = 0) -> list[Action]:
+        return self.flow.on(Arrived(number=number, attempt=attempt, at_s=self.now_s))
 
     def consume(self) -> list[Action]:
         self.step += 1

@@ -18,7 +18,7 @@ def test_a_late_fetch_of_the_next_step_gets_one_copy_and_no_more() -> None:
     story = Story(pace_s=0.05)
     (late,) = story.want(1)
     assert story.wait(LATENCY_S) == []
-    assert story.wait(10.0) == [Begin(number=late, copy=1, source="store")]
+    assert story.wait(10.0) == [Begin(number=late, attempt=1, source="store")]
     assert story.flow.num_hedges == 1
 
 
@@ -29,8 +29,8 @@ def test_a_copy_that_is_late_itself_gets_one_where_more_are_allowed(
     story = Story(pace_s=0.05)
     (late,) = story.want(1)
     assert story.wait(10.0) == [
-        Begin(number=late, copy=1, source="store"),
-        Begin(number=late, copy=2, source="store"),
+        Begin(number=late, attempt=1, source="store"),
+        Begin(number=late, attempt=2, source="store"),
     ]
 
 
@@ -38,7 +38,7 @@ def test_a_late_fetch_of_a_far_step_is_left_alone_until_it_is_near() -> None:
     story = Story(pace_s=1.0)
     (late,) = story.want(1, ahead=20)
     assert story.wait(5.0) == []
-    assert story.wait(10.0) == [Begin(number=late, copy=1, source="store")]
+    assert story.wait(10.0) == [Begin(number=late, attempt=1, source="store")]
 
 
 def test_waiting_for_a_step_makes_it_near() -> None:
@@ -46,13 +46,13 @@ def test_waiting_for_a_step_makes_it_near() -> None:
     (late,) = story.want(1, ahead=5)
     assert story.wait(0.5) == []
     waiting = Waiting(step=story.step + 5, at_s=story.now_s)
-    assert story.flow.on(waiting) == [Begin(number=late, copy=1, source="store")]
+    assert story.flow.on(waiting) == [Begin(number=late, attempt=1, source="store")]
 
 
 def test_the_copy_goes_to_the_next_source_where_there_is_one() -> None:
     story = Story("peer", "store", pace_s=0.05)
     (late,) = story.want(1)
-    assert story.wait(0.4) == [Begin(number=late, copy=1, source="store")]
+    assert story.wait(0.4) == [Begin(number=late, attempt=1, source="store")]
 
 
 def test_the_first_answer_counts_and_the_second_only_frees_its_place() -> None:
@@ -61,11 +61,11 @@ def test_the_first_answer_counts_and_the_second_only_frees_its_place() -> None:
     story.wait(1.0)
     before = story.flow.rates().sources["store"].latency_p99_s
     assert story.flow.in_flight("store") == 2
-    assert story.arrive(late, copy=1) == []
+    assert story.arrive(late, attempt=1) == []
     assert (story.flow.in_flight("store"), story.flow.stage_bytes) == (1, 1000)
     story.flow.on(Consumed(step=story.step, at_s=story.now_s))
     story.now_s += 5.0
-    assert story.arrive(late, copy=0) == []
+    assert story.arrive(late, attempt=0) == []
     assert (story.flow.in_flight("store"), story.flow.stage_bytes) == (0, 0)
     for _ in range(40):  # the tail is looked at now and then
         (number,) = story.want(1)
@@ -78,10 +78,10 @@ def test_a_step_that_is_taken_gives_its_room_away_whatever_a_late_copy_does() ->
     story = Story(pace_s=0.05)
     (late,) = story.want(1)
     story.wait(1.0)
-    story.arrive(late, copy=1)
+    story.arrive(late, attempt=1)
     story.consume()
     assert (story.flow.in_flight("store"), story.flow.stage_bytes) == (1, 0)
-    story.arrive(late, copy=0)
+    story.arrive(late, attempt=0)
     assert story.flow.in_flight("store") == 0
 
 
@@ -89,8 +89,8 @@ def test_when_one_copy_fails_the_other_is_waited_for() -> None:
     story = Story("peer", "store", pace_s=0.05)
     (late,) = story.want(1)
     story.wait(0.4)
-    assert story.flow.on(Failed(number=late, copy=0, at_s=story.now_s)) == []
-    actions = story.flow.on(Failed(number=late, copy=1, at_s=story.now_s))
+    assert story.flow.on(Failed(number=late, attempt=0, at_s=story.now_s)) == []
+    actions = story.flow.on(Failed(number=late, attempt=1, at_s=story.now_s))
     assert [type(action).__name__ for action in actions] == ["GiveUp"]
 
 
@@ -120,7 +120,7 @@ def test_copies_are_a_small_share_of_all_requests() -> None:
         (late,) = story.want(1)
         story.wait(1.0)
         story.arrive(late)
-        story.arrive(late, copy=1)
+        story.arrive(late, attempt=1)
         story.step += 1
         story.flow.on(Consumed(step=story.step - 1, at_s=story.now_s))
     assert 8 <= story.flow.num_hedges <= 8 + 0.05 * 200 + 1
@@ -146,7 +146,7 @@ def test_a_source_that_is_hardly_known_gets_a_copy_after_several_times_its_answe
     for number in answered:
         story.arrive(number)
     assert story.wait(3 * latency_s) == []
-    assert story.wait(max(0.5, 3 * latency_s)) == [Begin(number=late, copy=1, source="store")]
+    assert story.wait(max(0.5, 3 * latency_s)) == [Begin(number=late, attempt=1, source="store")]
 
 
 def test_a_source_that_has_not_answered_at_all_gets_no_copies() -> None:
@@ -182,6 +182,6 @@ def test_requests_that_hang_leave_their_places_to_their_copies() -> None:
         story.arrive(number)
     others = story.want(story.flow.limit("store") - 2)
     assert story.flow.in_flight("store") == story.flow.limit("store")
-    copies = story.wait(1.0)
-    assert {a.number for a in copies if isinstance(a, Begin)} >= set(hung[:2])
+    attempts = story.wait(1.0)
+    assert {a.number for a in attempts if isinstance(a, Begin)} >= set(hung[:2])
     assert others

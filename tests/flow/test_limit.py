@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.flow.limit import DOWN, GROW, HOLD, Limit
+from penstock.flow.limit import DOWN, GROW, HOLD, RequestLimit
 
 SIZE = 100_000
 
@@ -15,7 +15,7 @@ SIZE = 100_000
 class Link:
     """A link on which time per request is a function of how many share it; no jitter at all."""
 
-    def __init__(self, limit: Limit, latency_s: Callable[[int], float]) -> None:
+    def __init__(self, limit: RequestLimit, latency_s: Callable[[int], float]) -> None:
         self.limit = limit
         self.latency_s = latency_s
         self.now_s = 0.0
@@ -32,8 +32,8 @@ class Link:
             self.levels.append(self.limit.level)
 
 
-def limit_of(requests_min: int = 1, requests_max: int = 64, start: int = 8) -> Limit:
-    return Limit(requests_min=requests_min, requests_max=requests_max, start=start)
+def limit_of(requests_min: int = 1, requests_max: int = 64, start: int = 8) -> RequestLimit:
+    return RequestLimit(requests_min=requests_min, requests_max=requests_max, start=start)
 
 
 def shared(bytes_s: float, base_s: float = 0.02) -> Callable[[int], float]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.flow.pace import DEPTH_S_MIN, GENEROUS, STEPS_MIN, Pace, depth_bytes
+from penstock.flow.pace import DEPTH_S_MIN, GENEROUS, STEPS_MIN, StepPace, depth_bytes
 
 
-def paced(step_s: float, *, num_steps: int = 20, size_bytes: int = 1000) -> Pace:
-    pace = Pace()
+def paced(step_s: float, *, num_steps: int = 20, size_bytes: int = 1000) -> StepPace:
+    pace = StepPace()
     for step in range(num_steps):
         pace.consumed(step, step * step_s, size_bytes)
     return pace
 
 
 def test_waiting_for_us_does_not_make_a_consumer_slow() -> None:
-    pace = Pace()
+    pace = StepPace()
     now_s = 0.0
     for step in range(30):
         now_s += 0.1  # its own work
@@ -33,7 +33,7 @@ def test_a_pause_is_not_the_pace() -> None:
 
 
 def test_steps_that_are_long_again_and_again_count() -> None:
-    pace, now_s = Pace(), 0.0
+    pace, now_s = StepPace(), 0.0
     for step in range(40):
         now_s += 1.0 if step % 4 == 3 else 0.1
         pace.consumed(step, now_s, 1000)
@@ -48,7 +48,7 @@ def test_a_change_of_pace_is_learnt_within_a_few_steps() -> None:
 
 
 def test_several_steps_at_once_share_their_time() -> None:
-    pace = Pace()
+    pace = StepPace()
     for turn in range(10):
         pace.consumed(turn * 4 + 3, turn * 1.0, 4000)
     assert pace.step_s == pytest.approx(0.25)
@@ -64,7 +64,7 @@ def test_a_step_is_needed_when_those_before_it_are_done() -> None:
     pace.waiting(20, 5.0)
     assert pace.needed_s(20, 5.5) == 5.5
     assert pace.needed_s(22, 5.5) == pytest.approx(5.7)
-    assert Pace().needed_s(7, 1.0) == 1.0, "before the first step all is near"
+    assert StepPace().needed_s(7, 1.0) == 1.0, "before the first step all is near"
 
 
 def test_the_depth_covers_the_tail_several_times() -> None:

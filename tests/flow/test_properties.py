@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from penstock.flow import (
     Arrived,
     Begin,
-    Budget,
     Consumed,
     Deferred,
     Event,
     Failed,
     Fetch,
     Flow,
+    FlowBudget,
     GiveUp,
     Throttled,
     Tick,
@@ -37,7 +37,7 @@ class World:
     def __init__(self, data: st.DataObject, *, num_steps: int) -> None:
         self.data = data
         self.stage_bytes_max = data.draw(st.integers(1, 400))
-        self.budget = Budget(
+        self.budget = FlowBudget(
             stage_bytes_max=self.stage_bytes_max, requests_max=data.draw(st.integers(1, 12))
         )
         self.flow = Flow(budget=self.budget)
@@ -48,7 +48,7 @@ class World:
         self.fetches: dict[int, Fetch] = {}
         self.in_flight: dict[tuple[int, int], str] = {}
         self.deferred: dict[tuple[int, int], str] = {}
-        self.copies: Counter[int] = Counter()
+        self.attempts: Counter[int] = Counter()
         self.asked: defaultdict[int, list[str]] = defaultdict(list)
         self.staged: dict[int, int] = {}
         """Bytes of each fetch that began and whose step is still to come."""
@@ -77,7 +77,7 @@ class World:
 
     def begin(self, action: Begin) -> None:
         fetch = self.fetches[action.number]
-        assert action.copy == self.copies[action.number], "copies are numbered from 0"
+        assert action.attempt == self.attempts[action.number], "copies are numbered from 0"
         assert action.number not in self.settled, "nobody needs it"
         assert action.source in fetch.sources
         asked = self.asked[action.number]
@@ -87,15 +87,15 @@ class World:
         asked.append(action.source)
         if action.source == fetch.sources[0]:
             self.check_order(fetch)
-        self.copies[action.number] += 1
-        assert self.copies[action.number] <= len(fetch.sources) + HEDGES_MAX
-        self.in_flight[action.number, action.copy] = action.source
+        self.attempts[action.number] += 1
+        assert self.attempts[action.number] <= len(fetch.sources) + HEDGES_MAX
+        self.in_flight[action.number, action.attempt] = action.source
         if fetch.staged and fetch.step >= self.step:
             self.staged[action.number] = fetch.size_bytes
 
     def check_order(self, fetch: Fetch) -> None:
         for other in self.fetches.values():
-            if other.number in self.settled or self.copies[other.number]:
+            if other.number in self.settled or self.attempts[other.number]:
                 continue
             if other.sources[0] == fetch.sources[0] and other.staged == fetch.staged:
                 assert (fetch.step, fetch.number) <= (other.step, other.number)
@@ -145,11 +145,11 @@ class World:
         key = self.data.draw(st.sampled_from(sorted(self.in_flight | self.deferred)))
         self.in_flight.pop(key, None)
         self.deferred.pop(key, None)
-        number, copy = key
+        number, attempt = key
         if may_fail and self.data.draw(st.integers(0, 4)) == 0:
             if number in self.settled:
                 self.staged.pop(number, None)
-            self.tell(Failed(number=number, copy=copy, at_s=self.now_s))
+            self.tell(Failed(number=number, attempt=attempt, at_s=self.now_s))
             return
         fetch = self.fetches[number]
         if number in self.settled or fetch.step < self.step:
@@ -157,23 +157,23 @@ class World:
         self.settle(number)
         self.arrived.add(number)
         moved = self.data.draw(st.booleans())
-        self.tell(Arrived(number=number, copy=copy, at_s=self.now_s, moved=moved))
+        self.tell(Arrived(number=number, attempt=attempt, at_s=self.now_s, moved=moved))
 
     def answer_again(self) -> None:
         if self.fetches:
             number = self.data.draw(st.sampled_from(sorted(self.fetches)))
-            copy = self.data.draw(st.integers(0, 5))
-            if (number, copy) not in self.in_flight | self.deferred:
-                self.tell(Deferred(number=number, copy=copy, at_s=self.now_s))
-                self.tell(Arrived(number=number, copy=copy, at_s=self.now_s))
-                self.tell(Failed(number=number, copy=copy, at_s=self.now_s))
+            attempt = self.data.draw(st.integers(0, 5))
+            if (number, attempt) not in self.in_flight | self.deferred:
+                self.tell(Deferred(number=number, attempt=attempt, at_s=self.now_s))
+                self.tell(Arrived(number=number, attempt=attempt, at_s=self.now_s))
+                self.tell(Failed(number=number, attempt=attempt, at_s=self.now_s))
 
     def defer(self) -> None:
         """Mostly peers do; a flow does not care."""
         if self.in_flight:
             key = self.data.draw(st.sampled_from(sorted(self.in_flight)))
             self.deferred[key] = self.in_flight.pop(key)
-            self.tell(Deferred(number=key[0], copy=key[1], at_s=self.now_s))
+            self.tell(Deferred(number=key[0], attempt=key[1], at_s=self.now_s))
 
     def consume(self) -> None:
         if self.step == self.next_step:
@@ -242,7 +242,7 @@ def played(data: st.DataObject) -> World:
 def test_limits_hold_and_nothing_gets_stuck(data: st.DataObject) -> None:
     world = played(data)
     for number, fetch in world.fetches.items():
-        assert world.copies[number] > 0, f"{fetch} never began"
+        assert world.attempts[number] > 0, f"{fetch} never began"
 
 
 @settings(max_examples=50, deadline=None)

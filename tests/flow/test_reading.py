@@ -16,7 +16,7 @@ from penstock.flow.reading import (
     gap_bytes,
     reads_block_whole,
 )
-from penstock.flow.routes import Way, ways_of
+from penstock.flow.routes import Route, routes_of
 
 
 def store(*, limit: int = 64, latency_s: float = 0.02, bytes_s: float = 400e6) -> SourceRates:
@@ -70,19 +70,19 @@ flags = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_siz
 @given(flags, st.booleans())
 def test_the_nearest_way_is_taken(facts: list[tuple[bool, bool, bool]], in_runs: bool) -> None:
     placed, spread, bare = np.array(facts).T
-    ways = ways_of(
+    routes = routes_of(
         placed, in_runs=in_runs, is_run_bare=lambda: bare, is_spread=lambda: spread
     ).tolist()
-    for way, is_placed, is_spread, is_bare in zip(ways, placed, spread, bare, strict=True):
+    for route, is_placed, is_spread, is_bare in zip(routes, placed, spread, bare, strict=True):
         if is_placed or is_spread:
-            assert way == (Way.TIER if is_placed else Way.PEER)
+            assert route == (Route.TIER if is_placed else Route.PEER)
         else:
             in_run = in_runs and (is_bare or not placed.any())
-            assert way == (Way.RUN if in_run else Way.ALONE)
+            assert route == (Route.RUN if in_run else Route.ALONE)
 
 
 def test_nobody_is_asked_who_has_what_where_all_of_it_is_here() -> None:
     def asked() -> np.ndarray:
         raise AssertionError("other nodes were looked up")
 
-    assert ways_of(np.ones(3, bool), is_spread=asked).tolist() == [Way.TIER] * 3
+    assert routes_of(np.ones(3, bool), is_spread=asked).tolist() == [Route.TIER] * 3

@@ -8,13 +8,13 @@ from statistics import quantiles
 import pytest
 
 from penstock.flow.budget import SourcePrior
-from penstock.flow.tail import RATIO_CLIP, Tail
+from penstock.flow.tail import RATIO_CLIP, LatencyTail
 
 
 def test_quantiles_are_those_of_what_was_seen() -> None:
     source = random.Random(7)
     times = [0.02 * source.lognormvariate(0.0, 0.6) for _ in range(4000)]
-    tail = Tail()
+    tail = LatencyTail()
     for time_s in times:
         tail.add(100_000, time_s)
     cuts = quantiles(times[-1000:], n=1000)
@@ -26,7 +26,7 @@ def test_quantiles_are_those_of_what_was_seen() -> None:
 
 def test_size_and_first_byte_are_told_apart() -> None:
     source = random.Random(7)
-    tail = Tail()
+    tail = LatencyTail()
     for _ in range(3000):
         size_bytes = source.choice([10_000, 100_000, 1_000_000, 5_000_000])
         noise = source.uniform(0.9, 1.1)
@@ -36,7 +36,7 @@ def test_size_and_first_byte_are_told_apart() -> None:
 
 
 def test_one_size_says_nothing_about_bandwidth_but_is_itself_known() -> None:
-    tail = Tail()
+    tail = LatencyTail()
     for _ in range(500):
         tail.add(100_000, 0.05)
     assert tail.expected_s(100_000) == pytest.approx(0.05)
@@ -44,7 +44,7 @@ def test_one_size_says_nothing_about_bandwidth_but_is_itself_known() -> None:
 
 
 def test_stragglers_show_in_the_tail_and_not_in_the_middle() -> None:
-    tail = Tail()
+    tail = LatencyTail()
     counted = [tail.add(100_000, 2.0 if i % 50 == 49 else 0.02) for i in range(2000)]
     assert tail.expected_s(100_000) == pytest.approx(0.02, rel=0.2)
     assert tail.p95_s(100_000) < 0.03
@@ -53,7 +53,7 @@ def test_stragglers_show_in_the_tail_and_not_in_the_middle() -> None:
 
 
 def test_what_is_old_fades() -> None:
-    tail = Tail()
+    tail = LatencyTail()
     for _ in range(3000):
         tail.add(100_000, 0.2)
     for _ in range(300):
@@ -65,7 +65,7 @@ def test_what_is_old_fades() -> None:
 
 
 def test_a_source_that_is_slow_all_over_is_believed_soon() -> None:
-    tail = Tail()
+    tail = LatencyTail()
     for _ in range(1000):
         tail.add(100_000, 0.02)
     for _ in range(200):
@@ -74,7 +74,7 @@ def test_a_source_that_is_slow_all_over_is_believed_soon() -> None:
 
 
 def test_it_can_go_on_for_millions_of_answers() -> None:
-    tail = Tail()
+    tail = LatencyTail()
     tail._unit = 1e99  # As after a quarter of a million.
     for _ in range(5000):
         tail.add(100_000, 0.02)
@@ -84,12 +84,12 @@ def test_it_can_go_on_for_millions_of_answers() -> None:
 
 def test_a_prior_stands_until_something_is_seen() -> None:
     prior = SourcePrior(latency_s=0.1, latency_p99_s=0.5, bytes_s=1e8)
-    assert Tail(prior).p50_s(1000) == pytest.approx(0.1)
-    assert Tail(prior).p99_s(1000) == pytest.approx(0.5)
+    assert LatencyTail(prior).p50_s(1000) == pytest.approx(0.1)
+    assert LatencyTail(prior).p99_s(1000) == pytest.approx(0.5)
 
 
 def test_nothing_and_no_time_are_no_trouble() -> None:
-    tail = Tail()
+    tail = LatencyTail()
     for _ in range(100):
         tail.add(0, 0.0)
     assert tail.expected_s(0) > 0
@@ -98,7 +98,7 @@ def test_nothing_and_no_time_are_no_trouble() -> None:
 
 def test_large_answers_that_come_faster_do_not_turn_time_around() -> None:
     """As when large objects are cached by the store, and small ones are not."""
-    tail = Tail()
+    tail = LatencyTail()
     for i in range(1000):
         tail.add(*((1_000_000, 0.01) if i % 2 else (1000, 0.1)))
     assert 0 < tail.expected_s(100_000_000) < 1.0

@@ -18,7 +18,7 @@ from penstock.engine.fetcher import Fetcher
 from penstock.engine.runner import size_of
 from penstock.engine.staging import Stager
 from penstock.engine.stats import Counters
-from penstock.flow import Budget, Flow
+from penstock.flow import Flow, FlowBudget
 from penstock.storage.locate import open_store
 from penstock.testing.forks import start_child, wait_for
 
@@ -147,7 +147,7 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
         Around(counters=Counters()),
         stage_bytes=10**6,
         runs=None,
-        measured=Fetcher(Flow(budget=Budget(stage_bytes_max=1)), requests_max=1),
+        measured=Fetcher(Flow(budget=FlowBudget(stage_bytes_max=1)), requests_max=1),
     )
     _, reads = stager._stage_ranges(group)
     assert sorted(read._at.object for read in reads) == sorted(numbers.tolist())  # type: ignore[attr-defined]

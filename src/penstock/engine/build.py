@@ -34,7 +34,7 @@ from penstock.engine.stream import Stream, jobs_of
 from penstock.engine.tier_residency import TierResidency
 from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
-from penstock.flow import Budget, Flow, SourcePrior
+from penstock.flow import Flow, FlowBudget, SourcePrior
 from penstock.flow.planning import requests_max
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
 from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
@@ -92,7 +92,7 @@ def make_run(
     if residency is not None:
         batches_a_job = 1  # Its decisions are made batch by batch.
     num_requests = requests_max(ranks_a_node(stream.world))
-    budget = Budget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
+    budget = FlowBudget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
     fetcher = Fetcher(flow, requests_max=num_requests, live=around.live, recorder=around.recorder)
     stager = _stager(

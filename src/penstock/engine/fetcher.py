@@ -71,8 +71,8 @@ class Read(Protocol):
         """Whether they wait in memory for their step."""
         ...
 
-    def __call__(self, copy: int) -> Outcome:
-        """Read them from the store; if `copy` is not 0 another is at it as well."""
+    def __call__(self, attempt: int) -> Outcome:
+        """Read them from the store; if `attempt` is not 0 another is at it as well."""
         ...
 
 
@@ -304,7 +304,7 @@ class Fetcher:
         if self._recorder is not None:
             step, epoch, flags = fetching.what_for
             # A copy whose forerunner has failed is the next attempt, not a hedge.
-            is_hedge = begin.copy > 0 and fetching.num_out > 1
+            is_hedge = begin.attempt > 0 and fetching.num_out > 1
             self._recorder.working_on(step, epoch, flags | Flag.HEDGE * is_hedge)
         if peer_of(begin.source) is not None:
             self._ask(begin, fetching)
@@ -316,7 +316,7 @@ class Fetcher:
                 # Copies of one fetch are one wait: a late copy has the rest of its deadline.
                 fetching.began_s = fetching.began_s or begin_s
                 with waiting_since(fetching.began_s):
-                    outcome = fetching.read(begin.copy)
+                    outcome = fetching.read(begin.attempt)
             except BaseException as caught:  # It is raised where the batch is asked for.
                 error = caught
         if self._live is not None and outcome.moved and not outcome.num_retries:
@@ -330,7 +330,9 @@ class Fetcher:
         def deferred() -> None:
             with self._lock:
                 if not self._is_stopped:
-                    event = Deferred(number=begin.number, copy=begin.copy, at_s=self._clock.now_s())
+                    event = Deferred(
+                        number=begin.number, attempt=begin.attempt, at_s=self._clock.now_s()
+                    )
                     self._act(self._flow.on(event))
 
         def answered(error: BaseException | None) -> None:
@@ -383,12 +385,12 @@ class Fetcher:
                 over += self._act(self._flow.on(Throttled(source=begin.source, at_s=at_s)))
             if error is None:
                 arrived = Arrived(
-                    number=begin.number, copy=begin.copy, at_s=at_s, moved=outcome.moved
+                    number=begin.number, attempt=begin.attempt, at_s=at_s, moved=outcome.moved
                 )
                 over += [fetching, *self._act(self._flow.on(arrived), num_free=num_free)]
             else:
                 fetching.error = error
-                failed = Failed(number=begin.number, copy=begin.copy, at_s=at_s)
+                failed = Failed(number=begin.number, attempt=begin.attempt, at_s=at_s)
                 over += self._act(self._flow.on(failed), num_free=num_free)
             fresh = [f for f in over if not f.is_over]
             for f in fresh:

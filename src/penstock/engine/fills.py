@@ -88,16 +88,16 @@ class FillRun:
         self.size_bytes = sum(work.holding.length(fill.unit) for fill in fills)
         self._work = work
 
-    def __call__(self, copy: int) -> Outcome:
+    def __call__(self, attempt: int) -> Outcome:
         """Fetch what nobody else is fetching; wait for the rest, but not for ever.
 
         A second copy does not wait: it is there because the first one takes too long.
         """
         work, left, moved, num_retries = self._work, list(self.fills), False, 0
-        give_up_s = time.monotonic() + (0.0 if copy else work.patience_s())
+        give_up_s = time.monotonic() + (0.0 if attempt else work.patience_s())
         has_waited = False
         while left:
-            claimed = [fill for fill in left if copy == 0 and work.claim(fill)]
+            claimed = [fill for fill in left if attempt == 0 and work.claim(fill)]
             try:
                 missing = [fill for fill in claimed if not work.found_elsewhere(fill)]
                 for run in work.neighbours(work.still_missing(missing), self._gap_bytes):
@@ -108,7 +108,7 @@ class FillRun:
                     work.release(fill)
             left = [f for f in left if f not in claimed and not work.holding.settle(f.unit)]
             if left and time.monotonic() >= give_up_s:
-                if copy == 0:
+                if attempt == 0:
                     work.hurry()
                 runs = work.neighbours(left, self._gap_bytes)
                 num_retries += sum(work.fetch(run, may_write=False) for run in runs)

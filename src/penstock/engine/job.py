@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Extents, Ints
-from penstock.flow.routes import Way
+from penstock.flow.routes import Route
 from penstock.order.importance.options import Floats
 
 Mask = npt.NDArray[np.bool_]
@@ -93,7 +93,7 @@ class Job:
     num_samples: int
     number: int = 0
     """Its place in the run, from 0."""
-    ways: list[Way] = field(default_factory=list)
+    routes: list[Route] = field(default_factory=list)
     """How each group gets its bytes."""
     state: Any = None
     """What the maker keeps between planning and finishing."""

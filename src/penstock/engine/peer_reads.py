@@ -156,7 +156,7 @@ class RangesRead:
             if self.parts[number] is None:  # Else another copy was first, and it may be in use.
                 self.parts[number] = data
 
-    def __call__(self, copy: int) -> Outcome:
+    def __call__(self, attempt: int) -> Outcome:
         """Read from the store what is missing."""
         num_retries = 0
         for number in self._missing():
@@ -246,9 +246,9 @@ class UnitsRead(FillRun):
         self._cluster = cluster
         self._is_asked = False
 
-    def __call__(self, copy: int) -> Outcome:
+    def __call__(self, attempt: int) -> Outcome:
         """Read from the store; who is not beside a peer's answer is the first copy."""
-        return super().__call__(copy if self._is_asked else 0)
+        return super().__call__(attempt if self._is_asked else 0)
 
     def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
         """Ask a peer for all of them."""

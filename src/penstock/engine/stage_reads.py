@@ -45,7 +45,7 @@ class RangeRead:
         """The store that has it."""
         return (self._at.bound.store.source,)
 
-    def __call__(self, copy: int) -> Outcome:
+    def __call__(self, attempt: int) -> Outcome:
         """Read it into its place, unless another copy was first."""
         data, num_retries = self._stager.read(self._at, self._ids, self.size_bytes)
         with self._lock:
@@ -78,9 +78,9 @@ class BlockRead:
         """The store that has it."""
         return (self._group.bound.store.source,)
 
-    def __call__(self, copy: int) -> Outcome:
+    def __call__(self, attempt: int) -> Outcome:
         """Read it and keep it; a second copy reads beside the first."""
-        beside = copy > 0
+        beside = attempt > 0
         if self._group.bound.by_block:
             self._stager.block(self._group, self._j, self._name, beside=beside)
         else:

@@ -33,7 +33,7 @@ from penstock.engine.runs import Runs
 from penstock.engine.stage_reads import At, BlockRead, RangeRead
 from penstock.engine.stages import Blocks, Ranges, Raw, Spread, Tiered
 from penstock.flow import SourceRates
-from penstock.flow.routes import Way, way_of_store, ways_of
+from penstock.flow.routes import Route, routes_of, store_route
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.coalesce import merge_ranges
@@ -123,7 +123,7 @@ class Stager:
     # -- planning ----------------------------------------------------------------------------
 
     def split(self, job: Job) -> None:
-        """Part the samples of a job by how they get their bytes: `job.ways` says it of each group.
+        """Part the samples of a job by the route of their bytes: `job.routes`, one for each group.
 
         From a tier that holds them or is to hold them, from other nodes, in a run that is read
         whole, or each alone.
@@ -143,20 +143,20 @@ class Stager:
         runs = self._runs
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
         if self._holding is None:
-            job.ways = [way_of_store(in_runs=in_runs)] * len(job.groups)
+            job.routes = [store_route(in_runs=in_runs)] * len(job.groups)
             return
         groups: list[Group] = []
         for group in job.groups:
-            ways = self._ways(self._holding, group, in_runs)
-            found = np.flatnonzero(np.bincount(ways)).tolist()
-            for way in found:
-                job.ways.append(Way(way))
+            routes = self._routes(self._holding, group, in_runs)
+            found = np.flatnonzero(np.bincount(routes)).tolist()
+            for route in found:
+                job.routes.append(Route(route))
                 whole = len(found) == 1
-                groups.append(group if whole else group.part(np.flatnonzero(ways == way)))
+                groups.append(group if whole else group.part(np.flatnonzero(routes == route)))
         job.groups = groups
 
-    def _ways(self, holding: Holding, group: Group, in_runs: bool) -> Ints:
-        return ways_of(
+    def _routes(self, holding: Holding, group: Group, in_runs: bool) -> Ints:
+        return routes_of(
             holding.is_placed(holding.places(group)),
             in_runs=in_runs,
             is_run_bare=partial(self._is_run_bare, group),
@@ -200,10 +200,10 @@ class Stager:
     def stage(self, job: Job) -> Staged:
         """Decide how each group of a job gets its bytes; return the reads to be done ahead."""
         staged = Staged()
-        for number, way in enumerate(job.ways):
-            if way == Way.TIER:
+        for number, route in enumerate(job.routes):
+            if route == Route.TIER:
                 self._stage_tiered(job, number, staged)
-            elif way == Way.PEER:
+            elif route == Route.PEER:
                 self._stage_spread(job, number, staged)
             else:
                 self._stage_store(job, number, staged)
@@ -365,7 +365,7 @@ class Stager:
     def _stage_store(self, job: Job, number: int, staged: Staged) -> None:
         group = job.groups[number]
         local = is_local(group.bound) and self._holding is None
-        if group.bound.by_block or (job.ways[number] == Way.RUN and not local):
+        if group.bound.by_block or (job.routes[number] == Route.RUN and not local):
             blocks = self._stage_blocks(group)
             job.staged[number] = blocks
             staged.reads.extend([] if local else self._block_reads(group, blocks))

@@ -8,17 +8,17 @@ everything that drives it is elsewhere: `engine` for real, `simulate` in virtual
 * `flow` – which fetch begins when, and from where
 * `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
 * `planning` – whether to plan another batch, or to fill tiers ahead
-* `routes`, `holders` – which way a sample's bytes take; which nodes have them
+* `routes`, `holders` – which route a sample's bytes take; which nodes have them
 * `filling` – in which order tiers are filled ahead, and how far that has come
 * `reading` – which gaps to read, which blocks to read whole, how long to wait for others' claims
 * `worker_count` – how many worker processes there should be
 * `live` – a machine as a run observes it
 * `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
-* `choice`, `elsewhere` – which sources a fetch has; when the next of them is asked
+* `choice`, `fallback` – which sources a fetch has; when the next of them is asked
 """
 
 from penstock.flow.actions import Action, Begin, GiveUp
-from penstock.flow.budget import Budget, SourcePrior
+from penstock.flow.budget import FlowBudget, SourcePrior
 from penstock.flow.events import (
     Arrived,
     Consumed,
@@ -38,7 +38,7 @@ __all__ = [
     "Action",
     "Arrived",
     "Begin",
-    "Budget",
+    "FlowBudget",
     "Consumed",
     "Deferred",
     "Event",

@@ -9,10 +9,11 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Ask a source for the bytes of a fetch now."""
 
     number: int
-    copy: int
+    attempt: int
     """0 at first; higher for a hedge, or for the next source after a failure."""
     source: str
-    """One of the fetch's sources; not always the first of them, even at copy 0: what waits for its
+    """One of the fetch's sources; not always the first of them, even at attempt 0: what waits for
+    its
     turn at a slow source may go to the next without ever being asked of it."""
 
 

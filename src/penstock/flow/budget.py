@@ -13,7 +13,7 @@ REQUESTS_FIRST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class FlowBudget:
     """Bounds of a flow. Inside them it finds its own way by measuring."""
 
     stage_bytes_max: int

@@ -1,7 +1,7 @@
 """What can happen to a flow. A flow has no clock: each event carries the time when it happened.
 
 A *fetch* is one range of bytes that some step waits for. It may be asked for twice at once (a
-hedge), so answers name the fetch and the copy.
+hedge), so answers name the fetch and the attempt.
 
 A source may answer "not yet" (`Deferred`): a peer that is to have the bytes and is still fetching
 them itself. Such a request stays open, and takes no place from those that can be answered now.
@@ -37,7 +37,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes are there."""
 
     number: int
-    copy: int
+    attempt: int
     at_s: float
     moved: bool = True
     """Whether they came over the wire; else they were found on the node, which says nothing about
@@ -49,7 +49,7 @@ class Deferred(msgspec.Struct, frozen=True, kw_only=True):
     follows sooner or later."""
 
     number: int
-    copy: int
+    attempt: int
     at_s: float
 
 
@@ -57,7 +57,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """A source gave up, after asking again as often as is sensible."""
 
     number: int
-    copy: int
+    attempt: int
     at_s: float
 
 

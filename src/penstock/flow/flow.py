@@ -2,7 +2,7 @@
 
 Four questions, each asked in its own module. May its bytes use memory yet (`stage`: earliest step
 first, inside the budget)? May its source have one more request in flight (`limit`)? Is a request so
-late that its next source should be asked (`elsewhere`), or the last one again (`hedge`)? Beside
+late that its next source should be asked (`fallback`), or the last one again (`hedge`)? Beside
 them `pace` watches the consumer and `tail` the sources, and together they say how far ahead to
 plan.
 
@@ -14,8 +14,8 @@ drives the very code that a loader does.
 >>> flow = Flow(budget=Budget(stage_bytes_max=1000))
 >>> fetch = Fetch(number=0, step=0, size_bytes=100, sources=("store",))
 >>> flow.on(Wanted(fetches=(fetch,), at_s=0.0))
-[Begin(number=0, copy=0, source='store')]
->>> flow.on(Arrived(number=0, copy=0, at_s=0.02)), flow.stage_bytes
+[Begin(number=0, attempt=0, source='store')]
+>>> flow.on(Arrived(number=0, attempt=0, at_s=0.02)), flow.stage_bytes
 ([], 100)
 >>> flow.on(Consumed(step=0, at_s=0.03)), flow.stage_bytes
 ([], 0)
@@ -30,8 +30,7 @@ from math import inf
 from typing import Any
 
 from penstock.flow.actions import Action, Begin, GiveUp
-from penstock.flow.budget import Budget, SourcePrior
-from penstock.flow.elsewhere import is_near, look_deferred, look_elsewhere
+from penstock.flow.budget import FlowBudget, SourcePrior
 from penstock.flow.events import (
     Arrived,
     Consumed,
@@ -43,11 +42,12 @@ from penstock.flow.events import (
     Waiting,
     Wanted,
 )
+from penstock.flow.fallback import is_near, look_deferred, look_for_fallbacks
 from penstock.flow.hedge import LOOK_S_MIN, TOKEN_SHARE, TOKENS_MAX, look
-from penstock.flow.pace import Pace, depth_bytes
-from penstock.flow.requests import Care, Request
-from penstock.flow.source import Source, SourceRates
-from penstock.flow.stage import Stage
+from penstock.flow.pace import StepPace, depth_bytes
+from penstock.flow.requests import SourceRequest, TrackedFetch
+from penstock.flow.source import FlowSource, SourceRates
+from penstock.flow.stage import StageBudget
 
 _UNKNOWN_SHARE = 4
 """One part in so many of the budget is planned ahead while nothing is known yet."""
@@ -73,16 +73,18 @@ class FlowRates:
 class Flow:
     """Turns events into actions."""
 
-    def __init__(self, *, budget: Budget, prior: Mapping[str, SourcePrior] | None = None) -> None:
+    def __init__(
+        self, *, budget: FlowBudget, prior: Mapping[str, SourcePrior] | None = None
+    ) -> None:
         self._budget = budget
         self._prior = dict(prior or {})
-        self._sources: dict[str, Source] = {}
-        self._stage = Stage(budget.stage_bytes_max)
-        self._pace = Pace()
-        self._cares: dict[int, Care] = {}
-        self._requests: dict[tuple[int, int], Request] = {}
+        self._sources: dict[str, FlowSource] = {}
+        self._stage = StageBudget(budget.stage_bytes_max)
+        self._pace = StepPace()
+        self._tracked: dict[int, TrackedFetch] = {}
+        self._requests: dict[tuple[int, int], SourceRequest] = {}
         """In flight, in the order in which they began."""
-        self._deferred: dict[tuple[int, int], Request] = {}
+        self._deferred: dict[tuple[int, int], SourceRequest] = {}
         """Open, but put aside by their source, in that order."""
         self._now_s = 0.0
         self._look_at_s = inf
@@ -190,70 +192,70 @@ class Flow:
 
     def _wanted(self, event: Wanted) -> None:
         for fetch in event.fetches:
-            assert fetch.number not in self._cares, f"fetch {fetch.number} is wanted twice"
+            assert fetch.number not in self._tracked, f"fetch {fetch.number} is wanted twice"
             assert fetch.sources, f"fetch {fetch.number} has no source"
-            care = Care(fetch)
-            self._cares[fetch.number] = care
-            self._stage.want(care)
+            tracked = TrackedFetch(fetch)
+            self._tracked[fetch.number] = tracked
+            self._stage.want(tracked)
         self._admit()
 
     def _arrived(self, event: Arrived) -> None:
-        request = self._take_out(event.number, event.copy)
+        request = self._take_out(event.number, event.attempt)
         if request is None:
             return
-        source, care = request.source, request.care
+        source, tracked = request.source, request.tracked
         source.answered(request, self._now_s, moved=event.moved)
-        if not care.is_there:
-            care.is_there = True
-            self._beat_others(care)
-            if care.is_unwanted or not care.fetch.staged:
-                self._forget(care)
+        if not tracked.is_there:
+            tracked.is_there = True
+            self._beat_others(tracked)
+            if tracked.is_unwanted or not tracked.fetch.staged:
+                self._forget(tracked)
         self._begin_at(source)
 
-    def _beat_others(self, care: Care) -> None:
+    def _beat_others(self, tracked: TrackedFetch) -> None:
         """Give the places of copies that were too late to others.
 
         Not at an earlier source: whoever is slower than the next source is slow for others, too,
         and should not get more to do for that.
         """
-        last = len(care.fetch.sources) - 1
-        for copy in range(care.num_copies):
-            request = self._requests.get((care.fetch.number, copy))
+        last = len(tracked.fetch.sources) - 1
+        for attempt in range(tracked.num_attempts):
+            request = self._requests.get((tracked.fetch.number, attempt))
             if request is not None and request.place == last:
                 request.source.beat(request)
                 self._begin_at(request.source)
 
     def _put_aside(self, event: Deferred) -> None:
-        request = self._requests.pop((event.number, event.copy), None)
+        request = self._requests.pop((event.number, event.attempt), None)
         if request is None:
             return
-        self._deferred[event.number, event.copy] = request
+        self._deferred[event.number, event.attempt] = request
         request.source.defer(request)
-        self._stage.put_aside(request.care)
+        self._stage.put_aside(request.tracked)
         self._admit()
         self._begin_at(request.source)
         if request.source.is_behind or self._pace.waiting_step is not None:
             self._look_at_s = min(self._look_at_s, self._now_s + LOOK_S_MIN)
 
-    def _take_out(self, number: int, copy: int) -> Request | None:
-        key = number, copy
+    def _take_out(self, number: int, attempt: int) -> SourceRequest | None:
+        key = number, attempt
         request = self._requests.pop(key, None) or self._deferred.pop(key, None)
         if request is not None:
-            request.care.open_copies &= ~(1 << copy)
+            request.tracked.open_attempts &= ~(1 << attempt)
         return request
 
     def _failed(self, event: Failed) -> None:
-        request = self._take_out(event.number, event.copy)
+        request = self._take_out(event.number, event.attempt)
         if request is None:
             return
-        source, care = request.source, request.care
+        source, tracked = request.source, request.tracked
         source.leave(request)
-        if not (care.is_there or care.is_queued or care.open_copies):
-            if care.num_tried < len(care.fetch.sources):
-                self._begin_at(self._make_ready(care))
+        if not (tracked.is_there or tracked.is_queued or tracked.open_attempts):
+            if tracked.num_tried < len(tracked.fetch.sources):
+                self._begin_at(self._make_ready(tracked))
             else:
                 self._actions.append(GiveUp(number=event.number))
-                self._forget(care)
+                self._forget(tracked)
         self._begin_at(source)
 
     def _throttled(self, event: Throttled) -> None:
@@ -262,9 +264,9 @@ class Flow:
 
     def _consumed(self, event: Consumed) -> None:
         gone = self._stage.consume(event.step)
-        for care in gone:
-            del self._cares[care.fetch.number]
-        size_bytes = sum([care.fetch.size_bytes for care in gone])
+        for tracked in gone:
+            del self._tracked[tracked.fetch.number]
+        size_bytes = sum([tracked.fetch.size_bytes for tracked in gone])
         self._pace.consumed(event.step, self._now_s, size_bytes)
         self._admit()
 
@@ -282,59 +284,65 @@ class Flow:
         admitted = self._stage.admit()
         if not admitted:
             return
-        for care in admitted:
-            self._make_ready(care)
+        for tracked in admitted:
+            self._make_ready(tracked)
         for source in self._sources.values():
             if source.ready:
                 self._begin_at(source)
 
-    def _make_ready(self, care: Care) -> Source:
+    def _make_ready(self, tracked: TrackedFetch) -> FlowSource:
         """Queue a fetch at the next of its sources, and return that."""
-        fetch = care.fetch
-        source = self._source(fetch.sources[care.num_tried])
-        care.num_tried += 1
-        care.is_queued = True
-        heappush(source.ready, (fetch.step, fetch.number, care))
+        fetch = tracked.fetch
+        source = self._source(fetch.sources[tracked.num_tried])
+        tracked.num_tried += 1
+        tracked.is_queued = True
+        heappush(source.ready, (fetch.step, fetch.number, tracked))
         return source
 
-    def _begin_at(self, source: Source) -> None:
+    def _begin_at(self, source: FlowSource) -> None:
         """Begin what waits for a source while it may have more in flight; copies go first."""
         level = source.limit.level
         while source.in_flight < level and source.hedges:
-            care = source.hedges.popleft()
-            if care.open_copies and not care.is_there:
+            tracked = source.hedges.popleft()
+            if tracked.open_attempts and not tracked.is_there:
                 self._num_hedges += 1
-                self._begin(care, source)
+                self._begin(tracked, source)
         while source.in_flight < level and source.ready:
-            care = heappop(source.ready)[2]
-            care.is_queued = False
-            if not care.is_there:
-                self._num_hedges += care.open_copies > 0
+            tracked = heappop(source.ready)[2]
+            tracked.is_queued = False
+            if not tracked.is_there:
+                self._num_hedges += tracked.open_attempts > 0
                 source.tokens = min(source.tokens + TOKEN_SHARE, TOKENS_MAX)
-                self._begin(care, source)
+                self._begin(tracked, source)
 
-    def _begin(self, care: Care, source: Source) -> None:
-        number, copy = care.fetch.number, care.num_copies
-        self._requests[number, copy] = Request(
-            care, source, copy, care.num_tried - 1, self._now_s, source.in_flight, source.num_done
+    def _begin(self, tracked: TrackedFetch, source: FlowSource) -> None:
+        number, attempt = tracked.fetch.number, tracked.num_attempts
+        self._requests[number, attempt] = SourceRequest(
+            tracked,
+            source,
+            attempt,
+            tracked.num_tried - 1,
+            self._now_s,
+            source.in_flight,
+            source.num_done,
         )
-        care.num_copies += 1
-        care.open_copies |= 1 << copy
+        tracked.num_attempts += 1
+        tracked.open_attempts |= 1 << attempt
         source.in_flight += 1
         if self._look_at_s == inf:
             self._look_at_s = self._now_s + LOOK_S_MIN
-        self._actions.append(Begin(number=number, copy=copy, source=source.name))
+        self._actions.append(Begin(number=number, attempt=attempt, source=source.name))
 
-    def _forget(self, care: Care) -> None:
+    def _forget(self, tracked: TrackedFetch) -> None:
         """Stop caring for a fetch; its room goes to others."""
-        self._stage.release(care)
-        del self._cares[care.fetch.number]
+        self._stage.release(tracked)
+        del self._tracked[tracked.fetch.number]
         self._admit()
 
-    def _source(self, name: str) -> Source:
+    def _source(self, name: str) -> FlowSource:
         source = self._sources.get(name)
         if source is None:
-            source = Source(name, self._budget, self._prior.get(name))
+            source = FlowSource(name, self._budget, self._prior.get(name))
             self._sources[name] = source
         return source
 
@@ -344,37 +352,37 @@ class Flow:
         """Ask again for what is late: the next source, or the last one for a second copy."""
         requests, pace, now_s = self._requests.values(), self._pace, self._now_s
         again = look(requests, pace, now_s)
-        found = look_elsewhere(requests, self._source, pace, now_s)
+        found = look_for_fallbacks(requests, self._source, pace, now_s)
         overdue = look_deferred(self._deferred.values(), requests, self._source, pace, now_s)
         self._look_at_s = overdue.again_s if self._deferred else inf
         if self._requests:
             self._look_at_s = min(self._look_at_s, again.again_s, found.again_s)
         for request in again.due:
-            request.care.num_hedges += 1
-            request.source.hedges.append(request.care)
+            request.tracked.num_hedges += 1
+            request.source.hedges.append(request.tracked)
             request.source.beat(request)
             self._begin_at(request.source)
         for request in overdue.due:
             request.source.is_behind = True
         for request in (*found.due, *overdue.due):
-            self._begin_at(self._make_ready(request.care))
+            self._begin_at(self._make_ready(request.tracked))
         for source in found.slow:
             self._take_over(source)
 
-    def _take_over(self, slow: Source) -> None:
+    def _take_over(self, slow: FlowSource) -> None:
         """Give what waits for a slow source and is near to the next, while that has room for it."""
         while slow.ready:
-            step, _, care = slow.ready[0]
-            if not care.is_there:
-                if care.num_tried == len(care.fetch.sources):
+            step, _, tracked = slow.ready[0]
+            if not tracked.is_there:
+                if tracked.num_tried == len(tracked.fetch.sources):
                     return
-                following = self._source(care.fetch.sources[care.num_tried])
-                is_far = not is_near(care, following, self._pace, self._now_s)
+                following = self._source(tracked.fetch.sources[tracked.num_tried])
+                is_far = not is_near(tracked, following, self._pace, self._now_s)
                 if is_far or following.limit.is_throttled(self._now_s):
                     return
                 if not following.has_room(step):
                     return
                 heappop(slow.ready)
-                self._begin_at(self._make_ready(care))
+                self._begin_at(self._make_ready(tracked))
             else:
                 heappop(slow.ready)

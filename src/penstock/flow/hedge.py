@@ -1,7 +1,7 @@
 """Second copies: asking again for what is late while its step is near.
 
 This is about the last of a fetch's sources, the one that must deliver; what is late at an earlier
-one is asked of the next (`elsewhere`).
+one is asked of the next (`fallback`).
 
 One request in a hundred may take a hundred times as long as the others, and a batch waits for its
 slowest. A second copy, made when a request has been in flight for longer than nearly all others
@@ -27,9 +27,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from penstock.flow.pace import Pace
-from penstock.flow.requests import Request
-from penstock.flow.source import Source
+from penstock.flow.pace import StepPace
+from penstock.flow.requests import SourceRequest
+from penstock.flow.source import FlowSource
 
 TOKEN_SHARE = 0.05
 """Copies for each request that is no copy."""
@@ -52,29 +52,29 @@ LOOK_S_MIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HedgeScan:
     """What looking over the requests in flight has shown."""
 
-    due: list[Request]
+    due: list[SourceRequest]
     """Those that deserve a second copy, oldest first; each has taken its token."""
     again_s: float
     """When to look again."""
 
 
-def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
+def look(requests: Iterable[SourceRequest], pace: StepPace, now_s: float) -> HedgeScan:
     """Find the requests in flight that deserve a second copy."""
-    late: list[Request] = []
-    num_late: dict[Source, int] = {}
+    late: list[SourceRequest] = []
+    num_late: dict[FlowSource, int] = {}
     again_s = inf
     for request in requests:
-        care, source = request.care, request.source
-        if request.place + 1 < len(care.fetch.sources):
+        tracked, source = request.tracked, request.source
+        if request.place + 1 < len(tracked.fetch.sources):
             continue
-        if care.num_hedges >= HEDGES_MAX or care.is_there:
+        if tracked.num_hedges >= HEDGES_MAX or tracked.is_there:
             continue
         if not request.is_counted_on:
             continue
-        late_s = _late_s(source, care.fetch.size_bytes)
+        late_s = _late_s(source, tracked.fetch.size_bytes)
         if now_s - request.began_s < late_s:
             again_s = min(again_s, request.began_s + late_s)
         else:
@@ -82,17 +82,17 @@ def look(requests: Iterable[Request], pace: Pace, now_s: float) -> Look:
             num_late[source] = num_late.get(source, 0) + 1
             again_s = min(again_s, now_s + late_s / 8)
     due = [r for r in late if _is_due(r, num_late[r.source], pace, now_s)]
-    return Look(due, max(again_s, now_s + LOOK_S_MIN))
+    return HedgeScan(due, max(again_s, now_s + LOOK_S_MIN))
 
 
-def _late_s(source: Source, size_bytes: int) -> float:
+def _late_s(source: FlowSource, size_bytes: int) -> float:
     """Return how long a request may take before it is late."""
     if source.tail.num_seen < SEEN_MIN:
         return max(EARLY_LATE_S_MIN, EARLY_LATE * source.tail.expected_s(size_bytes))
     return max(LATE_S_MIN, LATE * source.tail.p95_s(size_bytes))
 
 
-def _is_due(request: Request, num_late: int, pace: Pace, now_s: float) -> bool:
+def _is_due(request: SourceRequest, num_late: int, pace: StepPace, now_s: float) -> bool:
     source = request.source
     if source.limit.is_throttled(now_s):
         return False
@@ -106,11 +106,11 @@ def _is_due(request: Request, num_late: int, pace: Pace, now_s: float) -> bool:
     return True
 
 
-def _is_waited_for(request: Request, pace: Pace) -> bool:
-    return pace.waiting_step is not None and request.care.fetch.step <= pace.waiting_step
+def _is_waited_for(request: SourceRequest, pace: StepPace) -> bool:
+    return pace.waiting_step is not None and request.tracked.fetch.step <= pace.waiting_step
 
 
-def is_overtaken(request: Request, num_late: int) -> bool:
+def is_overtaken(request: SourceRequest, num_late: int) -> bool:
     """Whether this request is slow and not its source.
 
     Since it began, its source has answered half as many again as were in flight before it; or
@@ -122,11 +122,11 @@ def is_overtaken(request: Request, num_late: int) -> bool:
     return num_late <= max(1, source.in_flight // 4)
 
 
-def is_near(request: Request, pace: Pace, now_s: float) -> bool:
+def is_near(request: SourceRequest, pace: StepPace, now_s: float) -> bool:
     """Whether the step may need the bytes before the request can be counted on to bring them.
 
     Latencies have heavy tails: what has been late for so long may well be late for as long again.
     """
-    fetch = request.care.fetch
+    fetch = request.tracked.fetch
     fresh_s = request.source.tail.p99_s(fetch.size_bytes)
     return pace.needed_s(fetch.step, now_s) - now_s < max(now_s - request.began_s, fresh_s)

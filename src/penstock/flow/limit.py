@@ -65,7 +65,7 @@ counting is noisy."""
 GROW, HOLD, UP, DOWN = range(4)
 
 
-class Limit:
+class RequestLimit:
     """The level of one source."""
 
     __slots__ = (

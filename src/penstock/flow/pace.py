@@ -25,7 +25,7 @@ STEPS_MIN = 4
 """Steps of look-ahead, however fast the source and slow the consumer."""
 
 
-class Pace:
+class StepPace:
     """The consumer, as its batches being taken show it."""
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Pace:
 
 
 def depth_bytes(
-    pace: Pace, *, tail_s: float, source_bytes_s: float, in_flight_bytes: float
+    pace: StepPace, *, tail_s: float, source_bytes_s: float, in_flight_bytes: float
 ) -> float:
     """Return how many bytes should be planned beyond the last step taken.
 

@@ -1,4 +1,4 @@
-"""What a flow remembers: a fetch while it is cared for, and each request made for it."""
+"""What a flow remembers: a fetch while it is tracked, and each request made for it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 from penstock.flow.events import Fetch
 
 if TYPE_CHECKING:
-    from penstock.flow.source import Source
+    from penstock.flow.source import FlowSource
 
 
-class Care(msgspec.Struct):
+class TrackedFetch(msgspec.Struct):
     """A fetch, from being wanted until nothing of it is left."""
 
     fetch: Fetch
     num_tried: int = 0
     """Sources asked so far, from the front of `fetch.sources`."""
-    num_copies: int = 0
+    num_attempts: int = 0
     """Requests made so far."""
-    open_copies: int = 0
-    """Of these, those not answered yet, deferred ones included: a bit for each copy."""
+    open_attempts: int = 0
+    """Of these, those not answered yet, deferred ones included: a bit for each attempt."""
     is_queued: bool = False
     """Whether it waits for its turn at the last source tried."""
     is_admitted: bool = False
@@ -36,17 +36,17 @@ class Care(msgspec.Struct):
     """Copies asked of the last source beside the first one there, made or waiting for a place."""
 
 
-class Request(msgspec.Struct):
-    """One copy of a fetch, asked of one source."""
+class SourceRequest(msgspec.Struct):
+    """One attempt at a fetch: a request to one source."""
 
     @property
     def is_counted_on(self) -> bool:
-        """Whether no later copy is under way: this is the one to ask again for."""
-        return self.care.open_copies >> self.copy == 1
+        """Whether no later attempt is under way: this is the one to ask again for."""
+        return self.tracked.open_attempts >> self.attempt == 1
 
-    care: Care
-    source: Source
-    copy: int
+    tracked: TrackedFetch
+    source: FlowSource
+    attempt: int
     place: int
     """The source's place among the fetch's sources."""
     began_s: float
@@ -55,6 +55,6 @@ class Request(msgspec.Struct):
     num_done_before: int
     """Answers that the source had given by then."""
     is_beaten: bool = False
-    """Whether another copy came first, and its place at the source was given to others."""
+    """Whether another attempt came first, and its place at the source was given to others."""
     is_deferred: bool = False
     """Whether the source has put it aside, and its place was given to others."""

@@ -13,7 +13,7 @@ from penstock.dataset.part import Ints
 Flags = npt.NDArray[np.bool_]
 
 
-class Way(IntEnum):
+class Route(IntEnum):
     """How samples get their bytes."""
 
     TIER = 0
@@ -26,19 +26,19 @@ class Way(IntEnum):
     """From other nodes, which hold them or are to hold them."""
 
 
-def way_of_store(*, in_runs: bool) -> Way:
-    """Return the way of samples that come from the store."""
-    return Way.RUN if in_runs else Way.ALONE
+def store_route(*, in_runs: bool) -> Route:
+    """Return the route of samples that come from the store."""
+    return Route.RUN if in_runs else Route.ALONE
 
 
-def ways_of(
+def routes_of(
     placed: Flags,
     *,
     in_runs: bool = False,
     is_run_bare: Callable[[], Flags] | None = None,
     is_spread: Callable[[], Flags] | None = None,
 ) -> Ints:
-    """Return the way of each sample.
+    """Return the route of each sample.
 
     `placed` are those whose units all have their place in a tier here: nothing is nearer. Of the
     others, those whose units other nodes have (`is_spread`, asked only in a cluster) come from
@@ -49,10 +49,10 @@ def ways_of(
     >>> ways_of(np.array([True, False, False]), is_spread=lambda: np.array([True, True, False]))
     array([0, 3, 2])
     """
-    ways = np.full(len(placed), way_of_store(in_runs=in_runs), np.int64)
+    routes = np.full(len(placed), store_route(in_runs=in_runs), np.int64)
     if in_runs and is_run_bare is not None and placed.any():
-        ways[~is_run_bare()] = Way.ALONE
-    ways[placed] = Way.TIER
+        routes[~is_run_bare()] = Route.ALONE
+    routes[placed] = Route.TIER
     if is_spread is not None and not placed.all():
-        ways[~placed & is_spread()] = Way.PEER
-    return ways
+        routes[~placed & is_spread()] = Route.PEER
+    return routes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.flow.budget import REQUESTS_FIRST, Budget, SourcePrior
-from penstock.flow.limit import Limit
-from penstock.flow.requests import Care, Request
-from penstock.flow.tail import Tail
+from penstock.flow.budget import REQUESTS_FIRST, FlowBudget, SourcePrior
+from penstock.flow.limit import RequestLimit
+from penstock.flow.requests import SourceRequest, TrackedFetch
+from penstock.flow.tail import LatencyTail
 
 BEATEN_MAX = 8
 TOKENS_FIRST = 4.0
@@ -31,7 +31,7 @@ class SourceRates:
     limit: int
 
 
-class Source:
+class FlowSource:
     """The state of one source."""
 
     __slots__ = (
@@ -53,19 +53,19 @@ class Source:
         "tokens",
     )
 
-    def __init__(self, name: str, budget: Budget, prior: SourcePrior | None) -> None:
+    def __init__(self, name: str, budget: FlowBudget, prior: SourcePrior | None) -> None:
         self.name = name
-        self.limit = Limit(
+        self.limit = RequestLimit(
             requests_min=budget.requests_min,
             requests_max=budget.requests_max,
             start=prior.requests if prior else REQUESTS_FIRST,
         )
-        self.tail = Tail(prior)
+        self.tail = LatencyTail(prior)
         self.has_prior = prior is not None
         self.prior_bytes_s = prior.bytes_s if prior else 0.0
-        self.ready: list[tuple[int, int, Care]] = []
+        self.ready: list[tuple[int, int, TrackedFetch]] = []
         """Heap of (step, number, fetch) that may begin as soon as there is room."""
-        self.hedges: deque[Care] = deque()
+        self.hedges: deque[TrackedFetch] = deque()
         """Second copies that wait for room; they go before everything else."""
         self.in_flight = 0
         self.num_beaten = 0
@@ -81,15 +81,15 @@ class Source:
         self._meter_at_s = 0.0
         self._meter_bytes = 0
 
-    def answered(self, request: Request, now_s: float, *, moved: bool) -> None:
+    def answered(self, request: SourceRequest, now_s: float, *, moved: bool) -> None:
         """Release a request's place, and learn from it if bytes came over the wire.
 
         How long a deferred one took is the story of another node's fetch, not of this source; its
         bytes count in what the source delivers, and nowhere else.
         """
-        size_bytes = request.care.fetch.size_bytes
+        size_bytes = request.tracked.fetch.size_bytes
         if moved and request.is_deferred:
-            self.is_behind = self.is_behind and request.care.is_there
+            self.is_behind = self.is_behind and request.tracked.is_there
             self._meter(now_s, size_bytes)
         elif moved:
             counted_s = self.tail.add(size_bytes, now_s - request.began_s)
@@ -97,7 +97,7 @@ class Source:
             self._meter(now_s, size_bytes)
         self.leave(request)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: SourceRequest) -> None:
         """Take note that a request is over."""
         if request.is_beaten:
             self.num_beaten -= 1
@@ -105,7 +105,7 @@ class Source:
             self.in_flight -= 1
         self.num_done += 1
 
-    def defer(self, request: Request) -> None:
+    def defer(self, request: SourceRequest) -> None:
         """Give the place of a request to others: it waits at the source for bytes to come there.
 
         Nobody's thread waits with it, so any number may: the stage bounds them.
@@ -117,7 +117,7 @@ class Source:
             self.in_flight -= 1
         request.is_deferred = True
 
-    def beat(self, request: Request) -> None:
+    def beat(self, request: SourceRequest) -> None:
         """Give the place of a request to others: it is late, or another copy of it was quicker.
 
         It is still under way, and may be for long. Only so many are left out of the count: whoever

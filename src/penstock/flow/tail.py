@@ -24,7 +24,7 @@ _REFRESH = 32
 _UNKNOWN_S = 0.05
 
 
-class Tail:
+class LatencyTail:
     """The latency of one source, by size."""
 
     __slots__ = (

@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.flow.elsewhere import PATIENCE_S
+from penstock.flow.fallback import PATIENCE_S
 from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
 from penstock.peers.client_link import SILENCE_S
 from penstock.peers.members import QUORUM, RETRY_MAX_S

@@ -21,7 +21,7 @@ from penstock.flow import Consumed, Fetch, Waiting, Wanted
 from penstock.flow.filling import FillCourse, FillProgress
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.planning import may_fill, may_plan
-from penstock.flow.routes import Way, ways_of
+from penstock.flow.routes import Route, routes_of
 from penstock.peers.members import Members
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_link import Link
@@ -179,18 +179,18 @@ class ClusterRank:
     def _plan(self) -> None:
         self._look_around()
         units = np.array(self._job.batch_of(self.number, self._planned))
-        ways = ways_of(
+        routes = routes_of(
             self._has_place(units), is_spread=lambda: self.holders.peers_of(units)[0] >= 0
         )
-        staged = self._size_bytes(units[ways != Way.TIER])
+        staged = self._size_bytes(units[routes != Route.TIER])
         batch = Batch(self._planned, units.tolist(), self._size_bytes(units) + staged)
         self._planned += 1
         self._stage.append(batch)
-        fetches = self._fetches_of(batch, units[ways == Way.TIER])
-        alone = units[ways == Way.ALONE]
+        fetches = self._fetches_of(batch, units[routes == Route.TIER])
+        alone = units[routes == Route.ALONE]
         if len(alone):
             fetches.append(self._staged(batch, alone, _FROM_STORE, "alone"))
-        far = units[ways == Way.PEER]
+        far = units[routes == Route.PEER]
         for sources, numbers in self.holders.by_sources(far, STORE) if len(far) else ():
             fetches.append(self._staged(batch, far[numbers], sources, "asked"))
         self._was_near = not batch.num_waiting

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.flow import Begin, Budget, Deferred, Fetch, Flow
+from penstock.flow import Begin, Deferred, Fetch, Flow, FlowBudget
 from penstock.flow.choice import peer_of
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.reading import ClaimPatience, stores_of
@@ -73,7 +73,7 @@ class ClusterReads:
         self._job, self._node, self._store = job, node, store
         self._holders, self._members, self._links = holders, members, links
         self._heard, self._moved = heard, moved
-        flow = Flow(budget=Budget(stage_bytes_max=STAGE_BYTES))
+        flow = Flow(budget=FlowBudget(stage_bytes_max=STAGE_BYTES))
         self.driver = FlowDriver(flow, now_s=lambda: self._now_s, at=node.at, begin=self._begin)
         self._patience = ClaimPatience()
         self._reads: dict[int, Read] = {}
@@ -115,7 +115,7 @@ class ClusterReads:
             self._ask(begin, read, peer)
         elif read.staged:
             self._read_store(begin, read, self._why(begin, read))
-        elif begin.copy == 0 or read.num_open == 1:
+        elif begin.attempt == 0 or read.num_open == 1:
             give_up_s = self._now_s + self._patience.seconds(
                 stores_of(self.driver.flow.rates()), self._now_s
             )
@@ -145,9 +145,9 @@ class ClusterReads:
     def _why(self, begin: Begin, read: Read) -> str:
         """Return the reason for which bytes of the store are counted."""
         if len(read.sources.names) > 1:
-            is_late = read.num_open > 1 or begin.copy == 0
+            is_late = read.num_open > 1 or begin.attempt == 0
             return "late" if is_late else "failed"
-        return "again" if begin.copy else read.why
+        return "again" if begin.attempt else read.why
 
     def _read_store(
         self, begin: Begin, read: Read, why: str, *, claimed: bool = False, moved: bool = True
@@ -243,7 +243,7 @@ class ClusterReads:
         )
 
     def _parked(self, begin: Begin) -> None:
-        self.driver.tell(Deferred(number=begin.number, copy=begin.copy, at_s=self._now_s))
+        self.driver.tell(Deferred(number=begin.number, attempt=begin.attempt, at_s=self._now_s))
 
     def _answered(self, begin: Begin, read: Read, peer: str, answer: Answered) -> None:
         self._take(read, peer, answer)

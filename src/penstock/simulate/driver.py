@@ -48,11 +48,11 @@ class FlowDriver:
         now_s = self._now_s()
         for _ in range(min(num_retries, MARKS_MAX)):
             self.tell(Throttled(source=begin.source, at_s=now_s))
-        self.tell(Arrived(number=begin.number, copy=begin.copy, at_s=now_s, moved=moved))
+        self.tell(Arrived(number=begin.number, attempt=begin.attempt, at_s=now_s, moved=moved))
 
     def failed(self, begin: Begin) -> None:
         """Tell the flow that a source could not answer a request."""
-        self.tell(Failed(number=begin.number, copy=begin.copy, at_s=self._now_s()))
+        self.tell(Failed(number=begin.number, attempt=begin.attempt, at_s=self._now_s()))
 
     def _wake(self) -> None:
         if self._now_s() < self._wake_s:

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
-from penstock.flow import Budget, SourcePrior
+from penstock.flow import FlowBudget, SourcePrior
 from penstock.flow.planning import requests_max
 from penstock.machine import Machine
 from penstock.order import GlobalOrder, Order, Steps
@@ -109,7 +109,7 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
     order = run.order or GlobalOrder(num_samples=len(run.samples.lengths), seed=0)
     training = _Training(time, run, _steps(run, order))
     num_requests = run.requests_max or requests_max(run.ranks)
-    budget = Budget(stage_bytes_max=run.stage_bytes, requests_max=num_requests)
+    budget = FlowBudget(stage_bytes_max=run.stage_bytes, requests_max=num_requests)
     for number in range(run.ranks):
         rank = VirtualRank(
             node,

@@ -17,17 +17,17 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.flow import (
     Begin,
-    Budget,
     Consumed,
     Fetch,
     Flow,
+    FlowBudget,
     SourcePrior,
     Waiting,
     Wanted,
 )
 from penstock.flow.filling import FillCourse
 from penstock.flow.planning import may_fill, may_plan
-from penstock.flow.routes import Way, ways_of
+from penstock.flow.routes import Route, routes_of
 from penstock.simulate.driver import FlowDriver
 from penstock.simulate.virtual import Call, Servers
 from penstock.simulate.virtual_node import Costs, VirtualNode
@@ -86,7 +86,7 @@ class VirtualRank:
         batches: Iterator[Ints],
         *,
         costs: Costs,
-        budget: Budget,
+        budget: FlowBudget,
         threads: int,
         prior: SourcePrior | None,
         ahead: Callable[[None], Iterator[Ints]],
@@ -163,10 +163,10 @@ class VirtualRank:
         self._stage.append(batch)
         self._stage_bytes += batch.size_bytes
         units = node.samples.units[ids]
-        ways = ways_of(np.all(node.tier_of[units] >= 0, axis=1))
-        absent = np.unique(units[ways == Way.TIER])
+        routes = routes_of(np.all(node.tier_of[units] >= 0, axis=1))
+        absent = np.unique(units[routes == Route.TIER])
         absent = absent[~node.present[absent]]
-        alone = ids[ways == Way.ALONE]
+        alone = ids[routes == Route.ALONE]
         batch.num_waiting = len(absent) + len(alone)
         self._was_near = not batch.num_waiting
         self._is_planning = False

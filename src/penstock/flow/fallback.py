@@ -1,4 +1,4 @@
-"""Turning elsewhere: asking the next source for what this one does not bring in time.
+"""Falling back: asking the next source for what this one does not bring in time.
 
 A fetch has sources, best first: a peer that keeps its bytes, perhaps another one, at last the store
 that owns them. The next one is asked while the first is still at it
@@ -39,9 +39,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from penstock.flow.hedge import LATE, LATE_S_MIN, LOOK_S_MIN, SEEN_MIN
-from penstock.flow.pace import Pace
-from penstock.flow.requests import Care, Request
-from penstock.flow.source import Source
+from penstock.flow.pace import StepPace
+from penstock.flow.requests import SourceRequest, TrackedFetch
+from penstock.flow.source import FlowSource
 
 PATIENCE_S = 5.0
 """The training loop's wait after which a deferred fetch is asked for elsewhere."""
@@ -57,27 +57,27 @@ _FIRST_STEPS = 3
 _AGAIN_S = 0.1
 """Between two looks at what is deferred while the training loop waits, or a source is behind."""
 
-SourceOf = Callable[[str], Source]
+SourceOf = Callable[[str], FlowSource]
 
 
 @dataclass(slots=True)
-class Elsewhere:
+class FallbackScan:
     """What looking over the open requests has shown."""
 
-    due: list[Request] = field(default_factory=list)
+    due: list[SourceRequest] = field(default_factory=list)
     """Those whose next source should be asked now, oldest first."""
-    num_late: dict[Source, int] = field(default_factory=dict)
+    num_late: dict[FlowSource, int] = field(default_factory=dict)
     """By source, the requests in flight that the next source would probably have answered."""
     again_s: float = inf
     """When to look again."""
 
     @property
-    def slow(self) -> list[Source]:
+    def slow(self) -> list[FlowSource]:
         """The sources most of whose requests in flight are late."""
         return [source for source, late in self.num_late.items() if 2 * late > source.in_flight]
 
 
-def late_after_s(source: Source, following: Source, size_bytes: int) -> float:
+def late_after_s(source: FlowSource, following: FlowSource, size_bytes: int) -> float:
     """Return how long a request of a source may take before the following one is asked."""
     if following.tail.num_seen >= SEEN_MIN or following.has_prior:
         return max(LATE_S_MIN, LATE * following.tail.p95_s(size_bytes))
@@ -86,24 +86,24 @@ def late_after_s(source: Source, following: Source, size_bytes: int) -> float:
     return _UNKNOWN_S
 
 
-def is_near(care: Care, following: Source, pace: Pace, now_s: float) -> bool:
+def is_near(tracked: TrackedFetch, following: FlowSource, pace: StepPace, now_s: float) -> bool:
     """Whether the following source would be only just in time, if it were asked now."""
-    return now_s >= _near_at_s(care, following, pace, now_s)
+    return now_s >= _near_at_s(tracked, following, pace, now_s)
 
 
-def look_elsewhere(
-    requests: Iterable[Request], source_of: SourceOf, pace: Pace, now_s: float
-) -> Elsewhere:
+def look_for_fallbacks(
+    requests: Iterable[SourceRequest], source_of: SourceOf, pace: StepPace, now_s: float
+) -> FallbackScan:
     """Find what is in flight and should be asked of its next source."""
-    found = Elsewhere()
+    found = FallbackScan()
     for request in requests:
-        care, place = request.care, request.place + 1
-        if request.is_beaten or place == len(care.fetch.sources):
+        tracked, place = request.tracked, request.place + 1
+        if request.is_beaten or place == len(tracked.fetch.sources):
             continue
         # One between may have failed already: then it is the one after that.
-        place = min(max(place, care.num_tried), len(care.fetch.sources) - 1)
-        following = source_of(care.fetch.sources[place])
-        late_s = late_after_s(request.source, following, care.fetch.size_bytes)
+        place = min(max(place, tracked.num_tried), len(tracked.fetch.sources) - 1)
+        following = source_of(tracked.fetch.sources[place])
+        late_s = late_after_s(request.source, following, tracked.fetch.size_bytes)
         late_at_s = request.began_s + late_s
         if now_s < late_at_s:
             found.again_s = min(found.again_s, late_at_s)
@@ -112,7 +112,7 @@ def look_elsewhere(
         if not may_turn(request) or following.limit.is_throttled(now_s):
             found.again_s = min(found.again_s, now_s + late_s)
             continue
-        near_at_s = _near_at_s(care, following, pace, now_s)
+        near_at_s = _near_at_s(tracked, following, pace, now_s)
         if now_s >= near_at_s:
             found.due.append(request)
         # The pace may change before: look now and then.
@@ -122,63 +122,65 @@ def look_elsewhere(
 
 
 def look_deferred(
-    deferred: Collection[Request],
-    requests: Collection[Request],
+    deferred: Collection[SourceRequest],
+    requests: Collection[SourceRequest],
     source_of: SourceOf,
-    pace: Pace,
+    pace: StepPace,
     now_s: float,
-) -> Elsewhere:
+) -> FallbackScan:
     """Find what is deferred and has been waited for too long."""
     step, is_behind = pace.waiting_step, any(request.source.is_behind for request in deferred)
     if step is None and not is_behind:
-        return Elsewhere()
+        return FallbackScan()
     left_s = PATIENCE_S - pace.waited_s(now_s)
     if left_s > 0 and not is_behind:
-        return Elsewhere(again_s=now_s + max(left_s, LOOK_S_MIN))
-    found = Elsewhere(again_s=now_s + _AGAIN_S)
+        return FallbackScan(again_s=now_s + max(left_s, LOOK_S_MIN))
+    found = FallbackScan(again_s=now_s + _AGAIN_S)
     late_step = step if step is not None and left_s <= 0 else -1
     busy = _steps_at(requests, deferred)
     for request in deferred:
-        care = request.care
+        tracked = request.tracked
         if not may_turn(request):
             continue
-        following = source_of(care.fetch.sources[care.num_tried])
-        if care.fetch.step > late_step and not (
-            request.source.is_behind and is_near(care, following, pace, now_s)
+        following = source_of(tracked.fetch.sources[tracked.num_tried])
+        if tracked.fetch.step > late_step and not (
+            request.source.is_behind and is_near(tracked, following, pace, now_s)
         ):
             continue
         in_line = following.ready[0][0] if following.ready else inf
-        is_busy = min(in_line, busy.get(following, inf)) <= care.fetch.step
+        is_busy = min(in_line, busy.get(following, inf)) <= tracked.fetch.step
         if not (is_busy or following.limit.is_throttled(now_s)):
             found.due.append(request)
     return found
 
 
-def _steps_at(requests: Collection[Request], deferred: Collection[Request]) -> dict[Source, int]:
+def _steps_at(
+    requests: Collection[SourceRequest], deferred: Collection[SourceRequest]
+) -> dict[FlowSource, int]:
     """Return the first step that waits for each source, and for no other."""
     spare = {
-        request.care.fetch.number
+        request.tracked.fetch.number
         for request in (*requests, *deferred)
-        if request.place + 1 < len(request.care.fetch.sources)
+        if request.place + 1 < len(request.tracked.fetch.sources)
     }
-    steps: dict[Source, int] = {}
+    steps: dict[FlowSource, int] = {}
     for request in requests:
-        fetch = request.care.fetch
+        fetch = request.tracked.fetch
         if fetch.number not in spare:
             steps[request.source] = min(steps.get(request.source, fetch.step), fetch.step)
     return steps
 
 
-def may_turn(request: Request) -> bool:
+def may_turn(request: SourceRequest) -> bool:
     """Whether a fetch is still to come, has a source left, and this request is all it waits for."""
-    care = request.care
-    if care.num_tried == len(care.fetch.sources) or not request.is_counted_on:
+    tracked = request.tracked
+    if tracked.num_tried == len(tracked.fetch.sources) or not request.is_counted_on:
         return False
-    return not (care.is_queued or care.is_there)
+    return not (tracked.is_queued or tracked.is_there)
 
 
-def _near_at_s(care: Care, following: Source, pace: Pace, now_s: float) -> float:
-    fetch = care.fetch
+def _near_at_s(tracked: TrackedFetch, following: FlowSource, pace: StepPace, now_s: float) -> float:
+    fetch = tracked.fetch
     if pace.step_s is None and fetch.step > pace.last_step + _FIRST_STEPS:
         return now_s + _UNKNOWN_S  # Nobody knows yet how fast steps go by, and all seem needed now.
     soon_s = max(LATE_S_MIN, _NEAR * following.tail.p99_s(fetch.size_bytes))

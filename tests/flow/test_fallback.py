@@ -8,11 +8,11 @@ from tests.flow.story import LATENCY_S, Story
 from penstock.flow import (
     Action,
     Begin,
-    Budget,
     Deferred,
     Failed,
     Fetch,
     Flow,
+    FlowBudget,
     GiveUp,
     SourcePrior,
     Throttled,
@@ -45,7 +45,7 @@ def defer(told: Story, *numbers: int) -> list[Action]:
     return [
         action
         for n in numbers
-        for action in told.flow.on(Deferred(number=n, copy=0, at_s=told.now_s))
+        for action in told.flow.on(Deferred(number=n, attempt=0, at_s=told.now_s))
     ]
 
 
@@ -58,7 +58,7 @@ def test_the_store_is_asked_after_as_long_as_the_store_would_have_taken() -> Non
         (late,) = told.want(1)
         told.flow.on(Waiting(step=told.step, at_s=told.now_s))
         assert told.wait(soon_s) == []
-        assert told.wait(late_s - soon_s) == [Begin(number=late, copy=1, source=STORE)]
+        assert told.wait(late_s - soon_s) == [Begin(number=late, attempt=1, source=STORE)]
 
 
 def test_every_near_request_of_a_slow_peer_is_asked_of_the_store_and_each_once() -> None:
@@ -75,7 +75,7 @@ def test_no_peer_runs_out_of_tokens() -> None:
         (late,) = told.want(1)
         told.flow.on(Waiting(step=told.step, at_s=told.now_s))
         assert asked(told.wait(0.1)) == [late]
-        told.arrive(late, copy=1)
+        told.arrive(late, attempt=1)
         told.consume()
         told.now_s += 0.4
         told.arrive(late)
@@ -109,7 +109,7 @@ def test_where_nothing_is_known_a_second_is_long_enough_and_a_prior_is_knowledge
     prior = SourcePrior(latency_s=0.02, latency_p99_s=0.05, bytes_s=1e8)
     for known, least_s in (({}, 1.0), ({STORE: prior}, 0.05)):
         told = Story(PEER, STORE, num_seen=0)
-        told.flow = Flow(budget=Budget(stage_bytes_max=10_000), prior=known)
+        told.flow = Flow(budget=FlowBudget(stage_bytes_max=10_000), prior=known)
         (late,) = told.want(1)
         assert told.wait(0.9 * least_s) == []
         assert asked(told.wait(0.3 * least_s)) == [late]
@@ -128,8 +128,8 @@ def test_two_peers_are_asked_before_the_store_each_in_its_time() -> None:
     told.see(200, STORE)
     (late,) = told.want(1)
     told.flow.on(Waiting(step=told.step, at_s=told.now_s))
-    assert told.wait(0.08) == [Begin(number=late, copy=1, source=OTHER)]
-    assert told.wait(0.08) == [Begin(number=late, copy=2, source=STORE)]
+    assert told.wait(0.08) == [Begin(number=late, attempt=1, source=OTHER)]
+    assert told.wait(0.08) == [Begin(number=late, attempt=2, source=STORE)]
 
 
 def test_a_second_peer_that_fails_does_not_hide_that_the_first_one_hangs() -> None:
@@ -139,8 +139,8 @@ def test_a_second_peer_that_fails_does_not_hide_that_the_first_one_hangs() -> No
     (late,) = told.want(1)
     told.flow.on(Waiting(step=told.step, at_s=told.now_s))
     told.wait(0.08)
-    assert told.flow.on(Failed(number=late, copy=1, at_s=told.now_s)) == []
-    assert told.wait(0.08) == [Begin(number=late, copy=2, source=STORE)]
+    assert told.flow.on(Failed(number=late, attempt=1, at_s=told.now_s)) == []
+    assert told.wait(0.08) == [Begin(number=late, attempt=2, source=STORE)]
 
 
 def test_a_failure_while_the_next_source_is_full_waits_for_its_turn_there() -> None:
@@ -154,7 +154,7 @@ def test_a_failure_while_the_next_source_is_full_waits_for_its_turn_there() -> N
     assert late == busy
     told.flow.on(Waiting(step=told.step, at_s=told.now_s))
     told.wait(0.2)
-    assert told.flow.on(Failed(number=late, copy=0, at_s=told.now_s)) == []
+    assert told.flow.on(Failed(number=late, attempt=0, at_s=told.now_s)) == []
     assert asked(told.arrive(busy - 1)) == [late]
 
 
@@ -182,10 +182,10 @@ def test_what_waits_for_a_place_at_a_slow_peer_goes_to_the_store_when_it_is_near
     told.flow.on(Waiting(step=told.step, at_s=told.now_s))
     assert asked(told.wait(0.1)) == first
     assert told.flow.in_flight(PEER) == level
-    actions = [action for n in first[:4] for action in told.arrive(n, copy=1) + told.wait(0.05)]
+    actions = [action for n in first[:4] for action in told.arrive(n, attempt=1) + told.wait(0.05)]
     moved = [a for a in actions if isinstance(a, Begin) and a.source == STORE]
     assert [a.number for a in moved] == waiting
-    assert all(a.copy == 0 for a in moved), "the peer was never asked"
+    assert all(a.attempt == 0 for a in moved), "the peer was never asked"
     assert not {a.number for a in actions if isinstance(a, Begin)} & set(far)
 
 
@@ -251,9 +251,11 @@ def test_a_deferred_fetch_that_fails_goes_on_with_the_next_source() -> None:
     told = story()
     (number,) = told.want(1)
     defer(told, number)
-    failed = told.flow.on(Failed(number=number, copy=0, at_s=told.now_s))
-    assert failed == [Begin(number=number, copy=1, source=STORE)]
-    assert told.flow.on(Failed(number=number, copy=1, at_s=told.now_s)) == [GiveUp(number=number)]
+    failed = told.flow.on(Failed(number=number, attempt=0, at_s=told.now_s))
+    assert failed == [Begin(number=number, attempt=1, source=STORE)]
+    assert told.flow.on(Failed(number=number, attempt=1, at_s=told.now_s)) == [
+        GiveUp(number=number)
+    ]
 
 
 def test_a_training_loop_that_waits_for_five_seconds_turns_to_the_store() -> None:
@@ -265,9 +267,9 @@ def test_a_training_loop_that_waits_for_five_seconds_turns_to_the_store() -> Non
     assert told.flow.wake_s is None, "nothing to look at before the training loop waits"
     told.flow.on(Waiting(step=told.step, at_s=told.now_s))
     assert told.wait(4.9) == []
-    assert told.wait(0.2) == [Begin(number=near, copy=1, source=STORE)]
+    assert told.wait(0.2) == [Begin(number=near, attempt=1, source=STORE)]
     assert told.wait(20.0) == []
-    assert told.arrive(near, copy=1) == []
+    assert told.arrive(near, attempt=1) == []
     assert told.arrive(near) == []
     assert len(told.flow._deferred) == 1
 
@@ -292,7 +294,7 @@ def test_a_peer_that_is_behind_costs_one_long_wait_until_it_brings_something() -
         at_once = told.flow.on(Waiting(step=told.step, at_s=told.now_s))
         assert asked(at_once + told.wait(1.0)) == ([] if first else [parked])
         assert asked(told.wait(5.0)) == ([parked] if first else [])
-        told.arrive(parked, copy=1)
+        told.arrive(parked, attempt=1)
         told.consume()
     (parked, later) = told.want(2, ahead=100)
     defer(told, parked, later)
@@ -312,15 +314,15 @@ def test_store_reads_for_later_steps_are_no_reason_to_wait_for_a_deferred_one() 
 
 
 def test_deferred_fills_leave_room_for_others() -> None:
-    flow = Flow(budget=Budget(stage_bytes_max=400))
-    copies = [
+    flow = Flow(budget=FlowBudget(stage_bytes_max=400))
+    attempts = [
         Fetch(number=n, step=0, size_bytes=100, sources=(PEER,), staged=False) for n in range(3)
     ]
     own = Fetch(number=3, step=0, size_bytes=100, sources=(STORE,), staged=False)
-    begun = flow.on(Wanted(fetches=(*copies, own), at_s=0.0))
+    begun = flow.on(Wanted(fetches=(*attempts, own), at_s=0.0))
     for number in range(3):
         assert asked(begun, PEER) == [number]
-        begun = flow.on(Deferred(number=number, copy=0, at_s=0.1))
+        begun = flow.on(Deferred(number=number, attempt=0, at_s=0.1))
     assert asked(begun) == [3]
     assert flow.planned_fill_bytes == 400
 
