@@ -30,7 +30,7 @@ from penstock.errors import CorruptError, OptionError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.folder import FolderStore
 from penstock.storage.locate import open_store
-from penstock.storage.retry import Retrying
+from penstock.storage.retry import RetryingStore
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_to_find_nothing_new_costs_one_request(s3: Any) -> None:
     dataset = penstock.open(s3.uri, store=s3.options)
     assert dataset.origin is not None
     store = dataset.origin.catalog.store
-    assert isinstance(store, Retrying)
+    assert isinstance(store, RetryingStore)
     before = store.num_attempts
     assert dataset.latest() is dataset
     assert store.num_attempts - before == 1

@@ -103,7 +103,7 @@ def test_after_a_failure_comes_the_next_source_and_in_the_end_it_is_given_up() -
     flow = flow_of()
     flow.on(wanted(fetch(0, 0, "peer", "store")))
     assert flow.on(Failed(number=0, attempt=0, at_s=0.1)) == [
-        Begin(number=0, copy=1, source="store")
+        Begin(number=0, attempt=1, source="store")
     ]
     assert flow.on(Failed(number=0, attempt=1, at_s=0.2)) == [GiveUp(number=0)]
     assert flow.stage_bytes == flow.planned_bytes == flow.in_flight("store") == 0

@@ -21,7 +21,7 @@ RULES = {
     "may_plan",
     "requests_max",
     "stores_of",
-    "ways_of",
+    "routes_of",
 }
 """Of `penstock.flow`, all that the two have in common."""
 

@@ -13,7 +13,7 @@ from testkit.shaper import Fault, Fixed, Shape, Shaper
 import penstock
 from penstock.engine.block_stage import BlockStage
 from penstock.errors import StoreError, UnavailableError, UnreachableError
-from penstock.storage import MemoryStore, ObjectInfo, Retrying, RetryPolicy
+from penstock.storage import MemoryStore, ObjectInfo, RetryingStore, RetryPolicy
 from penstock.storage.retry import waiting_since
 from penstock.testing.faults import WrappedStore
 
@@ -106,7 +106,7 @@ def test_an_attempt_that_hangs_is_left_behind_and_writes_nowhere() -> None:
     memory = MemoryStore("hanging")
     info = memory.write("x", b"right")
     hanging = _Hanging(memory)
-    store = Retrying(hanging, RetryPolicy(deadline_s=1.0, first_wait_s=0.01))
+    store = RetryingStore(hanging, RetryPolicy(deadline_s=1.0, first_wait_s=0.01))
     target = bytearray(5)
     with pytest.raises(UnreachableError, match=r"x: no answer before the deadline.*2 attempts"):
         store.read_into(info, 0, memoryview(target))
@@ -120,10 +120,10 @@ def test_calls_of_one_wait_share_its_deadline() -> None:
     memory = MemoryStore("sharing")
     info = memory.write("x", b"right")
     hanging = _Hanging(memory)
-    store = Retrying(hanging, RetryPolicy(deadline_s=1000.0, first_wait_s=0.01))
+    store = RetryingStore(hanging, RetryPolicy(deadline_s=1000.0, first_wait_s=0.01))
     with waiting_since(time.monotonic() - 999.0):
         began_s = time.monotonic()
-        hurried = Retrying(hanging, RetryPolicy(deadline_s=4.0, first_wait_s=0.01))
+        hurried = RetryingStore(hanging, RetryPolicy(deadline_s=4.0, first_wait_s=0.01))
         with pytest.raises(UnreachableError, match="deadline"):
             hurried.read_range(info, 0, 5)
         assert time.monotonic() - began_s < 3.5, "a quarter of 4 s is left, not all of it"

@@ -11,7 +11,7 @@ from penstock.errors import ChangedError, NotFoundError, OptionError, Unavailabl
 from penstock.storage import (
     ObjectInfo,
     RemoteStore,
-    Retrying,
+    RetryingStore,
     RetryPolicy,
     Store,
     StoreOptions,
@@ -55,9 +55,9 @@ class TestAnonymousAzureStore(TestAnonymousS3Store):
         return RemoteStore("abfs://bucket@account.dfs.core.windows.net/prefix", options)
 
 
-def _quick(store: Store, **policy: float) -> Retrying:
+def _quick(store: Store, **policy: float) -> RetryingStore:
     waits = {"first_wait_s": 0.001, "wait_max_s": 0.001, **policy}
-    return Retrying(store, RetryPolicy(**waits), source=random.Random(1))  # type: ignore[arg-type]
+    return RetryingStore(store, RetryPolicy(**waits), source=random.Random(1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

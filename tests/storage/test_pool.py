@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError, RangeError
-from penstock.storage import MemoryStore, Pool, ReadRequest
+from penstock.storage import MemoryStore, ReadPool, ReadRequest
 from penstock.testing.conformance import some_bytes
 from penstock.testing.faults import CountingStore
 
@@ -39,7 +39,7 @@ def test_every_target_gets_its_own_bytes(wanted: list[tuple[str, int, int]]) -> 
         ReadRequest(info=store.info(key), offset=offset, target=memoryview(target))
         for (key, offset, _), target in zip(wanted, targets, strict=True)
     ]
-    with Pool(3) as pool:
+    with ReadPool(3) as pool:
         pool.read_many(store, requests)
     for (key, offset, length), target in zip(wanted, targets, strict=True):
         assert bytes(store.read_range(store.info(key), offset, length)) == target
@@ -48,7 +48,7 @@ def test_every_target_gets_its_own_bytes(wanted: list[tuple[str, int, int]]) -> 
 def test_near_ranges_are_asked_for_once(memory: MemoryStore) -> None:
     counting = CountingStore(memory)
     targets = [bytearray(100) for _ in range(50)]
-    with Pool(4) as pool:
+    with ReadPool(4) as pool:
         pool.read_many(
             counting,
             [
@@ -71,7 +71,7 @@ def test_results_come_as_they_are_ready() -> None:
             release.wait()
         return number
 
-    with Pool(2) as pool:
+    with ReadPool(2) as pool:
         results = pool.map_unordered(work, range(5))
         first = [next(results) for _ in range(4)]
         release.set()
@@ -86,7 +86,7 @@ def test_the_first_error_reaches_the_caller_with_its_traceback(memory: MemorySto
         started.append(number)
         memory.read_range(memory.info("x"), 99_999, 2)
 
-    with Pool(2) as pool, pytest.raises(RangeError) as caught:
+    with ReadPool(2) as pool, pytest.raises(RangeError) as caught:
         list(pool.map_unordered(_breaks, range(1000)))
     assert "_breaks" in "".join(traceback.format_tb(caught.value.__traceback__))
     assert len(started) < 20
@@ -94,7 +94,7 @@ def test_the_first_error_reaches_the_caller_with_its_traceback(memory: MemorySto
 
 def test_no_thread_outlives_the_block(memory: MemoryStore) -> None:
     before = threading.active_count()
-    with Pool(8) as pool:
+    with ReadPool(8) as pool:
         list(pool.map_unordered(lambda number: number, range(100)))
     assert threading.active_count() == before
 
@@ -107,7 +107,7 @@ def test_items_are_taken_a_bounded_number_ahead() -> None:
             taken.append(number)
             yield number
 
-    with Pool(2) as pool:
+    with ReadPool(2) as pool:
         results = pool.map_unordered(lambda number: number, items())
         next(results)
         assert len(taken) <= 4
@@ -116,4 +116,4 @@ def test_items_are_taken_a_bounded_number_ahead() -> None:
 
 def test_a_pool_without_threads_is_refused() -> None:
     with pytest.raises(OptionError):
-        Pool(0)
+        ReadPool(0)

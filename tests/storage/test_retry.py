@@ -17,7 +17,7 @@ from penstock.errors import (
     UnavailableError,
     UnreachableError,
 )
-from penstock.storage import MemoryStore, ObjectInfo, Retrying, RetryPolicy, Store
+from penstock.storage import MemoryStore, ObjectInfo, RetryingStore, RetryPolicy, Store
 from penstock.storage.base import Buffer
 from penstock.storage.retry import waits
 from penstock.testing.conformance import StoreConformance
@@ -28,7 +28,7 @@ class TestRetryingStore(StoreConformance):
     @pytest.fixture
     def store(self) -> Iterator[Store]:
         inner = MemoryStore("retrying")
-        yield Retrying(inner)
+        yield RetryingStore(inner)
         inner.clear()
 
 
@@ -67,8 +67,8 @@ def memory() -> Iterator[MemoryStore]:
     store.clear()
 
 
-def _retrying(store: Store, clock: VirtualClock, **policy: float) -> Retrying:
-    return Retrying(store, RetryPolicy(**policy), clock=clock, source=random.Random(7))  # type: ignore[arg-type]
+def _retrying(store: Store, clock: VirtualClock, **policy: float) -> RetryingStore:
+    return RetryingStore(store, RetryPolicy(**policy), clock=clock, source=random.Random(7))  # type: ignore[arg-type]
 
 
 @given(

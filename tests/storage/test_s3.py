@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import DeniedError, NotFoundError
-from penstock.storage import Pool, RemoteStore, Retrying, Store, StoreOptions, open_store, resolve
+from penstock.storage import (
+    ReadPool,
+    RemoteStore,
+    RetryingStore,
+    Store,
+    StoreOptions,
+    open_store,
+    resolve,
+)
 from penstock.testing.conformance import StoreConformance, fill, some_bytes
 from penstock.testing.servers import S3Access
 
@@ -52,7 +60,7 @@ def test_a_prefix_hides_what_lies_beside_it(s3: Bucket) -> None:
 def test_listings_of_several_pages_are_complete_and_sorted(s3: Bucket) -> None:
     store = RemoteStore(s3.uri, s3.options)
     names = [f"{number:04d}{'/' if number % 7 else '-'}x" for number in range(1100)]
-    with Pool(8) as pool:
+    with ReadPool(8) as pool:
         list(pool.map_unordered(lambda name: store.write(name, b""), names))
     assert [info.key for info in store.list()] == sorted(names)
     assert 0 < len(store.peek()) <= 1000
@@ -121,7 +129,7 @@ def test_s3_folders_globs_and_braces_are_resolved(s3: Bucket) -> None:
     everything = resolve(s3.uri + "train", s3.options)
     assert (len(everything.objects), everything.is_everything) == (12, True)
     assert everything.store.uri == s3.uri + "train/"
-    assert isinstance(everything.store, Retrying)
+    assert isinstance(everything.store, RetryingStore)
     globbed = resolve(s3.uri + "train/00[0-4].tar", s3.options)
     assert [info.key for info in globbed.objects] == [f"00{number}.tar" for number in range(5)]
     assert not globbed.is_everything

@@ -13,7 +13,7 @@ from tests.storage.conftest import fill, unit_bytes, units_of
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_places import NOWHERE
-from penstock.storage.tier_shape import Ints, Known, TierShape
+from penstock.storage.tier_shape import ComputedShape, Ints, TierShape
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.testing.forks import in_child
 
@@ -39,7 +39,7 @@ def shape_with(count: int) -> TierShape:
         name="many",
         offsets=Even(count, EVERY),  # type: ignore[arg-type]
         lengths=Even(count, 0, UNIT),  # type: ignore[arg-type]
-        known=Known(size_bytes=count * EVERY, digest=7),
+        known=ComputedShape(size_bytes=count * EVERY, digest=7),
     )
 
 

@@ -19,10 +19,10 @@ from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_sizes import (
     Disk,
     Memory,
-    Room,
+    TierAllowance,
+    allowance_for,
     group_free_bytes,
     memory_left_bytes,
-    room_for,
     wished_bytes,
 )
 from penstock.testing.forks import in_child
@@ -62,7 +62,7 @@ def test_one_place_holds_one_tier(tmp_path: Path) -> None:
 
 
 def test_a_share_is_of_what_is_free() -> None:
-    room = Room(free_bytes=1000, bound="", way_out="")
+    room = TierAllowance(free_bytes=1000, bound="", way_out="")
     assert wished_bytes(Memory("50%"), room) == 500
     assert wished_bytes(Memory(" 12.5 % "), room) == 125
     assert wished_bytes(Memory("2kB"), room) == 2000
@@ -116,7 +116,7 @@ def test_a_disk_that_fills_up_stops_that_tier_for_all_and_spoils_nothing(
         assert fill(tiers, [0, 1]) == [0, 1]
         others = folder / "others"
         with others.open("wb", buffering=0) as file:  # somebody else takes all but a little
-            file.write(bytes(room_for(Disk(folder, 1), str(folder)).free_bytes - 150_000))
+            file.write(bytes(allowance_for(Disk(folder, 1), str(folder)).free_bytes - 150_000))
         filled = fill(tiers, list(range(2, 20)))
         assert filled == [2]
         assert tiers.tiers[0].is_full
@@ -138,11 +138,11 @@ def test_what_was_half_written_is_given_back(mount: Mount) -> None:
     with open_tiers([wish], LARGE) as tiers:
         fill(tiers, [0])
         with (folder / "others").open("wb", buffering=0) as file:
-            file.write(bytes(room_for(wish, str(folder)).free_bytes - 50_000))
-        before_bytes = room_for(wish, str(folder)).free_bytes
+            file.write(bytes(allowance_for(wish, str(folder)).free_bytes - 50_000))
+        before_bytes = allowance_for(wish, str(folder)).free_bytes
         assert fill(tiers, [1]) == []
         # A page is shared with the neighbour, and the sums may have got one.
-        assert room_for(wish, str(folder)).free_bytes >= before_bytes - 2 * 4096
+        assert allowance_for(wish, str(folder)).free_bytes >= before_bytes - 2 * 4096
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -154,7 +154,7 @@ def test_looking_at_a_tier_on_a_full_tmpfs_needs_no_room(mount: Mount, kind: str
         fill(tiers, [0, 199_999])
         with (folder / "others").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
-                if room_for(Disk(folder, 1), str(folder)).free_bytes == 0:
+                if allowance_for(Disk(folder, 1), str(folder)).free_bytes == 0:
                     break
 
         def child() -> tuple[int, bool, bool]:

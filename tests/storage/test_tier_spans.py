@@ -23,7 +23,7 @@ from penstock.storage.tier_found import found_tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_places import NOWHERE, UnitPlaces
 from penstock.storage.tier_shape import Bools
-from penstock.storage.tier_sizes import Disk, Memory, Wish, room_for
+from penstock.storage.tier_sizes import Disk, Memory, Wish, allowance_for
 from penstock.testing.forks import in_child, start_child, wait_for
 
 SPAN = 65536
@@ -301,7 +301,7 @@ def test_a_disk_that_fills_up_first_costs_what_is_spare(
         fill(tiers)
     with caplog.at_level(logging.WARNING), opened(wish, *range(16, 32)) as tiers:
         with (folder / "others").open("wb", buffering=0) as file:  # all but four units
-            file.write(bytes(room_for(wish, str(folder)).free_bytes - 4 * 32768 - 8192))
+            file.write(bytes(allowance_for(wish, str(folder)).free_bytes - 4 * 32768 - 8192))
         filled = fill(tiers)
         # its own room and that of the 16 units from before
         assert len(filled) in (19, 20)

@@ -28,7 +28,7 @@ from penstock.plan.planner import EpochPlan, Plan, make_plan
 from penstock.plan.summary import summary_of
 from penstock.plan.what_if import what_if
 from penstock.plan.work import Work
-from penstock.storage.tier_sizes import Room, wished_bytes
+from penstock.storage.tier_sizes import TierAllowance, wished_bytes
 from penstock.world import World
 
 _EXAMPLE = """\
@@ -172,7 +172,7 @@ def _tiers(args: argparse.Namespace, machine: Machine) -> tuple[TierModel, ...]:
         rate = Curve.flat(_TIER_BYTES_S[wish.kind])
         plain = TierModel(kind=wish.kind, capacity_bytes=0, read=rate, write=rate)
         like = known[wish.kind].pop(0) if known[wish.kind] else plain
-        room = Room(free_bytes=like.capacity_bytes, bound="the machine's file", way_out="")
+        room = TierAllowance(free_bytes=like.capacity_bytes, bound="the machine's file", way_out="")
         size_bytes = wished_bytes(wish, room)
         if not size_bytes:
             raise OptionError(

@@ -31,7 +31,7 @@ from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, default_machine_path
 from penstock.probe import QUICK, USUAL, Probed, Target, probe_machine, write_machine
-from penstock.storage.tier_sizes import Room, Wish, wished_bytes
+from penstock.storage.tier_sizes import TierAllowance, Wish, wished_bytes
 from penstock.units import bytes_of, show_bytes, show_count, show_seconds
 
 _EXAMPLE = """\
@@ -115,7 +115,7 @@ def _sized(probed: Probed, wishes: Sequence[Wish]) -> Machine:
         size_bytes = tier.capacity_bytes
         wish = by_place.get((tier.kind, str(folder)))
         if wish is not None:
-            room = Room(free_bytes=size_bytes, bound=str(folder), way_out="")
+            room = TierAllowance(free_bytes=size_bytes, bound=str(folder), way_out="")
             size_bytes = min(size_bytes, wished_bytes(wish, room))
         tiers.append(replace(tier, capacity_bytes=size_bytes))
     return replace(probed.machine, tiers=tuple(tiers))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from penstock.dataset.part import Part
 from penstock.errors import ChangedError, NotFoundError
 from penstock.storage.base import ObjectInfo, Store
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _NAMED_MAX = 3
 _INFOS_AT_ONCE = 16
@@ -79,7 +79,7 @@ def compare_with_store(
     changes = compare(parts, objects)
     if not changes.gone:
         return changes
-    with Pool(_INFOS_AT_ONCE) as pool:
+    with ReadPool(_INFOS_AT_ONCE) as pool:
         asked = pool.map_unordered(lambda was: (was, _info(store, was.key)), changes.gone)
         now = {was.key: info for was, info in asked}
     found = [(was, info) for was in changes.gone if (info := now[was.key]) is not None]

@@ -24,7 +24,7 @@ from penstock.dataset.columns import Columns
 from penstock.dataset.fields import MEMBERS_MAX, Field, too_many_members
 from penstock.dataset.part import ABSENT, Part, fingerprint_of, merge_fields, part_of
 from penstock.storage.folder_errors import store_error
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 Piece = Callable[[], Part]
 """Opens a part; a value that can be pickled where pieces travel."""
@@ -257,7 +257,7 @@ class _Filling:
 
 def _opened(pieces: Sequence[Piece]) -> Iterator[Part]:
     """Yield all parts in their order, some of them opened ahead."""
-    with Pool(_OPENED_AT_ONCE) as pool:
+    with ReadPool(_OPENED_AT_ONCE) as pool:
         for start in range(0, len(pieces), 2 * _OPENED_AT_ONCE):
             some = list(enumerate(pieces[start : start + 2 * _OPENED_AT_ONCE]))
             opened = dict(pool.map_unordered(lambda numbered: (numbered[0], numbered[1]()), some))

@@ -34,7 +34,7 @@ from penstock.errors import (
 )
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _DELETES_AT_ONCE = 16
 
@@ -90,7 +90,7 @@ class Work:
             if isinstance(self.store, FolderStore):
                 _clear_folder(self.store.path_of(self.prefix + "x").parent, names)
             else:
-                with Pool(_DELETES_AT_ONCE) as pool:
+                with ReadPool(_DELETES_AT_ONCE) as pool:
                     for _ in pool.map_unordered(self.store.delete, map(self.key, names)):
                         pass
 

@@ -26,7 +26,7 @@ from penstock.errors import CorruptError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder_errors import store_error
 from penstock.storage.keys import checked_hash
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _log = logging.getLogger("penstock.dataset")
 
@@ -167,7 +167,7 @@ def _fill(copy: Copy, path: Path) -> None:
             rest, at = rest[count:], at + count
 
     try:
-        with Pool(_RANGES_AT_ONCE) as pool:
+        with ReadPool(_RANGES_AT_ONCE) as pool:
             for _ in pool.map_unordered(bring, range(0, copy.size_bytes, _COPY_BYTES)):
                 pass
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -70,5 +70,5 @@ class ThreadCrew:
     ) -> Generator[R, None, None]:
         """Yield results as they come; a thread takes one item at a time."""
         del together_max, names
-        with Pool(at_once) as pool:
+        with ReadPool(at_once) as pool:
             yield from pool.map_unordered(partial(function, job), items)

@@ -31,7 +31,7 @@ from penstock.dataset.part import Ints, Part, part_of
 from penstock.errors import ChangedError, CorruptError, DatasetError, PenstockError, StoreError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _log = logging.getLogger("penstock.dataset")
 
@@ -137,7 +137,7 @@ def _check_copy(store: Store, part: Part, ref: PartRef, changes: Changes) -> Non
 
 def _read_all(bound: BoundPart, ids: Ints) -> None:
     """Read samples and compare them with their checksums."""
-    with Pool(_READS_AT_ONCE) as pool:
+    with ReadPool(_READS_AT_ONCE) as pool:
         for _ in pool.map_unordered(lambda i: bound.read_sample(0, i), ids.tolist()):
             pass
 

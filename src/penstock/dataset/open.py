@@ -46,8 +46,8 @@ from penstock.storage.keys import is_hash
 from penstock.storage.locate import open_store, resolve
 from penstock.storage.options import StoreOptions
 from penstock.storage.passing import passing_to
-from penstock.storage.places import split_uri
 from penstock.storage.tier_sizes import Wish
+from penstock.storage.uris import split_uri
 
 __all__ = ["Found", "Uri", "look_up", "open", "open_unverified", "write_index"]
 

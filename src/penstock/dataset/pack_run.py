@@ -30,7 +30,7 @@ from penstock.dataset.writer_destination import JOBS, Destination, open_destinat
 from penstock.dataset.writer_layouts import Layout, TarLayout, npy_layout
 from penstock.errors import DatasetError, OptionError, StoreError
 from penstock.storage.options import StoreOptions
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 from penstock.units import bytes_of
 
 _WORKERS_LOCAL_MAX = 4
@@ -64,7 +64,7 @@ class Packing:
     options: PackOptions
     goes_on: bool
     """Whether there may be shards that are done: of an earlier run, or of a worker that died."""
-    readers: Pool | None = field(default=None, compare=False)
+    readers: ReadPool | None = field(default=None, compare=False)
     """Threads that all shards share; None where each brings its own."""
     holds: bool = True
     """Whether the index of a shard is handed back, rather than read again in the end."""
@@ -90,7 +90,7 @@ class Packing:
         )
         layout: Layout = TarLayout()
         if options.format == "npy":
-            with Pool(1) as readers:
+            with ReadPool(1) as readers:
                 layout = npy_layout(source.read(plan.first(1), readers, decoded=True)[0])
             plan = plan.with_rows(layout.row_bytes, options.shard_size)
         place, goes_on = open_destination(
@@ -160,7 +160,7 @@ class Packing:
             # Who starts a task again after its worker died does not start anew.
             yield replace(self, goes_on=True, holds=False)
             return
-        with Pool(_READERS) as readers:
+        with ReadPool(_READERS) as readers:
             yield replace(self, readers=readers, holds=self.plan.num_shards <= _HELD_PARTS_MAX)
 
     def _num_workers(self) -> int:
@@ -235,7 +235,7 @@ def _written(packing: Packing, number: int) -> Part:
     if packing.readers is not None:
         samples = packing.source.read(numbers, packing.readers, decoded=decoded)
     else:
-        with Pool(_READERS) as readers:
+        with ReadPool(_READERS) as readers:
             samples = packing.source.read(numbers, readers, decoded=decoded)
     first = int(plan.starts[number])
     records = [

@@ -28,7 +28,7 @@ from penstock.errors import (
     PenstockError,
     WorkerError,
 )
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -216,7 +216,7 @@ def _do_group(
         do = partial(function, _unpacked(terms.job_name, job))
         if len(items) == 1:
             return [do(items[0])]
-        with Pool(min(terms.at_once, len(items))) as pool:
+        with ReadPool(min(terms.at_once, len(items))) as pool:
             return list(pool.map_unordered(do, items))
     except (PenstockError, OSError) as error:
         return _Failed(error=_portable(error), host=socket.gethostname())

@@ -23,7 +23,7 @@ from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints, Part
 from penstock.dataset.samples_apart import ApartSamples, own_steps, reads_apart
 from penstock.dataset.writer_encode import clean_name
-from penstock.storage.pool import Pool, ReadRequest
+from penstock.storage.pool import ReadPool, ReadRequest
 
 LABELS = ("cls", "label", "class", "target")
 """Fields that become `cls`, as WebDataset calls it, when they hold a whole number."""
@@ -76,7 +76,7 @@ class Source(Protocol):
         """Return a sample's own name as a key of a tar, where it has one."""
         ...
 
-    def read(self, numbers: Ints, readers: Pool, *, decoded: bool) -> list[dict[str, Any]]:
+    def read(self, numbers: Ints, readers: ReadPool, *, decoded: bool) -> list[dict[str, Any]]:
         """Return samples as a writer takes them."""
         ...
 
@@ -129,7 +129,7 @@ class DatasetSource:
         key = self._dataset.key(number)
         return None if key is None else tar_key(key, has_extension=self._dataset.format == "files")
 
-    def read(self, numbers: Ints, readers: Pool, *, decoded: bool) -> list[dict[str, Any]]:
+    def read(self, numbers: Ints, readers: ReadPool, *, decoded: bool) -> list[dict[str, Any]]:
         """Return samples, each object or block of them read once."""
         out: list[dict[str, Any]] = [{}] * len(numbers)
         for bound, where, local in self._dataset.groups(numbers):
@@ -150,7 +150,7 @@ def stored_bytes(part: Part) -> Ints:
 
 
 def encoded_samples(
-    bound: BoundPart, local: Ints, readers: Pool, *, decoded: bool
+    bound: BoundPart, local: Ints, readers: ReadPool, *, decoded: bool
 ) -> tuple[Iterable[Sample], frozenset[str]]:
     """Return the samples of some ids of a part, in that order, and which fields are decoded.
 
@@ -170,7 +170,7 @@ def encoded_samples(
 
 
 def _from_apart(
-    bound: BoundPart, local: Ints, readers: Pool, decoded: frozenset[str]
+    bound: BoundPart, local: Ints, readers: ReadPool, decoded: frozenset[str]
 ) -> list[Sample]:
     out: list[Sample] = [{}] * len(local)
     table = bound.part.tables[0]
@@ -210,7 +210,7 @@ def _from_blocks(bound: BoundPart, local: Ints) -> list[Sample]:
     return out
 
 
-def read_raws(bound: BoundPart, local: Ints, readers: Pool) -> list[list[memoryview]]:
+def read_raws(bound: BoundPart, local: Ints, readers: ReadPool) -> list[list[memoryview]]:
     """Return the bytes of samples that are addressed alone, one view for each table."""
     raws: list[list[memoryview]] = [[] for _ in local]
     requests = []

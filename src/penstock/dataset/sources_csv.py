@@ -29,7 +29,7 @@ from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.keys import checked_key
 from penstock.storage.locate import resolve
 from penstock.storage.options import StoreOptions
-from penstock.storage.pool import Pool, ReadRequest
+from penstock.storage.pool import ReadPool, ReadRequest
 
 FILE_COLUMNS = ("file", "path", "image", "filename", "file_name", "filepath")
 """Names by which the column of files is known, first come first served."""
@@ -81,7 +81,7 @@ class CsvSource:
         """Return the file's name without its extension."""
         return tar_key(self._files[number].key, has_extension=True)
 
-    def read(self, numbers: Ints, readers: Pool, *, decoded: bool) -> list[dict[str, Any]]:
+    def read(self, numbers: Ints, readers: ReadPool, *, decoded: bool) -> list[dict[str, Any]]:
         """Return rows with the bytes of their files, or what those are decoded to."""
         infos = [self._files[n] for n in numbers.tolist()]
         buffers = [np.empty(info.size_bytes, np.uint8).data for info in infos]
@@ -220,7 +220,7 @@ def _infos(store: Store, keys: Sequence[str], where: str) -> list[ObjectInfo]:
     if store.can_list:
         found = {info.key: info for info in store.list()}
     else:
-        with Pool(_INFOS_AT_ONCE) as pool:
+        with ReadPool(_INFOS_AT_ONCE) as pool:
             found = {info.key: info for info in pool.map_unordered(store.info, set(keys))}
     missing = [number for number, key in enumerate(keys) if key not in found]
     if missing:

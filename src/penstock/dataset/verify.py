@@ -34,7 +34,7 @@ from penstock.dataset.verify_samples import Checks, Run, Structure, runs_of, str
 from penstock.errors import OptionError
 from penstock.storage.base import Store
 from penstock.storage.options import StoreOptions
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _THREADS_LOCAL = 4
 _THREADS_REMOTE = 16
@@ -103,7 +103,7 @@ def _check_all(
     local = dataset.store.source in ("folder", "memory")
     num_threads = _THREADS_LOCAL if local else _THREADS_REMOTE
     num_samples, samples_done = sum(piece.num_samples for piece in work), 0
-    with Pool(_READERS) as readers, Pool(num_threads) as pool:
+    with ReadPool(_READERS) as readers, ReadPool(num_threads) as pool:
         checks = Checks(objects=objects, readers=readers, decode=decode)
         for piece, findings in pool.map_unordered(lambda w: (w, w.check(checks)), work):
             tally.add(findings)

@@ -13,7 +13,7 @@ from penstock.dataset.part import ABSENT, Ints, Part, Table, recomputed
 from penstock.dataset.verify_report import Problem
 from penstock.errors import NotFoundError
 from penstock.storage.base import ObjectInfo, Store
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _CHUNK = 1 << 20
 _INFOS_AT_ONCE = 16
@@ -153,7 +153,7 @@ def find_objects(store: Store, parts: Iterable[Part]) -> Objects:
     if store.can_list:
         return Objects({info.key: info for info in store.list()})
     keys = {t.key(n) for p in parts for t in p.tables for n in range(t.num_objects)}
-    with Pool(_INFOS_AT_ONCE) as pool:
+    with ReadPool(_INFOS_AT_ONCE) as pool:
         infos = pool.map_unordered(lambda key: _info(store, key), keys)
         return Objects({info.key: info for info in infos if info is not None})
 

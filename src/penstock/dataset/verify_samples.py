@@ -20,7 +20,7 @@ from penstock.dataset.sources import read_raws, stored_bytes
 from penstock.dataset.verify_index import Objects, named
 from penstock.dataset.verify_report import Findings, Kind, Problem
 from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError, WorkerError
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 _RUN_BYTES = 16 << 20
 _RUN_SAMPLES = 4096
@@ -37,7 +37,7 @@ class Checks:
     """What a run of samples is checked with."""
 
     objects: Objects
-    readers: Pool
+    readers: ReadPool
     decode: bool
 
 
@@ -205,7 +205,9 @@ def _check_run(run: Run, checks: Checks) -> Findings:
     )
 
 
-def _read(bound: BoundPart, ids: Ints, readers: Pool, problems: list[Problem]) -> dict[int, Raws]:
+def _read(
+    bound: BoundPart, ids: Ints, readers: ReadPool, problems: list[Problem]
+) -> dict[int, Raws]:
     """Return the bytes of samples; one that cannot be read becomes a problem."""
     try:
         return dict(zip(ids.tolist(), read_raws(bound, ids, readers), strict=True))

@@ -37,7 +37,7 @@ from penstock.flow.routes import Route, routes_of, store_route
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.coalesce import merge_ranges
-from penstock.storage.retry import Retrying, attempts_seen
+from penstock.storage.retry import RetryingStore, attempts_seen
 from penstock.trace import Flag, Kind, Recorder
 
 if TYPE_CHECKING:
@@ -527,9 +527,9 @@ class Stager:
         They are as the store's client hands them over, and what was indexed.
         """
         store = at.bound.store
-        before = store.num_attempts_here if isinstance(store, Retrying) else 0
+        before = store.num_attempts_here if isinstance(store, RetryingStore) else 0
         data, num_again = read_checked(at.bound, ids, at.offset, lambda: self._timed(at, length))
-        if isinstance(store, Retrying):
+        if isinstance(store, RetryingStore):
             num_again += store.num_attempts_here - before - 1 - num_again
         return data, num_again
 
@@ -564,7 +564,7 @@ def _recorded(
             flags=Flag.NONE if error is None else Flag.ERROR,
         )
 
-    if isinstance(store, Retrying):
+    if isinstance(store, RetryingStore):
         with attempts_seen(seen):
             return store.read_range(info, offset, length)
     begin_ns = time.perf_counter_ns()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from penstock.dataset.part import Ints
 from penstock.flow.choice import PEERS_MAX, peer_source, sources_for, taken_over
 from penstock.plan.homes import NOBODY, Homes
-from penstock.storage.tier_shape import Column
+from penstock.storage.tier_shape import UnitColumn
 
 Flags = npt.NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ class Holders:
     def __init__(
         self,
         homes: Homes,
-        offsets: Ints | Column,
+        offsets: Ints | UnitColumn,
         *,
         node: int,
         local_rank: int = 0,

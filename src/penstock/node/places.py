@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.errors import OptionError
 from penstock.node.folders import found_sets
 from penstock.storage.tier_folders import Folder, is_shared_by_nodes
-from penstock.storage.tier_sizes import Room, Wish, usable_bytes, wished_bytes
+from penstock.storage.tier_sizes import TierAllowance, Wish, usable_bytes, wished_bytes
 from penstock.units import show_bytes
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -104,21 +104,22 @@ def _capacity(wish: Wish, root: Folder, held_bytes: int) -> int:
     status = os.fstatvfs(root.descriptor)
     # A tmpfs without a limit says that it has no blocks at all.
     free_bytes = status.f_bavail * status.f_frsize if status.f_blocks else 2**60
-    room = Room(
+    allowance = TierAllowance(
         free_bytes=free_bytes + held_bytes,
         bound=f"{wish.place} ({show_bytes(status.f_blocks * status.f_frsize)} in all)",
         way_out="free some space or give less",
     )
-    wished, usable = wished_bytes(wish, room), usable_bytes(wish, room)
+    wished, usable = wished_bytes(wish, allowance), usable_bytes(wish, allowance)
     if usable < _SMALLEST_BYTES:
         raise OptionError(
-            f"{room.bound} has {show_bytes(usable)} left, too little for a {wish.kind} tier; "
-            f"{room.way_out}"
+            f"{allowance.bound} has {show_bytes(usable)} left, too little for a {wish.kind} tier; "
+            f"{allowance.way_out}"
         )
     if usable < wished:
         _log.warning(
             "the %s in %s will be %s instead of %s: that is what %s leaves; %s",
-            wish.kind, wish.place, show_bytes(usable), show_bytes(wished), room.bound, room.way_out,
+            wish.kind, wish.place, show_bytes(usable), show_bytes(wished), allowance.bound,
+            allowance.way_out,
         )  # fmt: skip
     return min(wished, usable)
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.peers.base import ABSENT, Lookup
 from penstock.peers.wire import LENGTH, UNIT_LENGTH, Ints
 from penstock.storage.tier_cells import CUT_BYTES_MAX
-from penstock.storage.tier_reads import Readable, range_sums
+from penstock.storage.tier_reads import ReadableTier, range_sums
 
 
 def are_parts(ranges: Ints) -> npt.NDArray[np.bool_]:
@@ -28,7 +28,7 @@ def are_parts(ranges: Ints) -> npt.NDArray[np.bool_]:
     return parts
 
 
-def with_part_sums(ranges: Ints, found: Lookup, tiers: Sequence[Readable]) -> Lookup:
+def with_part_sums(ranges: Ints, found: Lookup, tiers: Sequence[ReadableTier]) -> Lookup:
     """Return what was found, with the sums of parts; parts that are damaged are absent."""
     is_part = are_parts(ranges)
     if not is_part.any():

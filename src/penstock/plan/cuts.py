@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Extents, Ints, Table
-from penstock.storage.tier_shape import Column
+from penstock.storage.tier_shape import UnitColumn
 
 ALONE_BYTES = 64 << 10
 """Samples from this size on are units of their own."""
@@ -46,7 +46,7 @@ class Cut(Protocol):
     num_units: int
 
     @property
-    def lengths(self) -> Ints | Column:
+    def lengths(self) -> Ints | UnitColumn:
         """Bytes of each unit."""
 
     def locate(self, ids: Ints) -> tuple[Ints, Ints]:

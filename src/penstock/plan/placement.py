@@ -29,7 +29,7 @@ import xxhash
 
 from penstock.dataset.part import Ints
 from penstock.plan.units import Units
-from penstock.storage.tier_shape import PAGE_BYTES, Column, Known
+from penstock.storage.tier_shape import PAGE_BYTES, ComputedShape, UnitColumn
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,13 +38,13 @@ Floats = npt.NDArray[np.float64]
 class Layout:
     """Where each unit lies in the sequence of all units."""
 
-    offsets: Ints | Column
+    offsets: Ints | UnitColumn
     """By unit number."""
-    lengths: Ints | Column
+    lengths: Ints | UnitColumn
     """By unit number."""
     size_bytes: int
     """Bytes of all units; of a shadow, with its holes."""
-    known: Known | None = None
+    known: ComputedShape | None = None
     """Of a shadow, what a tier must know of it; else None."""
 
     def span_bytes(self, span_bytes: int, num_spans: int) -> Ints:
@@ -136,7 +136,7 @@ def _shadow_of(units: Units, uses: Floats | None) -> Layout:
         offsets=units.object_places(begins),
         lengths=units.lengths,
         size_bytes=size_bytes,
-        known=Known(size_bytes=size_bytes, digest=digest),
+        known=ComputedShape(size_bytes=size_bytes, digest=digest),
     )
 
 

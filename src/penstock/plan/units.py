@@ -44,7 +44,7 @@ from penstock.plan.cuts_computed import (
     can_compute,
     computed_cut,
 )
-from penstock.storage.tier_shape import Column
+from penstock.storage.tier_shape import UnitColumn
 
 __all__ = ["ALONE_BYTES", "GAP_BYTES", "RUN_BYTES", "UnitExtent", "Units", "chosen_by_part"]
 
@@ -107,7 +107,7 @@ class Units:
         return int(self._starts[-1])
 
     @cached_property
-    def lengths(self) -> Ints | Column:
+    def lengths(self) -> Ints | UnitColumn:
         """Bytes of each unit, as it lies in its object."""
         if self.is_computed:
             of = self._each(lambda cut, inside: cut.lengths[inside])
@@ -154,7 +154,7 @@ class Units:
         """Bytes of the objects behind each of `tables`, where units are computed."""
         return [_computed(cut).places.size_bytes for _, _, cut in self._cuts]
 
-    def object_places(self, begins: Ints) -> Column:
+    def object_places(self, begins: Ints) -> UnitColumn:
         """Return where units lie when objects stand in a row, those of each table from `begins`."""
         firsts = {
             id(cut): int(begin) for (_, _, cut), begin in zip(self._cuts, begins, strict=True)

@@ -15,7 +15,7 @@ from penstock.machine import Curve
 from penstock.probe.effort import Effort
 from penstock.probe.target import random_ids
 from penstock.probe.timing import curve_of, doubling, rate_of
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 from penstock.units import show_bytes, show_count
 
 _SAMPLES_MAX = 256
@@ -98,7 +98,7 @@ def _held(dataset: Dataset, in_flight: int) -> tuple[list[Held], int]:
         size_bytes += _stored_bytes(*pieces[i])
         if size_bytes >= _HELD_BYTES_MAX:
             break
-    with Pool(in_flight) as pool:
+    with ReadPool(in_flight) as pool:
         held = list(pool.map_unordered(lambda item: _hold(*item), chosen))
     requests = (1 if b.by_block else len(piece) * len(b.part.tables) for b, piece in chosen)
     return [piece for piece in held if piece.size_bytes], sum(requests)

@@ -19,7 +19,7 @@ from penstock.probe.limits import useful_count
 from penstock.probe.target import Range, Target
 from penstock.probe.timing import doubling, grown_curve, latencies, rate_of, readable
 from penstock.storage.folder import FolderStore
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 from penstock.units import show_bytes, show_count
 
 _LATENCY_SHARE = 0.2
@@ -130,7 +130,7 @@ class _Asker:
         if in_flight <= self._num_warm:
             return
         ranges = [_small(r) for r in self.draws.take(in_flight)]
-        with Pool(in_flight) as pool:
+        with ReadPool(in_flight) as pool:
             lists = pool.map_unordered(lambda r: list(self._reads(iter([r]))), ranges)
             self._done([length for lengths in lists for length in lengths])
         self._num_warm = in_flight

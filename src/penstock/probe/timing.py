@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.machine import Curve
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 
 Worker = Callable[[int], Iterable[int]]
 """From the number of a thread to its pieces of work."""
@@ -40,7 +40,7 @@ def rate_of(num_threads: int, worker: Worker, seconds: float) -> float:
                 break
         return size_bytes / max(now_s - begin_s, 1e-9) if size_bytes else 0.0
 
-    with Pool(num_threads) as pool:
+    with ReadPool(num_threads) as pool:
         return sum(pool.map_unordered(run, range(num_threads)))
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from penstock.storage.locate import Located, open_store, resolve
     from penstock.storage.memory import MemoryStore
     from penstock.storage.options import StoreOptions
-    from penstock.storage.places import Place, split_uri
-    from penstock.storage.pool import Pool, ReadRequest
+    from penstock.storage.pool import ReadPool, ReadRequest
     from penstock.storage.remote import RemoteStore
-    from penstock.storage.retry import Retrying, RetryPolicy
+    from penstock.storage.retry import RetryingStore, RetryPolicy
+    from penstock.storage.uris import ParsedUri, split_uri
 
 __all__ = [
     "Buffer",
@@ -29,12 +29,12 @@ __all__ = [
     "MemoryStore",
     "Merged",
     "ObjectInfo",
-    "Place",
-    "Pool",
+    "ParsedUri",
+    "ReadPool",
     "ReadRequest",
     "RemoteStore",
     "RetryPolicy",
-    "Retrying",
+    "RetryingStore",
     "Store",
     "StoreOptions",
     "merge_ranges",
@@ -53,17 +53,17 @@ __getattr__, __dir__ = lazy_names(
         "MemoryStore": "memory",
         "Merged": "coalesce",
         "ObjectInfo": "base",
-        "Place": "places",
-        "Pool": "pool",
+        "ParsedUri": "uris",
+        "ReadPool": "pool",
         "ReadRequest": "pool",
         "RemoteStore": "remote",
         "RetryPolicy": "retry",
-        "Retrying": "retry",
+        "RetryingStore": "retry",
         "Store": "base",
         "StoreOptions": "options",
         "merge_ranges": "coalesce",
         "open_store": "locate",
         "resolve": "locate",
-        "split_uri": "places",
+        "split_uri": "uris",
     },
 )

@@ -20,7 +20,7 @@ from penstock.errors import OptionError
 from penstock.storage.credentials import AwsSettings, aws_settings
 from penstock.storage.failures import ANONYMOUS, PLAIN_HTTP
 from penstock.storage.options import StoreOptions
-from penstock.storage.places import Place
+from penstock.storage.uris import ParsedUri
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -35,7 +35,7 @@ meanwhile costs a time-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class StoreClient:
     """An open client and, in words, the credentials it uses."""
 
     store: ObjectStore
@@ -47,7 +47,7 @@ class Client:
 
 
 _Address = tuple[str, str, StoreOptions]
-_clients: dict[_Address, Client] = {}
+_clients: dict[_Address, StoreClient] = {}
 _lock = threading.Lock()
 _is_cut_off = False
 
@@ -57,7 +57,7 @@ def is_cut_off() -> bool:
     return _is_cut_off
 
 
-def client_of(place: Place, options: StoreOptions) -> Client:
+def client_of(place: ParsedUri, options: StoreOptions) -> StoreClient:
     """Return the client of a place's container, made on first use."""
     assert not _is_cut_off, "a forked child must not touch its parent's client"
     address = (place.scheme, place.container, options)
@@ -69,7 +69,7 @@ def client_of(place: Place, options: StoreOptions) -> Client:
     return client
 
 
-def renewed(place: Place, options: StoreOptions, expired: Client) -> bool:
+def renewed(place: ParsedUri, options: StoreOptions, expired: StoreClient) -> bool:
     """Return whether other credentials than the expired ones are there now, and use them.
 
     Long runs outlive their keys: whoever renews them writes them into the profile's file. Keys that
@@ -85,7 +85,7 @@ def renewed(place: Place, options: StoreOptions, expired: Client) -> bool:
     return True
 
 
-def forget_client(place: Place, options: StoreOptions) -> None:
+def forget_client(place: ParsedUri, options: StoreOptions) -> None:
     """Let go of a container's client."""
     _clients.pop((place.scheme, place.container, options), None)
 
@@ -100,12 +100,12 @@ def _after_fork_in_child() -> None:
     _clients, _lock = {}, threading.Lock()
 
 
-_abandoned: list[dict[_Address, Client]] = []
+_abandoned: list[dict[_Address, StoreClient]] = []
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _make(place: Place, options: StoreOptions) -> Client:
-    make: Callable[[Place, StoreOptions], Client] = {
+def _make(place: ParsedUri, options: StoreOptions) -> StoreClient:
+    make: Callable[[ParsedUri, StoreOptions], StoreClient] = {
         "s3": _s3, "gs": _gs, "az": _az, "abfs": _az, "http": _http, "https": _http,
     }[place.scheme]  # fmt: skip
     try:
@@ -151,7 +151,7 @@ class _Keys:
         return self._answer
 
 
-def _s3(place: Place, options: StoreOptions) -> Client:
+def _s3(place: ParsedUri, options: StoreOptions) -> StoreClient:
     from obstore.store import S3Store
 
     aws = aws_settings(options, os.environ)
@@ -179,20 +179,20 @@ def _s3(place: Place, options: StoreOptions) -> Client:
         **_settings(options, is_http=is_http),
         **provider,
     )
-    return Client(store=store, credentials=aws.kind, keys=aws if aws.access_key else None)
+    return StoreClient(store=store, credentials=aws.kind, keys=aws if aws.access_key else None)
 
 
-def _gs(place: Place, options: StoreOptions) -> Client:
+def _gs(place: ParsedUri, options: StoreOptions) -> StoreClient:
     from obstore.store import GCSStore
 
     if options.endpoint:
         raise OptionError("gs:// takes no endpoint; for a compatible server use s3:// and its keys")
     config: dict[str, Any] = {"skip_signature": True} if options.anonymous else {}
     store = GCSStore(place.container, config=config, **_settings(options, is_http=False))  # type: ignore[arg-type]
-    return Client(store=store, credentials=_usual(options, "Google's"))
+    return StoreClient(store=store, credentials=_usual(options, "Google's"))
 
 
-def _az(place: Place, options: StoreOptions) -> Client:
+def _az(place: ParsedUri, options: StoreOptions) -> StoreClient:
     from obstore.store import AzureStore
 
     container, _, host = place.container.partition("@")
@@ -205,15 +205,15 @@ def _az(place: Place, options: StoreOptions) -> Client:
         config["endpoint"] = options.endpoint
     is_http = bool(options.endpoint and options.endpoint.startswith("http://"))
     store = AzureStore(container, config=config, **_settings(options, is_http=is_http))  # type: ignore[arg-type]
-    return Client(store=store, credentials=_usual(options, "Azure's"))
+    return StoreClient(store=store, credentials=_usual(options, "Azure's"))
 
 
-def _http(place: Place, options: StoreOptions) -> Client:
+def _http(place: ParsedUri, options: StoreOptions) -> StoreClient:
     from obstore.store import HTTPStore
 
     url = f"{place.scheme}://{place.container}"
     store = HTTPStore.from_url(url, **_settings(options, is_http=place.scheme == "http"))
-    return Client(store=store, credentials=PLAIN_HTTP)
+    return StoreClient(store=store, credentials=PLAIN_HTTP)
 
 
 def _usual(options: StoreOptions, whose: str) -> str:

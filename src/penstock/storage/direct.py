@@ -18,11 +18,11 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.storage.base import Buffer, ObjectInfo
-from penstock.storage.clients import Client, client_of, forget_client, renewed
-from penstock.storage.failures import Asked, is_expired, translated
+from penstock.storage.clients import StoreClient, client_of, forget_client, renewed
+from penstock.storage.failures import FailedCall, is_expired, translated
 from penstock.storage.options import StoreOptions
-from penstock.storage.places import Place
 from penstock.storage.ranges import changed_error, range_error, truncated_error
+from penstock.storage.uris import ParsedUri
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -33,16 +33,16 @@ _PART_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 4
 
 
-class Direct:
+class DirectObjects:
     """The objects below one place. Keys are checked by the caller."""
 
-    def __init__(self, place: Place, options: StoreOptions) -> None:
+    def __init__(self, place: ParsedUri, options: StoreOptions) -> None:
         assert not place.path or place.path.endswith("/")
         self._place = place
         self._options = options
 
     @contextlib.contextmanager
-    def _asking(self, key: str) -> Iterator[Client]:
+    def _asking(self, key: str) -> Iterator[StoreClient]:
         """Give the client, and turn its errors into ours."""
         client = client_of(self._place, self._options)
         try:
@@ -50,7 +50,7 @@ class Direct:
         except (StoreError, OptionError, ChangedError):
             raise
         except Exception as error:
-            asked = Asked(
+            asked = FailedCall(
                 uri=self._place.uri + key,
                 container=self._place.container_uri,
                 credentials=client.credentials,

@@ -37,7 +37,7 @@ _WITHOUT = {
     PLAIN_HTTP: "plain http sends none: use the store's own address (s3://, gs://, az://) with "
     "credentials, or ask for it to be made public",
 }
-"""The way out for those who sent no credentials, by how `Asked.credentials` names that."""
+"""The way out for those who sent no credentials, by how `FailedCall.credentials` names that."""
 _EXPIRED = (
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken"),
     "TokenRefreshRequired",
@@ -48,7 +48,7 @@ _TEXT_MAX = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FailedCall:
     """What was asked of whom, for the message."""
 
     uri: str
@@ -63,27 +63,27 @@ class Asked:
     """Whether the credentials are those of a session."""
 
 
-def translated(error: BaseException, asked: Asked) -> Exception:
+def translated(error: BaseException, call: FailedCall) -> Exception:
     """Return our error for one of the client's."""
     text = str(error)
     status = _status(text)
     if any(mark in text for mark in _INSTANCE_SERVICES):
-        return _no_credentials(asked)
+        return _no_credentials(call)
     if "redirect without LOCATION" in text:
-        return _other_region(asked, "301", "...")
+        return _other_region(call, "301", "...")
     if status is not None:
-        return _of_status(error, status, asked)
+        return _of_status(error, status, call)
     if isinstance(error, FileNotFoundError) or "NotFound" in type(error).__name__:
-        return _not_found("", asked)
+        return _not_found("", call)
     if type(error).__name__ == "NotSupportedError":
         return StoreError(
-            f"{asked.uri}: the server answers no ranges (it sends 200 instead of 206); "
+            f"{call.uri}: the server answers no ranges (it sends 200 instead of 206); "
             "use another server or copy the data to a folder or bucket",
-            uri=asked.uri,
+            uri=call.uri,
         )
     if isinstance(error, ValueError):
-        return OptionError(f"{asked.uri}: {text.splitlines()[0]}")
-    return _of_network(text, asked)
+        return OptionError(f"{call.uri}: {text.splitlines()[0]}")
+    return _of_network(text, call)
 
 
 def is_expired(error: BaseException, *, has_token: bool) -> bool:
@@ -108,17 +108,17 @@ def _code(text: str) -> str:
     return found[1] if found else ""
 
 
-def _of_status(error: BaseException, status: int, asked: Asked) -> Exception:
+def _of_status(error: BaseException, status: int, call: FailedCall) -> Exception:
     text = str(error)
     code = _code(text)
     shown = f"{status} {code}".strip()
-    uri = asked.uri
-    if is_expired(error, has_token=asked.has_token):
-        return _denied(shown, code or "ExpiredToken", asked)
+    uri = call.uri
+    if is_expired(error, has_token=call.has_token):
+        return _denied(shown, code or "ExpiredToken", call)
     if status in (401, 403):
-        return _denied(shown, code, asked)
+        return _denied(shown, code, call)
     if status == 404:
-        return _not_found(code, asked)
+        return _not_found(code, call)
     if status == 416:
         return RangeError(f"{uri}: the range lies outside the object ({shown})", uri=uri)
     if status == 409 and code in ("ConditionalRequestConflict", "OperationAborted", "SlowDown"):
@@ -133,11 +133,11 @@ def _of_status(error: BaseException, status: int, asked: Asked) -> Exception:
             uri=uri,
         )
     if status in (301, 307, 400) and (region := _region(text)):
-        return _other_region(asked, shown, region)
+        return _other_region(call, shown, region)
     return StoreError(f"{uri}: the store refused the request ({shown}): {_said(text)}", uri=uri)
 
 
-def _denied(shown: str, code: str, asked: Asked) -> DeniedError:
+def _denied(shown: str, code: str, call: FailedCall) -> DeniedError:
     way_out = {
         "SignatureDoesNotMatch": "the secret does not belong to this key: check it",
         "InvalidAccessKeyId": "the store does not know this key: check the key and the endpoint",
@@ -148,33 +148,33 @@ def _denied(shown: str, code: str, asked: Asked) -> DeniedError:
         ),
         "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
     }.get(code) or _WITHOUT.get(
-        asked.credentials,
+        call.credentials,
         "check that they may read this bucket, choose others with profile= or AWS_PROFILE, "
         "or pass anonymous=True for a public bucket",
     )
     return DeniedError(
-        f"{asked.uri}: the store refuses {asked.credentials} ({shown}); {way_out}", uri=asked.uri
+        f"{call.uri}: the store refuses {call.credentials} ({shown}); {way_out}", uri=call.uri
     )
 
 
-def _no_credentials(asked: Asked) -> DeniedError:
+def _no_credentials(call: FailedCall) -> DeniedError:
     return DeniedError(
-        f"{asked.uri}: no credentials were found in options, environment or profile, and this "
+        f"{call.uri}: no credentials were found in options, environment or profile, and this "
         "machine has no role of its own; set AWS_PROFILE or AWS_ACCESS_KEY_ID (for gs and az their "
         "usual variables), or pass anonymous=True for a public bucket",
-        uri=asked.uri,
+        uri=call.uri,
     )
 
 
-def _not_found(code: str, asked: Asked) -> NotFoundError:
+def _not_found(code: str, call: FailedCall) -> NotFoundError:
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return NotFoundError(
-            f"{asked.container} does not exist (404 {code}); check the bucket's name and endpoint",
-            uri=asked.uri,
+            f"{call.container} does not exist (404 {code}); check the bucket's name and endpoint",
+            uri=call.uri,
         )
     return NotFoundError(
-        f"{asked.uri} does not exist (404); check the name, upper and lower case count",
-        uri=asked.uri,
+        f"{call.uri} does not exist (404); check the name, upper and lower case count",
+        uri=call.uri,
     )
 
 
@@ -183,38 +183,38 @@ def _region(text: str) -> str:
     return repr(found[1]) if found else ""
 
 
-def _other_region(asked: Asked, shown: str, region: str) -> OptionError:
+def _other_region(call: FailedCall, shown: str, region: str) -> OptionError:
     return OptionError(
-        f"{asked.uri}: the bucket lives in another region ({shown}); pass region={region}"
+        f"{call.uri}: the bucket lives in another region ({shown}); pass region={region}"
     )
 
 
-def _of_network(text: str, asked: Asked) -> Exception:
+def _of_network(text: str, call: FailedCall) -> Exception:
     found = re.search(r"performing [A-Z]+ (https?://\S+)", text)
-    host = urlsplit(found[1]).netloc if found else asked.container
+    host = urlsplit(found[1]).netloc if found else call.container
     kind = re.search(r"\bkind: (Timeout|Connect|Interrupted|Request|Decode|Unknown)", text)
     if "IncompleteBody" in text or "UnexpectedEof" in text:
         return TruncatedError(
-            f"{asked.uri}: the answer ended before all promised bytes had arrived; "
+            f"{call.uri}: the answer ended before all promised bytes had arrived; "
             "asking again usually helps",
-            uri=asked.uri,
+            uri=call.uri,
         )
     if kind is None:
-        return StoreError(f"{asked.uri}: {_said(text)}", uri=asked.uri)
+        return StoreError(f"{call.uri}: {_said(text)}", uri=call.uri)
     if "dns error" in text:
         why = "its name cannot be resolved; check the spelling, the endpoint and the network"
     elif "ConnectionRefused" in text:
         why = "the connection was refused; is the server running on that port?"
     elif kind[1] == "Timeout" or "TimedOut" in text:
         why = (
-            f"nothing arrived within {asked.timeout_s:g} s; check the network, "
+            f"nothing arrived within {call.timeout_s:g} s; check the network, "
             "or raise timeout_s for a slow store"
         )
     elif "certificate" in text.lower():
         why = "its certificate is not trusted; check the endpoint's name and the system's roots"
     else:
         why = "the connection broke; check the network and the server"
-    return UnreachableError(f"{asked.uri}: cannot reach {host}: {why}", uri=asked.uri)
+    return UnreachableError(f"{call.uri}: cannot reach {host}: {why}", uri=call.uri)
 
 
 def _said(text: str) -> str:

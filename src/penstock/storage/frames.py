@@ -26,7 +26,7 @@ _PIECE_BYTES_MAX = 2**30
 Operation = Literal["info", "list", "peek", "read", "read_range", "write", "delete"]
 
 
-class Object(msgspec.Struct, frozen=True, array_like=True):
+class RelayedObject(msgspec.Struct, frozen=True, array_like=True):
     """An `ObjectInfo` on the wire."""
 
     key: str
@@ -35,26 +35,26 @@ class Object(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: int
 
 
-def object_of(info: ObjectInfo) -> Object:
+def object_of(info: ObjectInfo) -> RelayedObject:
     """Return an `ObjectInfo` as it travels."""
-    return Object(info.key, info.size_bytes, info.etag, info.mtime_ns)
+    return RelayedObject(info.key, info.size_bytes, info.etag, info.mtime_ns)
 
 
-def info_of(found: Object) -> ObjectInfo:
+def info_of(found: RelayedObject) -> ObjectInfo:
     """Return what has travelled."""
     return ObjectInfo(
         key=found.key, size_bytes=found.size_bytes, etag=found.etag, mtime_ns=found.mtime_ns
     )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RelayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of a store. The options are a plain dictionary of `StoreOptions`."""
 
     operation: Operation
     uri: str
     options: dict[str, str | float | bool | None]
     key: str
-    wanted: Object | None = None
+    wanted: RelayedObject | None = None
     """The object of which a range is read, as it was indexed."""
     offset: int = 0
     length: int = 0
@@ -62,10 +62,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload_bytes: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RelayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What came of it. A listing is answered in several frames; all but the last say `has_more`."""
 
-    objects: list[Object] = []
+    objects: list[RelayedObject] = []
     keys: list[str] = []
     payload_bytes: int = 0
     has_more: bool = False
@@ -76,27 +76,27 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 # Made once, by the thread that imports this: a type that several threads decode for the first time
 # at once has ended forked children with SIGSEGV.
-_requests = msgspec.msgpack.Decoder(Request)
-_answers = msgspec.msgpack.Decoder(Answer)
+_requests = msgspec.msgpack.Decoder(RelayRequest)
+_answers = msgspec.msgpack.Decoder(RelayAnswer)
 
 
 class HungUpError(UnreachableError):
     """The other end is gone."""
 
 
-def send_frame(connection: socket.socket, frame: Request | Answer) -> None:
+def send_frame(connection: socket.socket, frame: RelayRequest | RelayAnswer) -> None:
     """Send a struct."""
     body = msgspec.msgpack.encode(frame)
     assert len(body) <= FRAME_BYTES_MAX, f"{len(body)=}"
     connection.sendall(struct.pack("<I", len(body)) + body)
 
 
-def receive_request(connection: socket.socket) -> Request:
+def receive_request(connection: socket.socket) -> RelayRequest:
     """Receive a struct of the calling end."""
     return _requests.decode(_body(connection))
 
 
-def receive_answer(connection: socket.socket) -> Answer:
+def receive_answer(connection: socket.socket) -> RelayAnswer:
     """Receive a struct of the answering end."""
     return _answers.decode(_body(connection))
 

@@ -26,10 +26,10 @@ from penstock.storage.patterns import (
     glob_regex,
     has_glob,
 )
-from penstock.storage.places import Place, split_uri
-from penstock.storage.pool import Pool
+from penstock.storage.pool import ReadPool
 from penstock.storage.remote import RemoteStore
-from penstock.storage.retry import Retrying, RetryPolicy
+from penstock.storage.retry import RetryingStore, RetryPolicy
+from penstock.storage.uris import ParsedUri, split_uri
 
 _CHECKS_AT_ONCE = 16
 """Requests at once when objects are named one by one."""
@@ -54,10 +54,10 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Find:
+class _LocationSearch:
     """Objects below one place; its path is empty or ends with `/`, keys are relative to it."""
 
-    base: Place
+    base: ParsedUri
     objects: list[ObjectInfo]
     kind: str
     """One of `object`, `folder`, `glob`."""
@@ -70,7 +70,7 @@ def open_store(uri: str | os.PathLike[str], options: StoreOptions | None = None)
     return _store_at(split_uri(os.fspath(uri)), options or StoreOptions())
 
 
-def _store_at(place: Place, options: StoreOptions) -> Store:
+def _store_at(place: ParsedUri, options: StoreOptions) -> Store:
     if place.scheme == "file":
         return FolderStore(place.path)
     if place.scheme == "memory":
@@ -78,7 +78,7 @@ def _store_at(place: Place, options: StoreOptions) -> Store:
             raise OptionError(f"{place.uri}: a memory store has no folders; use memory://name/")
         return MemoryStore(place.container)
     policy = RetryPolicy(deadline_s=options.deadline_s)
-    return Retrying(RemoteStore(place.uri, options), policy)
+    return RetryingStore(RemoteStore(place.uri, options), policy)
 
 
 def resolve(
@@ -114,13 +114,13 @@ def _texts(uri: object) -> list[str]:
     return [os.fspath(item) for item in items]
 
 
-def _finds(texts: list[str], options: StoreOptions) -> list[_Find]:
+def _finds(texts: list[str], options: StoreOptions) -> list[_LocationSearch]:
     """Return a find for each item; many single names are checked in parallel."""
     names = [name for text in texts for name in _expanded(text)]
     if len(names) == 1:
         return [_find(names[0], options)]
-    found: dict[int, _Find] = {}
-    with Pool(min(_CHECKS_AT_ONCE, len(names))) as pool:
+    found: dict[int, _LocationSearch] = {}
+    with ReadPool(min(_CHECKS_AT_ONCE, len(names))) as pool:
         numbered = pool.map_unordered(
             lambda item: (item[0], _find(item[1], options)), enumerate(names)
         )
@@ -133,7 +133,7 @@ def _expanded(text: str) -> list[str]:
     return [text] if is_literal else expand_braces(text)
 
 
-def _find(name: str, options: StoreOptions) -> _Find:
+def _find(name: str, options: StoreOptions) -> _LocationSearch:
     place = split_uri(name)
     is_there = place.scheme == "file" and os.path.exists(place.path)  # noqa: PTH110
     if has_glob(place.path) and not is_there:
@@ -144,7 +144,7 @@ def _find(name: str, options: StoreOptions) -> _Find:
     return found or _find_folder(place, options)
 
 
-def _find_object(place: Place, options: StoreOptions) -> _Find | None:
+def _find_object(place: ParsedUri, options: StoreOptions) -> _LocationSearch | None:
     folder, _, name = place.path.rpartition("/")
     base = replace(place, path=f"{folder}/" if folder or place.scheme == "file" else "")
     if place.scheme == "memory":
@@ -153,19 +153,19 @@ def _find_object(place: Place, options: StoreOptions) -> _Find | None:
         info = _store_at(base, options).info(name)
     except NotFoundError:
         return None
-    return _Find(base=base, objects=[info], kind="object", name=name)
+    return _LocationSearch(base=base, objects=[info], kind="object", name=name)
 
 
-def _find_folder(place: Place, options: StoreOptions) -> _Find:
+def _find_folder(place: ParsedUri, options: StoreOptions) -> _LocationSearch:
     below = place.path if place.path.endswith("/") or not place.path else f"{place.path}/"
     base = replace(place, path=below)
     if place.scheme == "memory":
         root = replace(place, path="")
         listed = _visible(_store_at(root, options), below)
-        found = _Find(base=root, objects=listed, kind="folder", name=below)
+        found = _LocationSearch(base=root, objects=listed, kind="folder", name=below)
     else:
         objects = _visible(_store_at(base, options), "")
-        found = _Find(base=base, objects=objects, kind="folder", name="")
+        found = _LocationSearch(base=base, objects=objects, kind="folder", name="")
     if not found.objects:
         raise _missing(place, options)
     return found
@@ -175,7 +175,7 @@ def _visible(store: Store, prefix: str) -> list[ObjectInfo]:
     return [info for info in store.list(prefix) if not is_hidden(info.key[len(prefix) :])]
 
 
-def _find_glob(place: Place, options: StoreOptions) -> _Find:
+def _find_glob(place: ParsedUri, options: StoreOptions) -> _LocationSearch:
     if place.scheme in ("http", "https"):
         raise OptionError(
             f"{place.uri}: plain http cannot be listed, so wildcards find nothing; write braces, "
@@ -189,10 +189,10 @@ def _find_glob(place: Place, options: StoreOptions) -> _Find:
     ]
     if not objects:
         raise _missing(place, options)
-    return _Find(base=base, objects=objects, kind="glob", name=place.path[len(folder) :])
+    return _LocationSearch(base=base, objects=objects, kind="glob", name=place.path[len(folder) :])
 
 
-def _find_http(place: Place, options: StoreOptions) -> _Find:
+def _find_http(place: ParsedUri, options: StoreOptions) -> _LocationSearch:
     if place.path.endswith("/") or not place.path:
         raise OptionError(
             f"{place.uri} is a prefix, and plain http cannot be listed; name the objects, "
@@ -204,7 +204,7 @@ def _find_http(place: Place, options: StoreOptions) -> _Find:
     return found
 
 
-def _missing(place: Place, options: StoreOptions) -> NotFoundError:
+def _missing(place: ParsedUri, options: StoreOptions) -> NotFoundError:
     if place.scheme == "file" and os.path.isdir(place.path):  # noqa: PTH112
         hidden = any(True for _ in FolderStore(place.path).list())
         what = "holds only hidden names (.x, _SUCCESS), no data" if hidden else "is an empty folder"
@@ -217,7 +217,7 @@ def _missing(place: Place, options: StoreOptions) -> NotFoundError:
     return NotFoundError(f"{what} {place.uri}{hint}", uri=place.uri)
 
 
-def _common_base(finds: list[_Find]) -> Place:
+def _common_base(finds: list[_LocationSearch]) -> ParsedUri:
     first = finds[0].base
     for find in finds:
         if find.base.container_uri != first.container_uri:
@@ -231,7 +231,7 @@ def _common_base(finds: list[_Find]) -> Place:
     return replace(first, path=shared)
 
 
-def _rekeyed(find: _Find, base: Place) -> list[ObjectInfo]:
+def _rekeyed(find: _LocationSearch, base: ParsedUri) -> list[ObjectInfo]:
     inside = find.base.path[len(base.path) :]
     return [replace(info, key=inside + info.key) for info in find.objects]
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from penstock.errors import PenstockError
 from penstock.storage.base import Store
-from penstock.storage.places import Place
 from penstock.storage.remote import RemoteStore
-from penstock.storage.retry import Retrying
+from penstock.storage.retry import RetryingStore
+from penstock.storage.uris import ParsedUri
 
 _NAMES_MAX = 2000
 """Names looked at."""
@@ -19,7 +19,7 @@ _HINTS_MAX = 3
 """Names shown."""
 
 
-def near_names(place: Place, store_at: Callable[[Place], Store]) -> list[str]:
+def near_names(place: ParsedUri, store_at: Callable[[ParsedUri], Store]) -> list[str]:
     """Return existing names beside a missing one, best first; costs one request at most."""
     path = place.path.rstrip("/")
     folder, _, wanted = path.rpartition("/")
@@ -35,7 +35,7 @@ def near_names(place: Place, store_at: Callable[[Place], Store]) -> list[str]:
 
 def _names(store: Store, prefix: str) -> list[str]:
     """Return the first parts of keys below a prefix, each once."""
-    inner = store.inner if isinstance(store, Retrying) else store
+    inner = store.inner if isinstance(store, RetryingStore) else store
     if isinstance(inner, RemoteStore):
         keys = inner.peek(prefix)
     else:

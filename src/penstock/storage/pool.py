@@ -40,7 +40,7 @@ class ReadRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
+class _MergedRead:
     """One request to the store: a merged range and what is wanted of it."""
 
     info: ObjectInfo
@@ -49,7 +49,7 @@ class _Piece:
     wanted: tuple[tuple[int, memoryview], ...]
 
 
-class Pool:
+class ReadPool:
     """A bounded number of threads, from `with` to the end of its block."""
 
     def __init__(self, num_threads: int) -> None:
@@ -97,14 +97,14 @@ class Pool:
             pass
 
 
-def _pieces(requests: Iterable[ReadRequest]) -> list[_Piece]:
+def _pieces(requests: Iterable[ReadRequest]) -> list[_MergedRead]:
     by_object: defaultdict[ObjectInfo, list[ReadRequest]] = defaultdict(list)
     for request in requests:
         by_object[request.info].append(request)
     return [piece for info, wanted in by_object.items() for piece in _pieces_of(info, wanted)]
 
 
-def _pieces_of(info: ObjectInfo, requests: list[ReadRequest]) -> list[_Piece]:
+def _pieces_of(info: ObjectInfo, requests: list[ReadRequest]) -> list[_MergedRead]:
     merged = merge_ranges(
         [request.offset for request in requests],
         [request.target.nbytes for request in requests],
@@ -118,12 +118,12 @@ def _pieces_of(info: ObjectInfo, requests: list[ReadRequest]) -> list[_Piece]:
         wanted[index].append((inside, request.target))
     ranges = zip(merged.offsets.tolist(), merged.lengths.tolist(), wanted, strict=True)
     return [
-        _Piece(info=info, offset=offset, length=length, wanted=tuple(parts))
+        _MergedRead(info=info, offset=offset, length=length, wanted=tuple(parts))
         for offset, length, parts in ranges
     ]
 
 
-def _read(store: Store, piece: _Piece) -> None:
+def _read(store: Store, piece: _MergedRead) -> None:
     if len(piece.wanted) == 1:
         store.read_into(piece.info, piece.offset, piece.wanted[0][1])
         return

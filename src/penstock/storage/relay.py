@@ -18,12 +18,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock import errors
-from penstock.storage.direct import Direct
+from penstock.storage.direct import DirectObjects
 from penstock.storage.frames import (
     PAYLOAD_BYTES_MAX,
-    Answer,
     HungUpError,
-    Request,
+    RelayAnswer,
+    RelayRequest,
     info_of,
     object_of,
     receive_into,
@@ -31,7 +31,7 @@ from penstock.storage.frames import (
     send_frame,
 )
 from penstock.storage.options import StoreOptions
-from penstock.storage.places import split_uri
+from penstock.storage.uris import split_uri
 
 _PAGE = 1000
 """Objects of a listing in one frame."""
@@ -52,21 +52,23 @@ def serve(connection: socket.socket) -> None:
             return  # the owner's thread is gone, and with it whoever would read an error
 
 
-def _payload(connection: socket.socket, request: Request) -> memoryview:
+def _payload(connection: socket.socket, request: RelayRequest) -> memoryview:
     assert request.payload_bytes <= PAYLOAD_BYTES_MAX, request.payload_bytes
     body = np.empty(request.payload_bytes, np.uint8).data
     receive_into(connection, body)
     return body
 
 
-def _answers(request: Request, body: memoryview) -> Iterator[tuple[Answer, memoryview | None]]:
+def _answers(
+    request: RelayRequest, body: memoryview
+) -> Iterator[tuple[RelayAnswer, memoryview | None]]:
     try:
         yield from _results(request, body)
     except Exception as error:
         # Only the errors of our own file travel; anything else is a bug, and says so in words.
         is_ours = type(error).__name__ in vars(errors)
         yield (
-            Answer(
+            RelayAnswer(
                 error_class=type(error).__name__ if is_ours else "StoreError",
                 error_message=str(error) if is_ours else f"in the relay: {error!r}",
                 error_uri=getattr(error, "uri", ""),
@@ -75,33 +77,35 @@ def _answers(request: Request, body: memoryview) -> Iterator[tuple[Answer, memor
         )
 
 
-def _results(request: Request, body: memoryview) -> Iterator[tuple[Answer, memoryview | None]]:
+def _results(
+    request: RelayRequest, body: memoryview
+) -> Iterator[tuple[RelayAnswer, memoryview | None]]:
     options = StoreOptions(**request.options)  # type: ignore[arg-type]
-    store = Direct(split_uri(request.uri), options)
+    store = DirectObjects(split_uri(request.uri), options)
     match request.operation:
         case "info":
-            yield Answer(objects=[object_of(store.info(request.key))]), None
+            yield RelayAnswer(objects=[object_of(store.info(request.key))]), None
         case "list":
             found = [object_of(info) for info in store.list(request.key)]
             for start in range(0, max(len(found), 1), _PAGE):
                 page = found[start : start + _PAGE]
-                yield Answer(objects=page, has_more=start + _PAGE < len(found)), None
+                yield RelayAnswer(objects=page, has_more=start + _PAGE < len(found)), None
         case "peek":
-            yield Answer(keys=list(store.peek(request.key))), None
+            yield RelayAnswer(keys=list(store.peek(request.key))), None
         case "read":
             data = store.read(request.key)
-            yield Answer(payload_bytes=data.nbytes), data
+            yield RelayAnswer(payload_bytes=data.nbytes), data
         case "read_range":
             assert request.wanted is not None
             info = info_of(request.wanted)
             data = store.read_range(info, request.offset, request.length)
-            yield Answer(payload_bytes=data.nbytes), data
+            yield RelayAnswer(payload_bytes=data.nbytes), data
         case "write":
             info = store.write(request.key, body, only_if_absent=request.only_if_absent)
-            yield Answer(objects=[object_of(info)]), None
+            yield RelayAnswer(objects=[object_of(info)]), None
         case "delete":
             store.delete(request.key)
-            yield Answer(), None
+            yield RelayAnswer(), None
 
 
 def main() -> None:

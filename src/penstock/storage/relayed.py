@@ -17,11 +17,11 @@ from penstock.errors import ChangedError, StoreError, UnreachableError
 from penstock.storage.base import Buffer, ObjectInfo
 from penstock.storage.frames import (
     PAYLOAD_BYTES_MAX,
-    Answer,
     HungUpError,
-    Object,
     Operation,
-    Request,
+    RelayAnswer,
+    RelayedObject,
+    RelayRequest,
     info_of,
     object_of,
     receive_answer,
@@ -29,14 +29,14 @@ from penstock.storage.frames import (
     send_frame,
 )
 from penstock.storage.options import StoreOptions
-from penstock.storage.places import Place
 from penstock.storage.relay_process import relay
+from penstock.storage.uris import ParsedUri
 
 
-class Relayed:
+class RelayedObjects:
     """The objects below one place, asked for through the relay."""
 
-    def __init__(self, place: Place, options: StoreOptions) -> None:
+    def __init__(self, place: ParsedUri, options: StoreOptions) -> None:
         self._uri = place.uri
         self._options = options
 
@@ -106,13 +106,13 @@ class Relayed:
         operation: Operation,
         key: str,
         *,
-        wanted: Object | None = None,
+        wanted: RelayedObject | None = None,
         offset: int = 0,
         length: int = 0,
         only_if_absent: bool = False,
         body: memoryview = memoryview(b""),  # noqa: B008 - empty and read only
     ) -> Iterator[socket.socket]:
-        request = Request(
+        request = RelayRequest(
             operation=operation,
             uri=self._uri,
             options=dataclasses.asdict(self._options),
@@ -144,7 +144,7 @@ class Relayed:
             raise
 
 
-def _answer(connection: socket.socket) -> Answer:
+def _answer(connection: socket.socket) -> RelayAnswer:
     answer = receive_answer(connection)
     if answer.error_class:
         kind = getattr(errors, answer.error_class, StoreError)

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from penstock.errors import OptionError
 from penstock.storage.base import Buffer, ObjectInfo
 from penstock.storage.clients import REMOTE_SCHEMES, is_cut_off
-from penstock.storage.direct import Direct
+from penstock.storage.direct import DirectObjects
 from penstock.storage.keys import checked_key
 from penstock.storage.options import StoreOptions
-from penstock.storage.places import Place, split_uri
 from penstock.storage.ranges import check_range
-from penstock.storage.relayed import Relayed
+from penstock.storage.relayed import RelayedObjects
+from penstock.storage.uris import ParsedUri, split_uri
 
 
 class RemoteStore:
@@ -30,7 +30,7 @@ class RemoteStore:
             raise OptionError(f"{uri!r} is not remote; remote are {', '.join(REMOTE_SCHEMES)}")
         path = place.path.strip("/")
         self.options = options or StoreOptions()
-        self._place = Place(
+        self._place = ParsedUri(
             scheme=place.scheme, container=place.container, path=path + "/" if path else ""
         )
 
@@ -62,8 +62,8 @@ class RemoteStore:
         """Return False for plain http."""
         return self.source != "http"
 
-    def _carrier(self) -> Direct | Relayed:
-        return (Relayed if is_cut_off() else Direct)(self._place, self.options)
+    def _carrier(self) -> DirectObjects | RelayedObjects:
+        return (RelayedObjects if is_cut_off() else DirectObjects)(self._place, self.options)
 
     def info(self, key: str) -> ObjectInfo:
         """Return size and marks of an object."""

@@ -32,7 +32,7 @@ _system = random.SystemRandom()
 """The default source: a seeded one would be copied by a fork, and all children would wait alike."""
 
 
-class Uniform(Protocol):
+class UniformRandom(Protocol):
     """A random source, such as `random.Random(seed)`."""
 
     def uniform(self, a: float, b: float) -> float:
@@ -66,7 +66,7 @@ class RetryPolicy:
             )
 
 
-def waits(policy: RetryPolicy, source: Uniform) -> Iterator[float]:
+def waits(policy: RetryPolicy, source: UniformRandom) -> Iterator[float]:
     """Yield the seconds to wait before the second, third … attempt.
 
     >>> policy = RetryPolicy(first_wait_s=1, wait_max_s=4, attempts_max=5)
@@ -83,7 +83,7 @@ Attempt = Callable[[int, int, BaseException | None], None]
 """Is told of each attempt: its number from 0, when it began (perf_counter_ns), how it failed."""
 
 
-class _Wait(threading.local):
+class _CallerWait(threading.local):
     """What callers of this thread have said about its reads."""
 
     since_s: float | None = None
@@ -92,7 +92,7 @@ class _Wait(threading.local):
     """Who is told of attempts."""
 
 
-_wait = _Wait()
+_wait = _CallerWait()
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def attempts_seen(seen: Attempt) -> Iterator[None]:
         _wait.seen = before
 
 
-class Retrying:
+class RetryingStore:
     """A store that asks its inner store again."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Retrying:
         policy: RetryPolicy | None = None,
         *,
         clock: Clock | None = None,
-        source: Uniform | None = None,
+        source: UniformRandom | None = None,
     ) -> None:
         self.inner = store
         self.policy = policy or RetryPolicy()

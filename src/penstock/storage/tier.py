@@ -39,8 +39,8 @@ from penstock.storage.tier_files import Bytes, TierFiles, write_all
 from penstock.storage.tier_identity import identity_of
 from penstock.storage.tier_places import (
     NOWHERE,
-    Places,
     SpanPlaces,
+    TierPlacement,
     UnitPlaces,
     places_of,
 )
@@ -88,7 +88,7 @@ class Tier:
         self._writing = threading.Lock()
         self._writing_bytes = 0
 
-    def belong(self, places: Places, number: int, *, has_spares: bool) -> None:
+    def belong(self, places: TierPlacement, number: int, *, has_spares: bool) -> None:
         """Say which units belong here; `has_spares` where others may lie here as well."""
         self._places, self._number = places, number
         files, shape = self._files, self._shape
@@ -429,7 +429,7 @@ class Tiers:
         self._take(places_of(shape, parts) if placed else self._spread)
         self._files = [tier._files for tier in self.tiers]
 
-    def _take(self, places: Places) -> None:
+    def _take(self, places: TierPlacement) -> None:
         for number, tier in enumerate(self.tiers):
             tier.belong(places, number, has_spares=self.shape.is_computed or not self._is_placed)
         # Last, since other threads may be asking: what they are told to fill here, belongs here.

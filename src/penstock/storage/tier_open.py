@@ -28,9 +28,15 @@ from penstock.storage.tier_cells import CELL_BYTES
 from penstock.storage.tier_files import TierFiles
 from penstock.storage.tier_folders import Folder, NoTierError, leaving_out, root_of
 from penstock.storage.tier_found import give_up, promised_elsewhere_bytes, sweep
-from penstock.storage.tier_registry import Opened, opening
+from penstock.storage.tier_registry import TierOpening, opening
 from penstock.storage.tier_shape import Bools, TierShape
-from penstock.storage.tier_sizes import Room, Wish, room_for, usable_bytes, wished_bytes
+from penstock.storage.tier_sizes import (
+    TierAllowance,
+    Wish,
+    allowance_for,
+    usable_bytes,
+    wished_bytes,
+)
 from penstock.units import show_bytes
 
 _TRIES_MAX = 20
@@ -51,7 +57,7 @@ def open_tiers(wishes: Sequence[Wish], shape: TierShape, *, placed: bool = True)
             first = tiers[-1].part[1] if tiers else 0
             if not placed:
                 first = sum(tier.capacity_bytes for tier in tiers)
-            tier = _tier_or_none(_Asked(wish=wish, shape=shape, first=first, placed=placed))
+            tier = _tier_or_none(_TierRequest(wish=wish, shape=shape, first=first, placed=placed))
             if tier is not None:
                 tiers.append(tier)
     except BaseException:
@@ -61,7 +67,7 @@ def open_tiers(wishes: Sequence[Wish], shape: TierShape, *, placed: bool = True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _TierRequest:
     """What one tier is opened for."""
 
     wish: Wish
@@ -93,7 +99,7 @@ def _check(wishes: Sequence[Wish]) -> None:
             )
 
 
-def _tier_or_none(asked: _Asked) -> Tier | None:
+def _tier_or_none(asked: _TierRequest) -> Tier | None:
     try:
         with leaving_out(asked.wish.place):
             return _tier(asked)
@@ -102,7 +108,7 @@ def _tier_or_none(asked: _Asked) -> Tier | None:
         return None
 
 
-def _tier(asked: _Asked) -> Tier:
+def _tier(asked: _TierRequest) -> Tier:
     for tries_left in reversed(range(_TRIES_MAX)):
         try:
             with root_of(asked.wish) as root:
@@ -113,7 +119,7 @@ def _tier(asked: _Asked) -> Tier:
     raise AssertionError("the last try returns or raises")
 
 
-def _tier_in(root: Folder, asked: _Asked) -> Tier:
+def _tier_in(root: Folder, asked: _TierRequest) -> Tier:
     wish, shape = asked.wish, asked.shape
     if wish.kind == "memory":
         sweep(root, keep=shape.name)
@@ -137,26 +143,26 @@ def _tier_in(root: Folder, asked: _Asked) -> Tier:
 def _make_room_for_files(root: Folder, wish: Wish, shape: TierShape) -> None:
     """See to it that a tier can be made at all on a disk that is full of unused ones."""
     needed_bytes = 2**20 + 9 * shape.num_units
-    lacking_bytes = needed_bytes - room_for(wish, root.path).free_bytes
+    lacking_bytes = needed_bytes - allowance_for(wish, root.path).free_bytes
     if lacking_bytes > 0:
         give_up(root, shape.name, lacking_bytes)
 
 
-def _capacity(opened: Opened, root: Folder, asked: _Asked) -> int:
+def _capacity(opened: TierOpening, root: Folder, asked: _TierRequest) -> int:
     """Return how large the tier becomes; warn where that is less than what was wished for."""
     wish, shape = asked.wish, asked.shape
     settled = None if opened.is_alone else opened.files.terms().get(asked.hash)
     if settled is not None:
         return settled
-    room = _room(opened.files, root, wish, shape)
-    wished = wished_bytes(wish, room)
+    allowance = _allowance(opened.files, root, wish, shape)
+    wished = wished_bytes(wish, allowance)
     needed = min(wished, max(0, shape.size_bytes - asked.first))
-    lacking = needed - usable_bytes(wish, room)
+    lacking = needed - usable_bytes(wish, allowance)
     if lacking > 0 and wish.kind == "disk" and give_up(root, shape.name, lacking):
-        room = _room(opened.files, root, wish, shape)
-    usable = usable_bytes(wish, room)
+        allowance = _allowance(opened.files, root, wish, shape)
+    usable = usable_bytes(wish, allowance)
     if usable <= 0:
-        raise NoTierError(f"{room.bound} has no room left; {room.way_out}")
+        raise NoTierError(f"{allowance.bound} has no room left; {allowance.way_out}")
     if needed > usable:
         _log.warning(
             "the %s tier in %s will be %s instead of %s: that is what %s leaves; %s",
@@ -164,23 +170,23 @@ def _capacity(opened: Opened, root: Folder, asked: _Asked) -> int:
             root.path,
             show_bytes(usable),
             show_bytes(wished),
-            room.bound,
-            room.way_out,
+            allowance.bound,
+            allowance.way_out,
         )
     return min(wished, usable)
 
 
-def _room(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> Room:
+def _allowance(files: TierFiles, root: Folder, wish: Wish, shape: TierShape) -> TierAllowance:
     """Return what is free for this tier, counting what it holds and what others were promised."""
-    room = room_for(wish, root.path)
+    allowance = allowance_for(wish, root.path)
     sums_bytes = 8 * shape.num_units
-    free_bytes = room.free_bytes + files.room_taken_bytes - sums_bytes
+    free_bytes = allowance.free_bytes + files.room_taken_bytes - sums_bytes
     free_bytes -= promised_elsewhere_bytes(root, shape.name)
     free_bytes -= -(-8 * free_bytes // CELL_BYTES)  # what is kept takes a sum for each cell
-    return replace(room, free_bytes=max(0, free_bytes))
+    return replace(allowance, free_bytes=max(0, free_bytes))
 
 
-def _record(opened: Opened, key: int, *, capacity_bytes: int, first: int, last: int) -> None:
+def _record(opened: TierOpening, key: int, *, capacity_bytes: int, first: int, last: int) -> None:
     """Write down what was settled, for those who join."""
     files = opened.files
     if key not in files.terms():

@@ -28,7 +28,7 @@ TIERS_MAX = 100
 Numbers = npt.NDArray[np.int8]
 
 
-class Places(Protocol):
+class TierPlacement(Protocol):
     """Which tier each unit belongs to, by number."""
 
     placed_bytes: list[int]
@@ -41,7 +41,7 @@ class Places(Protocol):
         """Return the same of one unit."""
 
 
-def places_of(shape: TierShape, parts: Sequence[tuple[int, int]]) -> Places:
+def places_of(shape: TierShape, parts: Sequence[tuple[int, int]]) -> TierPlacement:
     """Return the places of a node alone: each tier has its part of the layout."""
     assert len(parts) <= TIERS_MAX
     if shape.is_computed:

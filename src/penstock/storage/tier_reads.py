@@ -22,7 +22,7 @@ UNIT, UNIT_OFFSET, UNIT_LENGTH, INSIDE, LENGTH = range(5)
 """Columns of ranges: a unit, where it lies in the layout, and which of its bytes are wanted."""
 
 
-class Readable(Protocol):
+class ReadableTier(Protocol):
     """The files of a tier."""
 
     cells_descriptor: int
@@ -36,7 +36,7 @@ class Readable(Protocol):
         ...
 
 
-def copy_ranges(files: Readable, ranges: Ints, target: memoryview, starts: Ints) -> list[int]:
+def copy_ranges(files: ReadableTier, ranges: Ints, target: memoryview, starts: Ints) -> list[int]:
     """Copy ranges into `target`, each to its start; return the numbers of those not here.
 
     `target` may have been written to for those as well.
@@ -76,13 +76,13 @@ def copy_ranges(files: Readable, ranges: Ints, target: memoryview, starts: Ints)
     return missing
 
 
-def read_unit(files: Readable, unit: int, offset: int, length: int) -> memoryview | None:
+def read_unit(files: ReadableTier, unit: int, offset: int, length: int) -> memoryview | None:
     """Return a unit; None where it is not here."""
     target = np.empty(length, np.uint8).data
     return target if _has_read(files, target, offset, unit, 0) else None
 
 
-def range_sums(files: Readable, ranges: Ints) -> list[int | None]:
+def range_sums(files: ReadableTier, ranges: Ints) -> list[int | None]:
     """Return the sum of each range's own bytes, as they are now; None where it is not here."""
     ends = np.cumsum(ranges[:, LENGTH])
     starts = ends - ranges[:, LENGTH]
@@ -94,7 +94,7 @@ def range_sums(files: Readable, ranges: Ints) -> list[int | None]:
     ]
 
 
-def _has_read(files: Readable, view: memoryview, begin: int, unit: int, first: int) -> bool:
+def _has_read(files: ReadableTier, view: memoryview, begin: int, unit: int, first: int) -> bool:
     """Read bytes from `begin` on and check them: as a unit, or as cells from page `first` on."""
     try:
         if not files.read_data(view, begin):

@@ -47,7 +47,7 @@ def in_turn() -> Iterator[None]:
         yield
 
 
-class Opened:
+class TierOpening:
     """A tier in its opening moment: nobody else opens, closes or removes it."""
 
     def __init__(self, files: TierFiles, *, is_alone: bool, is_new: bool) -> None:
@@ -58,7 +58,7 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opening(root: Folder, shape: TierShape, kind: str) -> Iterator[Opened]:
+def opening(root: Folder, shape: TierShape, kind: str) -> Iterator[TierOpening]:
     """Give a tier's files, in the opening moment; one user more has them afterwards."""
     with _mutex:
         opened = _opened(root, shape, kind)
@@ -76,7 +76,7 @@ def opening(root: Folder, shape: TierShape, kind: str) -> Iterator[Opened]:
             raise
 
 
-def _abandon(opened: Opened) -> None:
+def _abandon(opened: TierOpening) -> None:
     files = opened.files
     if files.num_users:
         files.locks.drop(OPENING)
@@ -87,7 +87,7 @@ def _abandon(opened: Opened) -> None:
     files.close()
 
 
-def _opened(root: Folder, shape: TierShape, kind: str) -> Opened:
+def _opened(root: Folder, shape: TierShape, kind: str) -> TierOpening:
     for number in range(_SIBLINGS_MAX):
         name = f"{shape.name}-{number}" if number else shape.name
         opened = _opened_as(root, name, shape, kind)
@@ -99,7 +99,7 @@ def _opened(root: Folder, shape: TierShape, kind: str) -> Opened:
     )
 
 
-def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> Opened | None:
+def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> TierOpening | None:
     for _ in range(_TRIES_MAX):
         folder = open_folder(root, name)
         here = _open.get(folder.identity)
@@ -108,7 +108,7 @@ def _opened_as(root: Folder, name: str, shape: TierShape, kind: str) -> Opened |
             enter(here)
             _wait_for_opening(here.locks, here.folder)
             here.header = here.read_header()  # others may have promised more
-            return Opened(here, is_alone=False, is_new=False)
+            return TierOpening(here, is_alone=False, is_new=False)
         try:
             locks = _lock_file(folder)
         except FileNotFoundError:
@@ -152,7 +152,7 @@ def _wait_for_opening(locks: RecordLocks, folder: Folder) -> None:
         )
 
 
-def _with_files(files: TierFiles, shape: TierShape) -> Opened | None:
+def _with_files(files: TierFiles, shape: TierShape) -> TierOpening | None:
     """Open the files in a locked folder, made anew where they do not fit."""
     is_new = False
     try:
@@ -169,7 +169,7 @@ def _with_files(files: TierFiles, shape: TierShape) -> Opened | None:
             _remove(files)
         files.close()
         raise
-    return Opened(files, is_alone=is_alone, is_new=is_new)
+    return TierOpening(files, is_alone=is_alone, is_new=is_new)
 
 
 def _is_clear(folder: Folder) -> bool:

@@ -31,7 +31,7 @@ PAGE_BYTES = 4096
 """What memory and disks give and take room by."""
 
 
-class Column(Protocol):
+class UnitColumn(Protocol):
     """Numbers of units, each made when it is asked for."""
 
     def __len__(self) -> int: ...
@@ -44,7 +44,7 @@ class Column(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ComputedShape:
     """What is known of a shape whose columns are computed."""
 
     size_bytes: int
@@ -59,12 +59,12 @@ class TierShape:
 
     name: str
     """The same on every machine; a folder's name."""
-    offsets: Ints | Column
+    offsets: Ints | UnitColumn
     """Where each unit lies in the layout, by unit number."""
-    lengths: Ints | Column
+    lengths: Ints | UnitColumn
     about: dict[str, str] = field(default_factory=dict)
     """For people: the data set's URI and what else helps to recognise it."""
-    known: Known | None = None
+    known: ComputedShape | None = None
     """Where the columns are computed; else None."""
 
     def __post_init__(self) -> None:

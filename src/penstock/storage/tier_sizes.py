@@ -118,7 +118,7 @@ def disk_of(text: str) -> Disk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class TierAllowance:
     """How much a tier may take."""
 
     free_bytes: int
@@ -159,34 +159,34 @@ def _share_of(size: int | str) -> float | None:
     return None if match is None else float(match[1]) / 100
 
 
-def wished_bytes(wish: Wish, room: Room) -> int:
+def wished_bytes(wish: Wish, allowance: TierAllowance) -> int:
     """Return how large a tier is meant to be."""
     share = _share_of(wish.size)
-    return bytes_of(wish.size) if share is None else int(share * room.free_bytes)
+    return bytes_of(wish.size) if share is None else int(share * allowance.free_bytes)
 
 
-def usable_bytes(wish: Wish, room: Room) -> int:
+def usable_bytes(wish: Wish, allowance: TierAllowance) -> int:
     """Return how large a tier may become: what is free less a small reserve."""
-    reserve_bytes = min(_RESERVE_BYTES_MAX, int(_RESERVE_SHARES[wish.kind] * room.free_bytes))
-    return max(0, room.free_bytes - reserve_bytes)
+    reserve_bytes = min(_RESERVE_BYTES_MAX, int(_RESERVE_SHARES[wish.kind] * allowance.free_bytes))
+    return max(0, allowance.free_bytes - reserve_bytes)
 
 
-def room_for(wish: Wish, folder: str, *, root: Path = Path("/")) -> Room:
+def allowance_for(wish: Wish, folder: str, *, root: Path = Path("/")) -> TierAllowance:
     """Return what is free for a tier in a folder; files of other tiers there are in use."""
     disk = _room_of_folder(wish, folder)
     if wish.kind == "disk":
         return disk
-    return min(disk, *_rooms_of_memory(root), key=lambda room: room.free_bytes)
+    return min(disk, *_memory_allowances(root), key=lambda allowance: allowance.free_bytes)
 
 
-def _room_of_folder(wish: Wish, folder: str) -> Room:
+def _room_of_folder(wish: Wish, folder: str) -> TierAllowance:
     status = os.statvfs(folder)
     total_bytes = status.f_blocks * status.f_frsize
     if wish.kind == "memory":
         way_out = "enlarge it (docker run --shm-size, or mount -o remount,size=...)"
     else:
         way_out = "free some space or wish for less"
-    return Room(
+    return TierAllowance(
         # A tmpfs without a limit says that it has no blocks at all.
         free_bytes=status.f_bavail * status.f_frsize if status.f_blocks else _NO_LIMIT_BYTES,
         bound=f"{folder} ({show_bytes(total_bytes)} in all)",
@@ -196,16 +196,16 @@ def _room_of_folder(wish: Wish, folder: str) -> Room:
 
 def memory_left_bytes(root: Path = Path("/")) -> int:
     """Return how much memory this process could still take."""
-    rooms = _rooms_of_memory(root)
-    return min((room.free_bytes for room in rooms), default=_NO_LIMIT_BYTES)
+    allowances = _memory_allowances(root)
+    return min((allowance.free_bytes for allowance in allowances), default=_NO_LIMIT_BYTES)
 
 
-def _rooms_of_memory(root: Path) -> list[Room]:
-    rooms = []
+def _memory_allowances(root: Path) -> list[TierAllowance]:
+    allowances = []
     available_bytes = _field(root / "proc/meminfo", "MemAvailable:")
     if available_bytes is not None:
-        rooms.append(
-            Room(
+        allowances.append(
+            TierAllowance(
                 free_bytes=available_bytes * 1024,
                 bound="the memory available on this node",
                 way_out="end other programs or wish for less",
@@ -213,14 +213,14 @@ def _rooms_of_memory(root: Path) -> list[Room]:
         )
     group_bytes = group_free_bytes(root)
     if group_bytes is not None:
-        rooms.append(
-            Room(
+        allowances.append(
+            TierAllowance(
                 free_bytes=group_bytes,
                 bound="the memory limit of this container or job",
                 way_out="start it with more memory or wish for less",
             )
         )
-    return rooms
+    return allowances
 
 
 def group_free_bytes(root: Path = Path("/")) -> int | None:

@@ -21,7 +21,7 @@ SCHEMES = ("file", "memory", "s3", "gs", "az", "abfs", "http", "https")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ParsedUri:
     """A uri in its parts."""
 
     scheme: str
@@ -45,15 +45,15 @@ class Place:
         return self.container_uri + path
 
 
-def split_uri(uri: str) -> Place:
+def split_uri(uri: str) -> ParsedUri:
     """Return the parts of a uri or of a path.
 
     >>> split_uri("s3://bucket/train/0.tar")
-    Place(scheme='s3', container='bucket', path='train/0.tar')
+    ParsedUri(scheme='s3', container='bucket', path='train/0.tar')
     """
     found = _SCHEME.match(uri)
     if found is None:
-        return _folder_place(uri)
+        return _folder_uri(uri)
     scheme = _ALIASES.get(found[1].lower(), found[1].lower())
     rest = uri[found.end() :]
     if scheme not in SCHEMES:
@@ -61,16 +61,16 @@ def split_uri(uri: str) -> Place:
             f"{uri!r}: there is no store for {found[1]}://; there are {', '.join(SCHEMES)}"
         )
     if scheme == "file":
-        return _folder_place("/" + unquote(rest).split("/", 1)[-1] if "/" in rest else rest)
+        return _folder_uri("/" + unquote(rest).split("/", 1)[-1] if "/" in rest else rest)
     if scheme in ("http", "https"):
         return _http_place(scheme, uri)
     container, _, path = rest.partition("/")
     if not container:
         raise OptionError(f"{uri!r} names no bucket; write {scheme}://bucket/path")
-    return Place(scheme=scheme, container=container, path=path)
+    return ParsedUri(scheme=scheme, container=container, path=path)
 
 
-def _http_place(scheme: str, uri: str) -> Place:
+def _http_place(scheme: str, uri: str) -> ParsedUri:
     parts = urlsplit(uri)
     if parts.query or parts.fragment:
         raise OptionError(
@@ -79,12 +79,12 @@ def _http_place(scheme: str, uri: str) -> Place:
         )
     if not parts.netloc:
         raise OptionError(f"{uri!r} names no host; write {scheme}://host/path")
-    return Place(scheme=scheme, container=parts.netloc, path=unquote(parts.path).lstrip("/"))
+    return ParsedUri(scheme=scheme, container=parts.netloc, path=unquote(parts.path).lstrip("/"))
 
 
-def _folder_place(path: str) -> Place:
+def _folder_uri(path: str) -> ParsedUri:
     if not path:
         raise OptionError("an empty name is no place; write '.' for the current folder")
     absolute = os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - also resolves `..`
     is_folder = path.endswith("/") and absolute != "/"
-    return Place(scheme="file", container="", path=absolute + "/" * is_folder)
+    return ParsedUri(scheme="file", container="", path=absolute + "/" * is_folder)
