@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 import penstock
-from penstock.dataset.build_scan import Work
+from penstock.dataset.build_scan import WorkFolder
 from penstock.dataset.catalog import PartRef, cache_folder
 from penstock.dataset.columns import map_columns, write_columns
 from penstock.dataset.open import look_up, write_index
@@ -128,7 +128,7 @@ def test_a_damaged_copy_in_the_cache_is_downloaded_again(s3: Any) -> None:
 
 def test_what_a_killed_build_left_is_verified_before_it_is_used(rows: Path, tmp_path: Path) -> None:
     part = open_part(part_of(rows))
-    work = Work(store=FolderStore(tmp_path / "work"), prefix="")
+    work = WorkFolder(store=FolderStore(tmp_path / "work"), prefix="")
     work.keep("unit", part)
     assert work.part("unit").fingerprint == part.fingerprint
     path = tmp_path / "work" / "unit.idx"

@@ -21,9 +21,9 @@ from testkit.shaper import Shape, Shaper
 
 import penstock
 from penstock.dataset import build_merge, pack_plan
-from penstock.dataset.build_merge import Outline, merged, outline_of
+from penstock.dataset.build_merge import MergeOutline, merged, outline_of
 from penstock.dataset.catalog import Catalog, Manifest, PartRef, cache_folder
-from penstock.dataset.catalog_copies import STUCK_S, Copy, local_copy
+from penstock.dataset.catalog_copies import STUCK_S, CachedPart, local_copy
 from penstock.dataset.fields import Field
 from penstock.dataset.part import Part, Rows, make_part, merge_parts
 from penstock.errors import CorruptError, OptionError
@@ -212,11 +212,11 @@ def test_ranks_that_start_at_once_download_an_index_once(s3: Any) -> None:
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Copy:
+def remote(tmp_path: Path) -> CachedPart:
     """A part in a store, of which there is no copy yet."""
     store = FolderStore(tmp_path / "store")
     ref = Catalog(store, "").add_part(plain_part(100))
-    return Copy(
+    return CachedPart(
         store=store,
         key=f"parts/{ref.name}.idx",
         name=ref.name,
@@ -239,7 +239,7 @@ signal.pause()
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_download_that_was_killed_or_is_stuck_is_done_by_another(
-    remote: Copy, is_killed: bool
+    remote: CachedPart, is_killed: bool
 ) -> None:
     command = [sys.executable, "-c", HOLD, str(remote.folder), remote.name]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -257,7 +257,7 @@ def test_a_download_that_was_killed_or_is_stuck_is_done_by_another(
     holder.wait()
 
 
-def test_a_copy_that_is_not_what_its_name_says_is_refused(remote: Copy) -> None:
+def test_a_copy_that_is_not_what_its_name_says_is_refused(remote: CachedPart) -> None:
     data = bytearray(remote.store.read(remote.key))
     data[-1] ^= 1
     remote.store.write(remote.key, data)
@@ -353,7 +353,7 @@ def test_merging_piece_by_piece_gives_the_bytes_of_merging_at_once(
     folder.mkdir(exist_ok=True)
     outlines = [outline_of(part, number) for number, part in enumerate(parts)]
     random.Random(seed).shuffle(outlines)
-    outline = reduce(Outline.joined, outlines)
+    outline = reduce(MergeOutline.joined, outlines)
     merge_parts(parts).save(folder / "at once")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_merge, "_HELD_BYTES_MAX", 0 if is_mapped else 1 << 20)

@@ -13,7 +13,7 @@ from penstock.cli.progress import Progress
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.build import BuildProgress, Changes
 from penstock.dataset.catalog import Catalog, Manifest
-from penstock.dataset.open import Found, write_index
+from penstock.dataset.open import FoundDataset, write_index
 from penstock.units import show_bytes, show_count, show_seconds
 
 _EXAMPLE = """\
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _build(args: argparse.Namespace, found: Found) -> tuple[Catalog, Manifest]:
+def _build(args: argparse.Namespace, found: FoundDataset) -> tuple[Catalog, Manifest]:
     with crew_of(args) as crew, Progress("indexing", "units") as progress:
 
         def report(state: BuildProgress) -> None:
@@ -82,7 +82,7 @@ def _name(index: tuple[Catalog, Manifest]) -> tuple[str, int]:
     return index[0].uri, index[1].version
 
 
-def _result(found: Found, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
+def _result(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> dict[str, Any]:
     return {
         "uri": found.located.store.uri,
         "format": manifest.format,
@@ -112,7 +112,9 @@ def _show(result: dict[str, Any]) -> None:
     )
 
 
-def _check(args: argparse.Namespace, found: Found, before: tuple[Catalog, Manifest] | None) -> int:
+def _check(
+    args: argparse.Namespace, found: FoundDataset, before: tuple[Catalog, Manifest] | None
+) -> int:
     if before is None:
         state: dict[str, Any] = {
             "uri": found.located.store.uri,
@@ -132,7 +134,7 @@ def _check(args: argparse.Namespace, found: Found, before: tuple[Catalog, Manife
     return 0 if state["up_to_date"] else 1
 
 
-def _state(found: Found, manifest: Manifest, changes: Changes) -> dict[str, Any]:
+def _state(found: FoundDataset, manifest: Manifest, changes: Changes) -> dict[str, Any]:
     return {
         "uri": found.located.store.uri,
         "up_to_date": not (changes.changed or changes.gone or changes.new),

@@ -19,7 +19,7 @@ from penstock.dataset.catalog import FOLDER, Catalog, Manifest
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.lookup import indexed as indexed_origin
 from penstock.dataset.moved import open_parts
-from penstock.dataset.open import Found, look_up, write_index
+from penstock.dataset.open import FoundDataset, look_up, write_index
 from penstock.dataset.open import open as open_dataset
 from penstock.errors import OptionError
 
@@ -42,20 +42,20 @@ class Opened:
     """Of the objects; samples may take less."""
 
 
-def find(args: argparse.Namespace) -> Found:
+def find(args: argparse.Namespace) -> FoundDataset:
     """Return what lies under the name that the user gave."""
     return look_up(
         uri_of(args), format=args.format, store=store_of(args), options=format_options_of(args)
     )
 
 
-def indexed(found: Found, version: int | None = None) -> tuple[Catalog, Manifest] | None:
+def indexed(found: FoundDataset, version: int | None = None) -> tuple[Catalog, Manifest] | None:
     """Return an index that is there already, the one that `penstock.open` would take."""
     origin = indexed_origin(found, version)
     return None if origin is None else (origin.catalog, origin.manifest)
 
 
-def build_index(found: Found, *, rebuild: bool = False) -> tuple[Catalog, Manifest]:
+def build_index(found: FoundDataset, *, rebuild: bool = False) -> tuple[Catalog, Manifest]:
     """Build or update an index and show how far it is."""
     with Progress("indexing", "units") as progress:
 
@@ -70,7 +70,7 @@ def build_index(found: Found, *, rebuild: bool = False) -> tuple[Catalog, Manife
         return write_index(found, rebuild=rebuild, beside=False, report=report)
 
 
-def changes_since(found: Found, catalog: Catalog, manifest: Manifest) -> Changes:
+def changes_since(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> Changes:
     """Return how the objects differ from those of an index; formats know which ones count."""
     recipe = found.recipe
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
@@ -110,7 +110,7 @@ def open_named(args: argparse.Namespace, *, check: bool = True) -> Opened:
     )
 
 
-def _check(found: Found, catalog: Catalog, manifest: Manifest) -> None:
+def _check(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> None:
     """Refuse objects that changed since they were indexed, and mention those that are new."""
     uri, changes = found.located.store.uri, changes_since(found, catalog, manifest)
     changes.refuse(uri, "Index it again with `penstock index --rebuild`")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.dataset.build_changes import Changes, compare
-from penstock.dataset.build_merge import Outline, Piece
+from penstock.dataset.build_merge import MergeOutline, Piece
 from penstock.dataset.build_scan import (
-    Recipe,
+    IndexRecipe,
     ScanJob,
-    Work,
+    WorkFolder,
     scan_unit,
     unit_name,
     work_here,
@@ -37,7 +37,7 @@ _TOGETHER_MAX = 32
 """Units that a worker elsewhere is given at once: many take less time than handing them out."""
 _COMMIT_TRIES_MAX = 8
 
-__all__ = ["BuildProgress", "Changes", "Recipe", "Report", "build", "compare"]
+__all__ = ["BuildProgress", "Changes", "IndexRecipe", "Report", "build", "compare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ Report = Callable[[BuildProgress], None]
 
 
 def build(
-    recipe: Recipe,
+    recipe: IndexRecipe,
     catalog: Catalog,
     *,
     rebuild: bool = False,
@@ -105,7 +105,7 @@ def build(
     )
 
 
-def _ours(recipe: Recipe, latest: Manifest) -> Manifest | None:
+def _ours(recipe: IndexRecipe, latest: Manifest) -> Manifest | None:
     """Return a version if it is one of the data set that is built."""
     is_ours = latest.is_of(recipe.spec, recipe.format.name, recipe.options)
     return latest if is_ours else None
@@ -122,7 +122,7 @@ def _committed_already(catalog: Catalog, manifest: Manifest) -> Manifest | None:
     return latest if same else None
 
 
-def _new_units(recipe: Recipe, catalog: Catalog, latest: Manifest | None) -> list[Unit] | None:
+def _new_units(recipe: IndexRecipe, catalog: Catalog, latest: Manifest | None) -> list[Unit] | None:
     """Return the units that are not indexed yet, or None when everything must be scanned anew."""
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
     if latest is None:
@@ -140,7 +140,7 @@ def _new_units(recipe: Recipe, catalog: Catalog, latest: Manifest | None) -> lis
 
 
 def _scan_all(
-    recipe: Recipe, units: Sequence[Unit], work: Work, crew: Crew, report: Report | None
+    recipe: IndexRecipe, units: Sequence[Unit], work: WorkFolder, crew: Crew, report: Report | None
 ) -> Addition:
     if not units:
         raise FormatError(f"{recipe.store.uri}: no {recipe.format.name} objects to index")
@@ -162,7 +162,7 @@ def _scan_all(
     )
     # What stays here of a unit is where its part lies; of all, how large their whole will be.
     pieces: dict[int, Piece] = {}
-    outline: Outline | None = None
+    outline: MergeOutline | None = None
     with closing(scanned):
         for one in scanned:
             pieces[one.number] = one.piece(work)
@@ -177,7 +177,7 @@ def _scan_all(
     return Addition(outline=outline, pieces=[pieces[number] for number in range(len(units))])
 
 
-def _progress(num_done: int, num_units: int, outline: Outline) -> BuildProgress:
+def _progress(num_done: int, num_units: int, outline: MergeOutline) -> BuildProgress:
     return BuildProgress(
         units_done=num_done,
         units=num_units,
@@ -186,7 +186,7 @@ def _progress(num_done: int, num_units: int, outline: Outline) -> BuildProgress:
     )
 
 
-def _refuse_memory(recipe: Recipe, work: Work, crew: Crew) -> None:
+def _refuse_memory(recipe: IndexRecipe, work: WorkFolder, crew: Crew) -> None:
     """Raise when workers elsewhere would look into a store that only this process has."""
     for store in (recipe.store, work.store):
         if crew.is_elsewhere and store.source == "memory":

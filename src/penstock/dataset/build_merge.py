@@ -38,7 +38,7 @@ _TOP = ("key.bytes", "key.ends", "checksum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
+class _MergedColumn:
     """A column of some pieces."""
 
     dtype: str
@@ -48,7 +48,7 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _MergedField:
     """A field of some pieces."""
 
     place: tuple[int, int]
@@ -58,7 +58,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class MergeOutline:
     """What must be known of all pieces before the first byte of their whole is written."""
 
     first: int
@@ -67,15 +67,15 @@ class Outline:
     """The columns of that piece, in its order."""
     meta: dict[str, Any]
     """Format, options and tables of that piece."""
-    columns: dict[str, _Column]
-    fields: dict[str, _Seen]
+    columns: dict[str, _MergedColumn]
+    fields: dict[str, _MergedField]
     num_parts: int
     num_samples: int
     num_objects: int
     object_bytes: int
     """Size of all objects."""
 
-    def joined(self, other: Outline) -> Outline:
+    def joined(self, other: MergeOutline) -> MergeOutline:
         """Return the outline of the pieces of both."""
         one, two = (self, other) if self.first <= other.first else (other, self)
         columns = dict(one.columns)
@@ -105,13 +105,13 @@ class Outline:
         )
 
 
-def outline_of(part: Part, number: int) -> Outline:
+def outline_of(part: Part, number: int) -> MergeOutline:
     """Return the outline of one piece, which has this number in the order of all."""
     columns = {
-        name: _Column(dtype=array.dtype.str, num_rows=len(array), num_parts=1)
+        name: _MergedColumn(dtype=array.dtype.str, num_rows=len(array), num_parts=1)
         for name, array in part.columns.items()
     }
-    return Outline(
+    return MergeOutline(
         first=number,
         names=tuple(part.columns),
         meta={
@@ -121,7 +121,7 @@ def outline_of(part: Part, number: int) -> Outline:
         },
         columns=columns,
         fields={
-            f.name: _Seen(place=(number, place), field=f, num_parts=1)
+            f.name: _MergedField(place=(number, place), field=f, num_parts=1)
             for place, f in enumerate(part.fields)
         },
         num_parts=1,
@@ -131,23 +131,23 @@ def outline_of(part: Part, number: int) -> Outline:
     )
 
 
-def _joined_column(one: _Column, two: _Column) -> _Column:
-    return _Column(
+def _joined_column(one: _MergedColumn, two: _MergedColumn) -> _MergedColumn:
+    return _MergedColumn(
         dtype=np.result_type(np.dtype(one.dtype), np.dtype(two.dtype)).str,
         num_rows=one.num_rows + two.num_rows,
         num_parts=one.num_parts + two.num_parts,
     )
 
 
-def _joined_field(one: _Seen, two: _Seen) -> _Seen:
+def _joined_field(one: _MergedField, two: _MergedField) -> _MergedField:
     (field,) = merge_fields([(one.field,), (two.field,)])
-    return _Seen(
+    return _MergedField(
         place=min(one.place, two.place), field=field, num_parts=one.num_parts + two.num_parts
     )
 
 
 @contextmanager
-def merged(outline: Outline, pieces: Sequence[Piece], scratch: Path) -> Iterator[Part]:
+def merged(outline: MergeOutline, pieces: Sequence[Piece], scratch: Path) -> Iterator[Part]:
     """Give the part with the samples of all pieces, in their order, until the end of the block."""
     assert outline.num_parts == len(pieces), (outline.num_parts, len(pieces))
     if len(pieces) == 1:
@@ -166,14 +166,14 @@ def merged(outline: Outline, pieces: Sequence[Piece], scratch: Path) -> Iterator
                 name: _room(where, number, dtype, shape)
                 for number, (name, (dtype, shape)) in enumerate(shapes.items())
             }
-        filling = _Filling(arrays, fields)
+        filling = _ColumnFill(arrays, fields)
         for part in _opened(pieces):
             filling.add(part)
         yield _sealed(arrays, outline.meta, fields)
 
 
 def _shapes(
-    outline: Outline, fields: tuple[Field, ...]
+    outline: MergeOutline, fields: tuple[Field, ...]
 ) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Return type and shape of each column of the result, in the order of its file."""
     chosen = [n for n in outline.names if n.startswith("t")]
@@ -198,7 +198,7 @@ def _shapes(
     return out
 
 
-def _num_parts(outline: Outline, name: str) -> int:
+def _num_parts(outline: MergeOutline, name: str) -> int:
     return outline.columns[name].num_parts if name in outline.columns else 0
 
 
@@ -210,7 +210,7 @@ def _room(
     return np.memmap(folder / str(number), dtype, "w+", shape=shape)
 
 
-class _Filling:
+class _ColumnFill:
     """Columns that are being filled, piece after piece."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], fields: tuple[Field, ...]) -> None:

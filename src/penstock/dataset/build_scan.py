@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from penstock.dataset.build_merge import Outline, Piece, outline_of
+from penstock.dataset.build_merge import MergeOutline, Piece, outline_of
 from penstock.dataset.catalog import FOLDER, Catalog, cache_folder
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats.base import Format, Unit
@@ -40,7 +40,7 @@ _DELETES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class IndexRecipe:
     """What is indexed: everything a version depends on but the bytes."""
 
     store: Store
@@ -53,7 +53,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkFolder:
     """Where the parts of units are kept until a version is committed."""
 
     store: Store
@@ -104,18 +104,18 @@ def _clear_folder(folder: Path, names: Sequence[str]) -> None:
     folder.rmdir()
 
 
-def work_here(recipe: Recipe) -> Work:
+def work_here(recipe: IndexRecipe) -> WorkFolder:
     """Return the place that one machine uses: a folder in the user's cache."""
     what = [recipe.store.uri, recipe.format.name, dict(recipe.options)]
     name = xxhash.xxh3_128_hexdigest(msgspec.json.encode(what, order="sorted"))
-    return Work(store=FolderStore(cache_folder() / "work" / name), prefix="")
+    return WorkFolder(store=FolderStore(cache_folder() / "work" / name), prefix="")
 
 
-def work_shared(catalog: Catalog) -> Work:
+def work_shared(catalog: Catalog) -> WorkFolder:
     """Return the place that many machines use: in the store of the index, beside its catalog."""
     # Not inside it: there, everybody who looks for versions would list it too.
     name = catalog.prefix.rstrip("/").rpartition("/")[2]
-    return Work(store=catalog.store, prefix=f"{FOLDER}/work/{name}/")
+    return WorkFolder(store=catalog.store, prefix=f"{FOLDER}/work/{name}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,23 +125,23 @@ class ScanJob:
     store: Store
     format: Format
     options: Mapping[str, Any]
-    work: Work
+    work: WorkFolder
     must_keep: bool
     """Whether a part that cannot be kept is an error, rather than scanned again should we die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
+class ScannedUnit:
     """What came of a unit."""
 
     number: int
     name: str
     """Of its part in the work."""
-    outline: Outline
+    outline: MergeOutline
     held: Part | None = None
     """The part itself where it could not be kept."""
 
-    def piece(self, work: Work) -> Piece:
+    def piece(self, work: WorkFolder) -> Piece:
         """Return the part as something to be merged."""
         if self.held is not None:
             return partial(_itself, self.held)
@@ -152,7 +152,7 @@ def _itself(part: Part) -> Part:
     return part
 
 
-def _kept(work: Work, name: str) -> Part:
+def _kept(work: WorkFolder, name: str) -> Part:
     try:
         return work.part(name)
     except NotFoundError as error:
@@ -163,7 +163,7 @@ def _kept(work: Work, name: str) -> Part:
         ) from None
 
 
-def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> Scanned:
+def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> ScannedUnit:
     """Find the samples of one unit, or find that it was done before."""
     number, unit = numbered
     name, held = unit_name(unit), None
@@ -177,7 +177,7 @@ def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> Scanned:
             if job.must_keep:
                 raise
             held = part
-    return Scanned(number=number, name=name, outline=outline_of(part, number), held=held)
+    return ScannedUnit(number=number, name=name, outline=outline_of(part, number), held=held)
 
 
 def _scanned(job: ScanJob, unit: Unit) -> Part:

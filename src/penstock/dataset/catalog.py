@@ -25,7 +25,7 @@ import msgspec
 import xxhash
 
 from penstock.clock import Clock, SystemClock
-from penstock.dataset.catalog_copies import Copy, local_copy
+from penstock.dataset.catalog_copies import CachedPart, local_copy
 from penstock.dataset.part import Part, open_part
 from penstock.dataset.part_files import open_verified, part_verified
 from penstock.errors import CorruptError, FormatError, NotFoundError, OptionError
@@ -274,8 +274,8 @@ class Catalog:
             return open_part(self.store.path_of(self.part_key(ref.name)))
         return self.part(ref)
 
-    def _copy(self, ref: PartRef) -> Copy:
-        return Copy(
+    def _copy(self, ref: PartRef) -> CachedPart:
+        return CachedPart(
             store=self.store,
             key=self.part_key(ref.name),
             name=ref.name,
@@ -297,11 +297,11 @@ class Origin:
     manifest: Manifest
 
 
-class _Layout(msgspec.Struct):
+class _CatalogLayout(msgspec.Struct):
     layout: int = 0
 
 
-_LAYOUTS = msgspec.json.Decoder(_Layout)
+_LAYOUTS = msgspec.json.Decoder(_CatalogLayout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ STUCK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class CachedPart:
     """A part in a store, and where its copy lies or will lie."""
 
     store: Store
@@ -66,7 +66,7 @@ class Copy:
             return False
 
 
-def local_copy(copy: Copy, clock: Clock | None = None) -> Path:
+def local_copy(copy: CachedPart, clock: Clock | None = None) -> Path:
     """Return the file of a part on this node, downloading it unless somebody did or does."""
     with store_error(str(copy.path), needed_bytes=copy.size_bytes):
         if not copy.is_here:
@@ -78,7 +78,7 @@ def local_copy(copy: Copy, clock: Clock | None = None) -> Path:
 
 
 @contextmanager
-def _turn(copy: Copy, clock: Clock) -> Iterator[bool]:
+def _turn(copy: CachedPart, clock: Clock) -> Iterator[bool]:
     """Hold the lock of a part while the block runs; give False if it could not be had."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(copy.folder / f"{copy.name}.lock", flags, 0o666)
@@ -93,7 +93,7 @@ def _turn(copy: Copy, clock: Clock) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _wait(descriptor: int, copy: Copy, clock: Clock) -> bool:
+def _wait(descriptor: int, copy: CachedPart, clock: Clock) -> bool:
     """Wait for the lock as long as whoever holds it gets on; return whether it was had."""
     moved_s, state, pause_s = clock.now_s(), _arrived(copy), 0.001
     while not _try_lock(descriptor):
@@ -121,11 +121,11 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _temporaries(copy: Copy) -> list[Path]:
+def _temporaries(copy: CachedPart) -> list[Path]:
     return list(copy.folder.glob(f".penstock-tmp-*-{copy.name}.idx"))
 
 
-def _arrived(copy: Copy) -> list[tuple[str, int]]:
+def _arrived(copy: CachedPart) -> list[tuple[str, int]]:
     """Return something that changes while the part is being downloaded."""
     out = []
     for path in _temporaries(copy):
@@ -134,7 +134,7 @@ def _arrived(copy: Copy) -> list[tuple[str, int]]:
     return sorted(out)
 
 
-def _download(copy: Copy, *, is_alone: bool) -> None:
+def _download(copy: CachedPart, *, is_alone: bool) -> None:
     for path in _temporaries(copy) if is_alone else []:
         path.unlink(missing_ok=True)  # left by somebody who was killed
     temporary = copy.folder / f".penstock-tmp-{secrets.token_hex(8)}-{copy.name}.idx"
@@ -154,7 +154,7 @@ def _download(copy: Copy, *, is_alone: bool) -> None:
     )
 
 
-def _fill(copy: Copy, path: Path) -> None:
+def _fill(copy: CachedPart, path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     # Its name is the hash of its bytes, which is compared when all of them are here.
     info = ObjectInfo(key=copy.key, size_bytes=copy.size_bytes)

@@ -17,7 +17,7 @@ from typing import Any
 
 import xxhash
 
-from penstock.dataset.build import Recipe
+from penstock.dataset.build import IndexRecipe
 from penstock.dataset.catalog import (
     EVERYTHING_SPEC,
     FOLDER,
@@ -46,7 +46,7 @@ Wanted = Callable[[Manifest], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundDataset:
     """A data set that was looked up: what lies there and where its versions are kept."""
 
     located: Located
@@ -66,9 +66,9 @@ class Found:
         return spec_of(self.located.names)
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> IndexRecipe:
         """What an index of it is built from."""
-        return Recipe(
+        return IndexRecipe(
             store=self.located.store,
             objects=self.objects,
             spec=self.spec,
@@ -100,7 +100,7 @@ def look_up(
     format: str | None = None,
     store: StoreOptions | None = None,
     options: dict[str, Any] | None = None,
-) -> Found:
+) -> FoundDataset:
     """Return what lies under a name, and in which format.
 
     A folder that is indexed has the format of its index, where none is named: it does not change
@@ -119,7 +119,7 @@ def found_in(
     format: str | None,
     options: dict[str, Any] | None,
     known: Manifest | None = None,
-) -> Found:
+) -> FoundDataset:
     """Return what was found, in the format that was named, or that its index has, or its own."""
     if known is not None and not is_usable(known, located, format):
         known = None
@@ -138,7 +138,7 @@ def found_in(
             f"(the first is {located.objects[0].key!r}); leave out format= to have it found"
         )
     given = dict(options or (known.options if known else {}))
-    return Found(located=located, format=chosen, options=given, objects=objects)
+    return FoundDataset(located=located, format=chosen, options=given, objects=objects)
 
 
 def is_usable(manifest: Manifest, located: Located, format: str | None) -> bool:
@@ -150,13 +150,13 @@ def is_usable(manifest: Manifest, located: Located, format: str | None) -> bool:
     return is_recorded or manifest.format == format_of(located.objects).name
 
 
-def is_default(found: Found) -> bool:
+def is_default(found: FoundDataset) -> bool:
     """Return whether this is what a whole folder is without a word about format and options."""
     plain = found.located.is_everything and not found.options
     return plain and format_of(found.located.objects).name == found.format.name
 
 
-def indexed(found: Found, version: int | None = None) -> Origin | None:
+def indexed(found: FoundDataset, version: int | None = None) -> Origin | None:
     """Return a version of a data set that is there already, the latest unless one is named."""
     for name in found.catalog_names:
         origin = version_at(found.store, name, found.is_of, version)
@@ -211,7 +211,7 @@ def versions_of(catalog: Catalog) -> list[int]:
         return []
 
 
-def versions_there(found: Found) -> list[int]:
+def versions_there(found: FoundDataset) -> list[int]:
     """Return the numbers of all versions of a data set, wherever they lie."""
     catalogs = [c for name in found.catalog_names for c in catalogs_at(found.store, name)]
     pairs = [(c, v) for c in catalogs for v in versions_of(c)]

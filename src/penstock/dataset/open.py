@@ -27,7 +27,7 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.formats.apart import in_this_process
 from penstock.dataset.lookup import (
     ALL,
-    Found,
+    FoundDataset,
     found_in,
     indexed,
     is_usable,
@@ -49,7 +49,7 @@ from penstock.storage.passing import passing_to
 from penstock.storage.tier_sizes import Wish
 from penstock.storage.uris import split_uri
 
-__all__ = ["Found", "Uri", "look_up", "open", "open_unverified", "write_index"]
+__all__ = ["FoundDataset", "Uri", "look_up", "open", "open_unverified", "write_index"]
 
 _log = logging.getLogger("penstock.dataset")
 _CHECKED_OBJECTS_MAX = 100_000
@@ -145,7 +145,7 @@ def _checked_version(version: Any, *, rebuild: bool) -> int | None:
 
 
 def _built(
-    found: Found,
+    found: FoundDataset,
     decoders: Decoders | None,
     report: Report | None,
     tiers: Sequence[Wish] | Wish,
@@ -184,7 +184,7 @@ def _ready(
 
 
 def _ready_again(
-    ready: tuple[Store, Origin] | None, found: Found, format: str | None
+    ready: tuple[Store, Origin] | None, found: FoundDataset, format: str | None
 ) -> Origin | None:
     """Return the version that was found without a listing, if it fits what the listing shows."""
     if ready is None or not found.located.is_everything or ready[0].uri != found.store.uri:
@@ -199,7 +199,7 @@ def _dataset(
     store: Store,
     origin: Origin,
     decoders: Decoders | None,
-    found: Found | None = None,
+    found: FoundDataset | None = None,
     parts: Sequence[Part] | None = None,
 ) -> Dataset:
     if parts is None:
@@ -214,7 +214,7 @@ def _dataset(
     )
 
 
-def _checked(found: Found, dataset: Dataset, *, is_latest: bool) -> Dataset:
+def _checked(found: FoundDataset, dataset: Dataset, *, is_latest: bool) -> Dataset:
     """Return the data set if its objects are those that were indexed, or raise `ChangedError`."""
     origin = dataset.origin
     assert origin is not None

@@ -23,7 +23,7 @@ from penstock.dataset.open import Uri
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.pack_options import PackOptions, PackProgress, PackReport, Report
 from penstock.dataset.pack_run import Packing, report_of
-from penstock.dataset.sources import DatasetSource, Source
+from penstock.dataset.sources import DatasetSource, PackSource
 from penstock.dataset.sources_csv import open_csv
 from penstock.dataset.writer import Writer
 from penstock.errors import OptionError
@@ -75,7 +75,7 @@ def _source(
     source: Uri | Dataset | Iterable[Mapping[str, Any]],
     options: PackOptions,
     store: StoreOptions | None,
-) -> Source | None:
+) -> PackSource | None:
     """Return what can be packed by number; None for an iterable."""
     if isinstance(source, Dataset):
         return DatasetSource(source)

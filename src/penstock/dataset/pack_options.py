@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock.dataset.build_merge import Outline
+from penstock.dataset.build_merge import MergeOutline
 from penstock.dataset.writer import ShardFormat, check_shards
 from penstock.errors import OptionError
 
@@ -50,7 +50,7 @@ class PackProgress:
     size_bytes: int = 0
     """Of the shards that are done; 0 where it is not known."""
 
-    def after(self, shard: Outline) -> PackProgress:
+    def after(self, shard: MergeOutline) -> PackProgress:
         """Return this with one more shard done."""
         return replace(
             self,

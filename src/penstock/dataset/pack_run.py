@@ -16,18 +16,18 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from penstock.dataset.build_merge import Outline, Piece, outline_of
+from penstock.dataset.build_merge import MergeOutline, Piece, outline_of
 from penstock.dataset.catalog import Manifest
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.crew import Crew
 from penstock.dataset.pack_options import PackOptions, PackProgress, PackReport, Report
 from penstock.dataset.pack_plan import PackPlan, make_plan
 from penstock.dataset.part import Part, part_of
-from penstock.dataset.sources import Source
+from penstock.dataset.sources import PackSource
 from penstock.dataset.versions import Addition
 from penstock.dataset.writer import sample_key, write_shard
 from penstock.dataset.writer_destination import JOBS, Destination, open_destination
-from penstock.dataset.writer_layouts import Layout, TarLayout, npy_layout
+from penstock.dataset.writer_layouts import ShardLayout, TarLayout, npy_layout
 from penstock.errors import DatasetError, OptionError, StoreError
 from penstock.storage.options import StoreOptions
 from penstock.storage.pool import ReadPool
@@ -57,9 +57,9 @@ def report_of(uri: str, manifest: Manifest, num_shards: int, num_reused: int) ->
 class Packing:
     """A pack at work: a source, a plan, and a place for what it gives."""
 
-    source: Source
+    source: PackSource
     plan: PackPlan
-    layout: Layout
+    layout: ShardLayout
     place: Destination
     options: PackOptions
     goes_on: bool
@@ -72,7 +72,7 @@ class Packing:
     @classmethod
     def begin(
         cls,
-        source: Source,
+        source: PackSource,
         destination: str | Path,
         options: PackOptions,
         store: StoreOptions | None,
@@ -88,7 +88,7 @@ class Packing:
             seed=options.shuffle,
             limit=options.limit,
         )
-        layout: Layout = TarLayout()
+        layout: ShardLayout = TarLayout()
         if options.format == "npy":
             with ReadPool(1) as readers:
                 layout = npy_layout(source.read(plan.first(1), readers, decoded=True)[0])
@@ -131,7 +131,7 @@ class Packing:
 
     def _write_all(self, crew: Crew, report: Report | None) -> tuple[Addition, int]:
         pieces: dict[int, Piece] = {}
-        outline: Outline | None = None
+        outline: MergeOutline | None = None
         num_reused = 0
         progress = PackProgress(shards=self.plan.num_shards)
         with self._for_crew(crew) as job:
@@ -191,7 +191,7 @@ class PackedShard:
     """What came of a shard."""
 
     number: int
-    outline: Outline
+    outline: MergeOutline
     is_reused: bool
     """Whether it was there already."""
     held: Part | None
@@ -250,7 +250,7 @@ def _key(packing: Packing, position: int, number: int) -> str:
     return own or sample_key(packing.place.num_samples_before, position)
 
 
-def _job_name(source: Source, options: PackOptions) -> str:
+def _job_name(source: PackSource, options: PackOptions) -> str:
     """Return a name that is the same for the same samples in the same shards."""
     chosen = [options.format, bytes_of(options.shard_size), options.shuffle, options.limit]
     what = [source.fingerprint, *chosen, options.append, options.keep_keys]

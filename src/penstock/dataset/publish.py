@@ -14,7 +14,7 @@ from penstock.dataset.columns import map_file
 from penstock.dataset.crew import Crew
 from penstock.dataset.lookup import (
     ALL,
-    Found,
+    FoundDataset,
     catalogs_at,
     is_default,
     latest_file,
@@ -30,7 +30,7 @@ _log = logging.getLogger("penstock.dataset")
 
 
 def write_index(
-    found: Found,
+    found: FoundDataset,
     *,
     rebuild: bool = False,
     beside: bool = True,
@@ -73,7 +73,7 @@ def write_index(
     return own, manifest
 
 
-def _name(found: Found) -> str:
+def _name(found: FoundDataset) -> str:
     """Return the catalog that a new version belongs into."""
     names = found.catalog_names
     if names[0] != ALL:
@@ -88,7 +88,7 @@ def _name(found: Found) -> str:
     return ALL if not files and is_default(found) else names[-1]
 
 
-def _goes_beside(found: Found, there: Catalog, own: Catalog, *, is_asked: bool) -> bool:
+def _goes_beside(found: FoundDataset, there: Catalog, own: Catalog, *, is_asked: bool) -> bool:
     if not there.store.can_list:
         return False  # Plain http can be neither listed nor written.
     if is_asked:
@@ -100,7 +100,7 @@ def _goes_beside(found: Found, there: Catalog, own: Catalog, *, is_asked: bool) 
     return bool(versions_of(there)) or not versions_of(own)
 
 
-def _publish(found: Found, own: Catalog, there: Catalog) -> None:
+def _publish(found: FoundDataset, own: Catalog, there: Catalog) -> None:
     """Put the versions in the user's cache beside the data, if there are none yet."""
     numbers = versions_of(own)
     if not numbers or versions_of(there):
@@ -118,7 +118,7 @@ def _publish(found: Found, own: Catalog, there: Catalog) -> None:
             return  # Another has begun to write there: that is what goes on.
 
 
-def _say_where(found: Found, there: Catalog, manifest: Manifest) -> None:
+def _say_where(found: FoundDataset, there: Catalog, manifest: Manifest) -> None:
     _log.warning(
         "%s was not indexed: its index (%s) now lies in %s, for all who open it; delete what is "
         "below that prefix to remove it",

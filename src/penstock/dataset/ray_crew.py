@@ -59,7 +59,7 @@ class _Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Failed:
+class _RemoteError:
     """An error that is not Ray's, on its way back."""
 
     error: Exception
@@ -209,7 +209,7 @@ def _group_size(num_items: int, num_cpus: int, together_max: int) -> int:
 
 def _do_group(
     terms: _Terms, function: Callable[[Any, T], R], job: bytes, items: Sequence[T]
-) -> list[R] | _Failed:
+) -> list[R] | _RemoteError:
     """Do the work for some items; this runs in a worker."""
     try:
         _check_version(terms.version)
@@ -219,7 +219,7 @@ def _do_group(
         with ReadPool(min(terms.at_once, len(items))) as pool:
             return list(pool.map_unordered(do, items))
     except (PenstockError, OSError) as error:
-        return _Failed(error=_portable(error), host=socket.gethostname())
+        return _RemoteError(error=_portable(error), host=socket.gethostname())
 
 
 _recent_job: tuple[str, Any] = ("", None)
@@ -250,7 +250,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _results(group: Sequence[T], answer: Any, names: Callable[[T], str]) -> list[Any]:
-    if isinstance(answer, _Failed):
+    if isinstance(answer, _RemoteError):
         answer.error.add_note(f"It was found on {answer.host}.")
         raise answer.error
     if isinstance(answer, Exception):

@@ -45,7 +45,7 @@ _MAGIC = (
 )
 
 
-class Source(Protocol):
+class PackSource(Protocol):
     """Samples that can be packed."""
 
     @property

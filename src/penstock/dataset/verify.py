@@ -30,7 +30,7 @@ from penstock.dataset.verify_report import (
     VerifyProgress,
     VerifyReport,
 )
-from penstock.dataset.verify_samples import Checks, Run, Structure, runs_of, structures_of
+from penstock.dataset.verify_samples import Checks, SampleRun, Structure, runs_of, structures_of
 from penstock.errors import OptionError
 from penstock.storage.base import Store
 from penstock.storage.options import StoreOptions
@@ -94,11 +94,11 @@ def _check_all(
     decode: bool,
     report: Report | None,
 ) -> None:
-    work: list[Run | Structure] = []
+    work: list[SampleRun | Structure] = []
     for each in sound:
         bound = replace(each, store=cast(Store, AsFound(each.store, objects)))
         # Objects and samples in turn, so that what is done grows from the beginning.
-        pieces: list[Run | Structure] = [*structures_of(bound, objects), *runs_of(bound)]
+        pieces: list[SampleRun | Structure] = [*structures_of(bound, objects), *runs_of(bound)]
         work += sorted(pieces, key=lambda piece: piece.first)
     local = dataset.store.source in ("folder", "memory")
     num_threads = _THREADS_LOCAL if local else _THREADS_REMOTE

@@ -42,7 +42,7 @@ class Checks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SampleRun:
     """Samples of a part that are checked together: some that lie near each other, or a block."""
 
     bound: BoundPart
@@ -123,7 +123,7 @@ def _all(count: int) -> Ints:
     return np.arange(count, dtype=np.int64)
 
 
-def runs_of(bound: BoundPart) -> Iterator[Run]:
+def runs_of(bound: BoundPart) -> Iterator[SampleRun]:
     """Yield the samples of a part in runs."""
     table = bound.part.tables[0]
     if bound.by_block:
@@ -133,7 +133,7 @@ def runs_of(bound: BoundPart) -> Iterator[Run]:
         size_bytes = min(_RUN_BYTES, int(sizes.sum()) // _RUNS_MIN + 1)
         starts = cut(sizes, size_bytes, min(_RUN_SAMPLES, len(sizes) // _RUNS_MIN + 1))
     for first, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        yield Run(bound=bound, first=first, stop=stop)
+        yield SampleRun(bound=bound, first=first, stop=stop)
 
 
 def structures_of(bound: BoundPart, objects: Objects) -> Iterator[Structure]:
@@ -172,7 +172,7 @@ def _at(bound: BoundPart, local: int) -> str:
     return f"{named(bound, local)} in {where}, bytes {offset} to {offset + length}"
 
 
-def _readable(run: Run, objects: Objects) -> Ints:
+def _readable(run: SampleRun, objects: Objects) -> Ints:
     """Return the samples that lie in what is there; the others are the objects' problems."""
     ids = np.arange(run.first, run.stop, dtype=np.int64)
     is_there = np.ones(len(ids), bool)
@@ -182,7 +182,7 @@ def _readable(run: Run, objects: Objects) -> Ints:
     return ids[is_there]
 
 
-def _check_run(run: Run, checks: Checks) -> Findings:
+def _check_run(run: SampleRun, checks: Checks) -> Findings:
     bound, problems = run.bound, list[Problem]()
     ids = _readable(run, checks.objects)
     raws = _read(bound, ids, checks.readers, problems)
@@ -279,7 +279,7 @@ def _error_of(decode: Callable[..., Any], *arguments: Any) -> str:
     return ""
 
 
-def _check_block(run: Run, checks: Checks) -> Findings:
+def _check_block(run: SampleRun, checks: Checks) -> Findings:
     bound, problems = run.bound, list[Problem]()
     if not len(_readable(run, checks.objects)):
         return Findings()
@@ -305,7 +305,7 @@ def _check_block(run: Run, checks: Checks) -> Findings:
 
 
 def _checked_rows(
-    run: Run, number: int, raw: memoryview, *, decode: bool
+    run: SampleRun, number: int, raw: memoryview, *, decode: bool
 ) -> Iterator[tuple[int, str]]:
     """Yield the samples of a block with what is wrong with them; raises for the whole block."""
     bound, ids = run.bound, range(run.first, run.stop) if decode else range(0)

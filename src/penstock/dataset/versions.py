@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-from penstock.dataset.build_merge import Outline, Piece, merged, outline_of
+from penstock.dataset.build_merge import MergeOutline, Piece, merged, outline_of
 from penstock.dataset.catalog import EVERYTHING_SPEC, Catalog, Manifest, cache_folder
 from penstock.dataset.moved import open_part_at
 from penstock.dataset.part import Part
@@ -25,7 +25,7 @@ PARTS_MAX = 16
 class Addition:
     """New samples: parts in their order, and what they are like together."""
 
-    outline: Outline
+    outline: MergeOutline
     pieces: Sequence[Piece]
 
 
@@ -33,7 +33,7 @@ def addition_of(parts: Sequence[Part]) -> Addition:
     """Return parts that are at hand as an addition."""
     outlines = [outline_of(part, number) for number, part in enumerate(parts)]
     pieces = [partial(_itself, part) for part in parts]
-    return Addition(outline=reduce(Outline.joined, outlines), pieces=pieces)
+    return Addition(outline=reduce(MergeOutline.joined, outlines), pieces=pieces)
 
 
 def _itself(part: Part) -> Part:

@@ -23,7 +23,7 @@ from penstock.dataset.part import Part
 from penstock.dataset.versions import addition_of
 from penstock.dataset.writer_destination import Destination, open_destination
 from penstock.dataset.writer_index import index_shard
-from penstock.dataset.writer_layouts import Layout, Record, TarLayout, npy_layout
+from penstock.dataset.writer_layouts import EncodedSample, ShardLayout, TarLayout, npy_layout
 from penstock.errors import DatasetError, ExistsError, OptionError
 from penstock.storage.options import StoreOptions
 from penstock.units import bytes_of
@@ -34,10 +34,15 @@ ShardFormat = Literal["tar", "npy"]
 
 
 def write_shard(
-    place: Destination, number: int, layout: Layout, records: list[Record], *, is_new: bool
+    place: Destination,
+    number: int,
+    layout: ShardLayout,
+    encoded: list[EncodedSample],
+    *,
+    is_new: bool,
 ) -> Part:
     """Put a shard whole and return its index."""
-    data = layout.join(records)
+    data = layout.join(encoded)
     try:
         info = place.store.write(place.key(number), data, only_if_absent=is_new)
     except ExistsError as error:
@@ -86,10 +91,10 @@ class Writer:
             raise OptionError(f"a writer needs at least 1 worker, got {workers}")
         self._uri, self._format, self._append = uri, format, append
         self._options, self._workers = store, workers
-        self._layout: Layout | None = TarLayout() if format == "tar" else None
+        self._layout: ShardLayout | None = TarLayout() if format == "tar" else None
         self._place: Destination | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._records: list[Record] = []
+        self._encoded: list[EncodedSample] = []
         self._filled_bytes = 0
         self._running: set[Future[None]] = set()
         self._parts: dict[int, Part] = {}
@@ -151,22 +156,22 @@ class Writer:
         if self._layout is None:
             self._layout = npy_layout(fields)
             place.check_layout(self._layout)
-        record = self._layout.encode(key, fields)
-        if self._records and self._filled_bytes + record.size_bytes > self._shard_bytes:
+        encoded = self._layout.encode(key, fields)
+        if self._encoded and self._filled_bytes + encoded.size_bytes > self._shard_bytes:
             self._flush(place, self._layout)
-        self._records.append(record)
-        self._filled_bytes += record.size_bytes
+        self._encoded.append(encoded)
+        self._filled_bytes += encoded.size_bytes
         self.num_samples += 1
 
-    def _flush(self, place: Destination, layout: Layout) -> None:
+    def _flush(self, place: Destination, layout: ShardLayout) -> None:
         assert self._executor is not None
-        number, records = self.num_shards, self._records
-        self._records, self._filled_bytes = [], 0
+        number, encoded = self.num_shards, self._encoded
+        self._encoded, self._filled_bytes = [], 0
         self.num_shards += 1
         self._wait(self._workers - 1)
 
         def write() -> None:
-            self._parts[number] = write_shard(place, number, layout, records, is_new=True)
+            self._parts[number] = write_shard(place, number, layout, encoded, is_new=True)
 
         self._running.add(self._executor.submit(write))
 
@@ -183,7 +188,7 @@ class Writer:
             return
         place = self._begin()
         try:
-            if self._records:
+            if self._encoded:
                 assert self._layout is not None
                 self._flush(place, self._layout)
             self._wait(0)
@@ -206,7 +211,7 @@ class Writer:
 
     def _abandon(self, error: BaseException) -> None:
         self._stop()
-        place, self._records = self._place, []
+        place, self._encoded = self._place, []
         if place is None or self._manifest is not None:
             return
         if not self.num_shards:

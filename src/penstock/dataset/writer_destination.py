@@ -24,7 +24,7 @@ from penstock.dataset.formats import format_named
 from penstock.dataset.part import Part, part_of, recomputed
 from penstock.dataset.versions import Addition, Heading, next_version
 from penstock.dataset.writer_index import part_bytes
-from penstock.dataset.writer_layouts import Layout, NpyLayout
+from penstock.dataset.writer_layouts import NpyLayout, ShardLayout
 from penstock.errors import (
     DatasetError,
     ExistsError,
@@ -47,7 +47,7 @@ SHARDS_MAX = 1_000_000
 """Names have six digits, and must sort as they count."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class WriteJob(msgspec.Struct, frozen=True, kw_only=True):
     """A note of work that has begun."""
 
     layout: int = 1
@@ -60,7 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # The type is prepared here, by one thread: threads that do so at once can end the process.
-_JOBS = msgspec.json.Decoder(Job)
+_JOBS = msgspec.json.Decoder(WriteJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Destination:
     store: Store
     format: str
     job_name: str
-    job: Job
+    job: WriteJob
     base: Manifest | None
     """The version that is appended to, if any."""
 
@@ -94,7 +94,7 @@ class Destination:
         """Samples that are there already."""
         return self.base.num_samples if self.base else 0
 
-    def check_layout(self, layout: Layout) -> None:
+    def check_layout(self, layout: ShardLayout) -> None:
         """Raise unless rows of this layout can follow those that are there."""
         if self.base is None or not isinstance(layout, NpyLayout):
             return
@@ -123,7 +123,7 @@ class Destination:
             return None  # Not there, or damaged: the shard is written again.
         return None if changes.changed or changes.gone else part
 
-    def commit(self, addition: Addition, layout: Layout) -> Manifest:
+    def commit(self, addition: Addition, layout: ShardLayout) -> Manifest:
         """Make all shards visible as one version; `forget` the job afterwards."""
         catalog = self.catalog
         version = self.job.base_version + 1
@@ -216,7 +216,7 @@ def _job_key(name: str) -> str:
     return f"{JOBS}{name}.json"
 
 
-def _notes(store: Store) -> dict[str, Job]:
+def _notes(store: Store) -> dict[str, WriteJob]:
     """Return all notes of jobs, by name."""
     notes = {}
     for info in list(store.list(JOBS)):
@@ -230,7 +230,7 @@ def _notes(store: Store) -> dict[str, Job]:
     return notes
 
 
-def _job(store: Store, key: str) -> Job:
+def _job(store: Store, key: str) -> WriteJob:
     try:
         return _JOBS.decode(store.read(key))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -240,7 +240,7 @@ def _job(store: Store, key: str) -> Job:
         ) from error
 
 
-def _committed(store: Store, job: Job) -> Manifest | None:
+def _committed(store: Store, job: WriteJob) -> Manifest | None:
     """Return the version after a job's base, if it names the job's first shard."""
     catalog = _catalog(store)
     if catalog.newest(job.base_version) == job.base_version:
@@ -305,7 +305,7 @@ def open_destination(
     else:
         base = _catalog(store).read()
         first = _checked_first(store, base, layout_format, unfinished_jobs(store), append)
-        job = Job(base_version=base.version if base else 0, first_shard=first)
+        job = WriteJob(base_version=base.version if base else 0, first_shard=first)
         is_new = noted is None  # Else it takes the place of a note that nobody may remove.
         store.write(_job_key(job_name), msgspec.json.encode(job), only_if_absent=is_new)
     place = Destination(store=store, format=layout_format, job_name=job_name, job=job, base=base)

@@ -10,7 +10,7 @@ import xxhash
 from penstock.dataset.columns import Columns, column_bytes
 from penstock.dataset.formats import format_named
 from penstock.dataset.part import Part, part_of
-from penstock.dataset.writer_layouts import Layout
+from penstock.dataset.writer_layouts import ShardLayout
 from penstock.errors import NotFoundError
 from penstock.storage.base import Buffer, ObjectInfo
 from penstock.storage.ranges import check_range, range_error
@@ -77,7 +77,7 @@ class HeldObject:
         """Do nothing."""
 
 
-def index_shard(layout: Layout, info: ObjectInfo, data: Buffer) -> Part:
+def index_shard(layout: ShardLayout, info: ObjectInfo, data: Buffer) -> Part:
     """Return the index of a shard that was written, with the checksum of each sample.
 
     The format itself finds the samples, in the bytes as they were written: what is indexed here is

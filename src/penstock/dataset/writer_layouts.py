@@ -28,7 +28,7 @@ _NUMBERS = "biufcmM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class EncodedSample:
     """One sample, encoded."""
 
     key: str
@@ -36,7 +36,7 @@ class Record:
     size_bytes: int
 
 
-class Layout(Protocol):
+class ShardLayout(Protocol):
     """One way to write a shard."""
 
     @property
@@ -49,11 +49,11 @@ class Layout(Protocol):
         """The options that the format needs to read it the same way."""
         ...
 
-    def encode(self, key: str, sample: Mapping[str, Any]) -> Record:
+    def encode(self, key: str, sample: Mapping[str, Any]) -> EncodedSample:
         """Return a sample as it will lie in a shard."""
         ...
 
-    def join(self, records: Sequence[Record]) -> bytes:
+    def join(self, records: Sequence[EncodedSample]) -> bytes:
         """Return a whole shard."""
         ...
 
@@ -72,7 +72,7 @@ class TarLayout:
         """Return nothing: names say it all."""
         return {}
 
-    def encode(self, key: str, sample: Mapping[str, Any]) -> Record:
+    def encode(self, key: str, sample: Mapping[str, Any]) -> EncodedSample:
         """Return headers and data of a sample's members."""
         check_key(key)
         pieces: list[Buffer] = []
@@ -85,9 +85,9 @@ class TarLayout:
                 )
             pieces += (member_header(f"{key}.{name}", length), data, bytes(-length % TAR_BLOCK))
         size_bytes = sum(memoryview(p).nbytes for p in pieces)
-        return Record(key=key, pieces=tuple(pieces), size_bytes=size_bytes)
+        return EncodedSample(key=key, pieces=tuple(pieces), size_bytes=size_bytes)
 
-    def join(self, records: Sequence[Record]) -> bytes:
+    def join(self, records: Sequence[EncodedSample]) -> bytes:
         """Return an archive."""
         for one, two in pairwise(records):
             if one.key == two.key:
@@ -183,7 +183,7 @@ class NpyLayout:
         sizes = zip(self.dtypes, self.shapes, strict=True)
         return sum(np.dtype(t).itemsize * prod(s) for t, s in sizes)
 
-    def encode(self, key: str, sample: Mapping[str, Any]) -> Record:
+    def encode(self, key: str, sample: Mapping[str, Any]) -> EncodedSample:
         """Return a row."""
         if set(sample) != set(self.names):
             raise OptionError(
@@ -192,9 +192,9 @@ class NpyLayout:
             )
         rows = zip(self.names, self.dtypes, self.shapes, strict=True)
         pieces = tuple(_row(f"{n!r} of sample {key!r}", sample[n], t, s) for n, t, s in rows)
-        return Record(key=key, pieces=pieces, size_bytes=self.row_bytes)
+        return EncodedSample(key=key, pieces=pieces, size_bytes=self.row_bytes)
 
-    def join(self, records: Sequence[Record]) -> bytes:
+    def join(self, records: Sequence[EncodedSample]) -> bytes:
         """Return a `.npy` file."""
         return b"".join([self._header(len(records)), *(p for r in records for p in r.pieces)])
 

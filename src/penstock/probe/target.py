@@ -19,7 +19,7 @@ from penstock.dataset.catalog import FOLDER
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.lookup import indexed
 from penstock.dataset.moved import open_parts
-from penstock.dataset.open import Found, look_up
+from penstock.dataset.open import FoundDataset, look_up
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
@@ -120,7 +120,7 @@ def _names_index(uri: str | Path | Sequence[str | Path]) -> bool:
     return text.endswith(".idx") or (text.endswith(".json") and f"/{FOLDER}/" in text)
 
 
-def _indexed(found: Found) -> Dataset | None:
+def _indexed(found: FoundDataset) -> Dataset | None:
     """Return the data set if it was indexed before; a probe writes nothing to a store."""
     origin = indexed(found)
     if origin is None:

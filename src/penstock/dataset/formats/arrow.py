@@ -149,7 +149,7 @@ def _saved(folder: str, objects: Sequence[ObjectInfo], store: Store) -> list[Obj
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ArrowMessage:
     """One message of a chain: where it lies and what its head says."""
 
     kind: int
@@ -160,7 +160,7 @@ class Message:
     """Of a batch: the number of nulls in each node, in the order of the schema's tree."""
 
 
-def messages_of(store: Store, info: ObjectInfo) -> Iterator[Message]:
+def messages_of(store: Store, info: ObjectInfo) -> Iterator[ArrowMessage]:
     """Yield the messages of a stream or file, reading heads only."""
     reader = HeaderReader(store, info, walks=True)
     where = f"{store.uri}{info.key}"
@@ -188,7 +188,7 @@ def messages_of(store: Store, info: ObjectInfo) -> Iterator[Message]:
         yield message
 
 
-def _has_rows(message: Message, where: str) -> bool:
+def _has_rows(message: ArrowMessage, where: str) -> bool:
     if message.kind == _DICTIONARY:
         raise FormatError(
             f"{where} has a dictionary at byte {message.offset}: its batches cannot be read alone; "
@@ -197,7 +197,7 @@ def _has_rows(message: Message, where: str) -> bool:
     return message.kind == _BATCH and message.num_rows > 0
 
 
-def _nodes_with_nulls(batches: Sequence[Message]) -> list[int]:
+def _nodes_with_nulls(batches: Sequence[ArrowMessage]) -> list[int]:
     """Return the numbers of all nodes that hold a null in some batch."""
     return sorted({node for m in batches for node, count in enumerate(m.nulls) if count})
 
@@ -211,7 +211,7 @@ def _paths(path: str, kind: Any) -> Iterator[str]:
         yield from _paths(f"{path}.{child.name}", child.type)
 
 
-def _parse_head(head: bytes, offset: int, prefix_bytes: int) -> Message:
+def _parse_head(head: bytes, offset: int, prefix_bytes: int) -> ArrowMessage:
     (root,) = struct.unpack_from("<I", head, 0)
     (kind,) = struct.unpack_from("<B", head, _slot(head, root, 1))
     body_at = _slot(head, root, 3)
@@ -220,8 +220,10 @@ def _parse_head(head: bytes, offset: int, prefix_bytes: int) -> Message:
         raise ValueError(body_bytes)
     length = prefix_bytes + body_bytes
     if kind != _BATCH:
-        return Message(kind, offset, length, 0, ())
-    return Message(kind, offset, length, *_parse_batch(head, _follow(head, _slot(head, root, 2))))
+        return ArrowMessage(kind, offset, length, 0, ())
+    return ArrowMessage(
+        kind, offset, length, *_parse_batch(head, _follow(head, _slot(head, root, 2)))
+    )
 
 
 def _parse_batch(head: bytes, batch: int) -> tuple[int, tuple[int, ...]]:

@@ -302,7 +302,7 @@ def _check_line(length: int, where: str, at: int) -> None:
 
 def _scan_packed(store: Store, info: ObjectInfo) -> tuple[Rows, bytes]:
     """Return the blocks of a compressed object, and its first line."""
-    blocks = _Blocks(f"{store.uri}{info.key}", unpacked_bytes_max(info.size_bytes))
+    blocks = _FrameGatherer(f"{store.uri}{info.key}", unpacked_bytes_max(info.size_bytes))
     frames = Frames()
     at = 0
     for piece in _ranges(store, info):
@@ -322,7 +322,7 @@ def _scan_packed(store: Store, info: ObjectInfo) -> tuple[Rows, bytes]:
     return block_rows(info, blocks.rows), blocks.first
 
 
-class _Blocks:
+class _FrameGatherer:
     """Frames of one object, gathered until a line ends where a frame does.
 
     Of the text only the last, unfinished line is kept: a block is counted, not held.

@@ -23,7 +23,7 @@ from penstock.dataset.fields import VALUE, Field
 from penstock.dataset.formats.base import Block, Bytes, Options, Sample, Unit
 from penstock.dataset.formats.litdata_chunks import SCANS, ArrowBlock
 from penstock.dataset.formats.litdata_index import (
-    Index,
+    LitDataIndex,
     arrow_fields,
     fields_of,
     indexes_of,
@@ -131,7 +131,11 @@ def _columns(part: Part) -> SizedColumns:
 
 
 def _units_of(
-    folder: str, index: Index, by_key: Mapping[str, ObjectInfo], store: Store, options: Options
+    folder: str,
+    index: LitDataIndex,
+    by_key: Mapping[str, ObjectInfo],
+    store: Store,
+    options: Options,
 ) -> Iterator[Unit]:
     where = f"{store.uri}{folder}{INDEX}"
     layout = layout_of(index.config, options, where)

@@ -25,7 +25,7 @@ _DEPTH_MAX = 64
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 
 
-class Chunk(msgspec.Struct):
+class LitDataChunk(msgspec.Struct):
     """One chunk, as the index names it."""
 
     filename: str
@@ -37,7 +37,7 @@ class Chunk(msgspec.Struct):
     """Number of tokens, in token sets."""
 
 
-class Config(msgspec.Struct):
+class LitDataConfig(msgspec.Struct):
     """How all chunks of a set were written."""
 
     data_format: list[str]
@@ -52,33 +52,33 @@ class Config(msgspec.Struct):
     """The kinds of all keys, in sets that may be stored as Arrow tables."""
 
 
-class Tree(msgspec.Struct):
+class LitDataTree(msgspec.Struct):
     """A node of the tree that an item is."""
 
     type: str | None
     """None for a leaf."""
     context: Any = None
     """The keys of a dict, as a list or as JSON of it."""
-    children_spec: list[Tree] = []
+    children_spec: list[LitDataTree] = []
 
 
-class Index(msgspec.Struct):
+class LitDataIndex(msgspec.Struct):
     """A parsed `index.json`."""
 
-    chunks: list[Chunk]
-    config: Config
+    chunks: list[LitDataChunk]
+    config: LitDataConfig
 
 
 # The type is prepared here, by one thread: threads that do so at once can end the process.
-msgspec.json.Decoder(Index)
+msgspec.json.Decoder(LitDataIndex)
 
 
-def indexes_of(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, Index]]:
+def indexes_of(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, LitDataIndex]]:
     """Yield the folders that have an index, and the index."""
     for info in objects:
         folder, _, name = info.key.rpartition("/")
         if name == INDEX:
-            index = read_index(store, info, Index, "a LitData")
+            index = read_index(store, info, LitDataIndex, "a LitData")
             _check_names([chunk.filename for chunk in index.chunks], f"{store.uri}{info.key}")
             yield folder + "/" if folder else "", index
 
@@ -91,7 +91,7 @@ def _check_names(names: Sequence[str], where: str) -> None:
         seen.add(name)
 
 
-def layout_of(config: Config, options: Mapping[str, Any], where: str) -> str:
+def layout_of(config: LitDataConfig, options: Mapping[str, Any], where: str) -> str:
     """Return how items lie in chunks: `items`, `samples`, `frames`, `chunk` or `tokens`."""
     if config.encryption:
         raise FormatError(
@@ -121,7 +121,7 @@ def layout_of(config: Config, options: Mapping[str, Any], where: str) -> str:
     return levels[config.compression_level] if kind else "items"
 
 
-def _check_tokens(config: Config, options: Mapping[str, Any], where: str) -> None:
+def _check_tokens(config: LitDataConfig, options: Mapping[str, Any], where: str) -> None:
     block_size = options.get("block_size")
     if not isinstance(block_size, int) or block_size < 1:
         raise OptionError(
@@ -136,10 +136,14 @@ def _check_tokens(config: Config, options: Mapping[str, Any], where: str) -> Non
         )
 
 
-def fields_of(config: Config, where: str) -> list[Field]:
+def fields_of(config: LitDataConfig, where: str) -> list[Field]:
     """Return the fields of an item, a leaf each."""
     otherwise = f"{where} is damaged: its data_spec is not the tree of an item"
-    tree = parsed(config.data_spec, tuple[int, Tree], otherwise)[1] if config.data_spec else _LEAF
+    tree = (
+        parsed(config.data_spec, tuple[int, LitDataTree], otherwise)[1]
+        if config.data_spec
+        else _LEAF
+    )
     names = [".".join(path) or "data" for path in _paths(tree, (), where)]
     if len(names) != len(config.data_format) or len(set(names)) != len(names) or not names:
         raise FormatError(
@@ -150,10 +154,10 @@ def fields_of(config: Config, where: str) -> list[Field]:
     return [_field(name, kind, where) for name, kind in kinds]
 
 
-_LEAF = Tree(type=None)
+_LEAF = LitDataTree(type=None)
 
 
-def _paths(tree: Tree, path: tuple[str, ...], where: str) -> Iterator[tuple[str, ...]]:
+def _paths(tree: LitDataTree, path: tuple[str, ...], where: str) -> Iterator[tuple[str, ...]]:
     """Yield the path to each leaf of a tree."""
     if tree.type is None:
         yield path
@@ -205,7 +209,7 @@ def token_type(kind: str, where: str) -> str | None:
     return None if dtype == "bfloat16" else dtype
 
 
-def arrow_fields(config: Config, where: str) -> list[Field]:
+def arrow_fields(config: LitDataConfig, where: str) -> list[Field]:
     """Return the fields of items that are rows of an Arrow table: values, whatever their kind."""
     kinds = config.types if isinstance(config.types, dict) else {}
     names = [f.name for f in fields_of(config, where)]

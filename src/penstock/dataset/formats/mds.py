@@ -43,7 +43,7 @@ class _File(msgspec.Struct):
     bytes: _Count
 
 
-class _Kind(msgspec.Struct):
+class _ShardKind(msgspec.Struct):
     """What all kinds of streaming's shards say of themselves."""
 
     format: str = "mds"
@@ -68,12 +68,12 @@ class _Shard(msgspec.Struct):
         return [list(column) for column in columns]
 
 
-class _Index(msgspec.Struct):
+class _MdsIndex(msgspec.Struct):
     shards: list[msgspec.Raw]
 
 
 # The type is prepared here, by one thread: threads that do so at once can end the process.
-msgspec.json.Decoder(_Index)
+msgspec.json.Decoder(_MdsIndex)
 
 
 class MdsFormat:
@@ -172,7 +172,7 @@ def _shards(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, 
     for info in sorted(indexes, key=lambda info: (info.key.count("/"), info.key)):
         folder = info.key.removesuffix(INDEX)
         where = f"{store.uri}{info.key}"
-        for number, text in enumerate(read_index(store, info, _Index, "an MDS").shards):
+        for number, text in enumerate(read_index(store, info, _MdsIndex, "an MDS").shards):
             shard = _checked_shard(text, number, where)
             # A merged index names the shards of the folders below it, which have their own index.
             if folder + shard.raw_data.basename not in seen:
@@ -183,7 +183,7 @@ def _shards(objects: Sequence[ObjectInfo], store: Store) -> Iterator[tuple[str, 
 def _checked_shard(text: msgspec.Raw, number: int, where: str) -> _Shard:
     """Return what an index says of one shard, free of contradictions."""
     otherwise = f"{where} is not the index of an MDS set: shard {number}"
-    kind = parsed(text, _Kind, otherwise)
+    kind = parsed(text, _ShardKind, otherwise)
     if (kind.format, kind.version) != ("mds", 2):
         raise FormatError(
             f"{where}: shard {number} is of format {kind.format!r}, version {kind.version}; 'mds' "

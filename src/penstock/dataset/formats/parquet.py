@@ -95,7 +95,9 @@ class ParquetFormat(BlockFormat):
                 "index; index it again with `penstock index --rebuild`"
             )
         with decoding(where):
-            piece = pa.PythonFile(_Piece(pa.py_buffer(raw), offset, int(table.sizes[number])), "r")
+            piece = pa.PythonFile(
+                _RangeFile(pa.py_buffer(raw), offset, int(table.sizes[number])), "r"
+            )
             file = pa.parquet.ParquetFile(
                 piece,
                 metadata=footer.metadata,
@@ -112,7 +114,7 @@ class ParquetFormat(BlockFormat):
             return RowBlock(decoded, part.fields, where, decoded.get_total_buffer_size())
 
 
-class _Piece:
+class _RangeFile:
     """A file of which only one range is there; what pyarrow asks of a Python file."""
 
     closed = False

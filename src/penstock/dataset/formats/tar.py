@@ -38,7 +38,7 @@ _SPARSE = ("GNU.sparse.", "SCHILY.realsize")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """One regular file of an archive."""
 
     name: str
@@ -69,7 +69,7 @@ class TarFormat(SampleFormat):
     def scan(self, unit: Unit, store: Store, options: Options) -> Part:
         """Return where the samples of one archive lie."""
         (info,) = unit.objects
-        samples = _Samples(f"{store.uri}{info.key}")
+        samples = _SampleGatherer(f"{store.uri}{info.key}")
         for member in members_of(store, info):
             samples.add(member)
         return samples.part(info)
@@ -110,7 +110,7 @@ class TarFormat(SampleFormat):
         }
 
 
-class _Samples:
+class _SampleGatherer:
     """Members of one archive, gathered into samples."""
 
     def __init__(self, where: str) -> None:
@@ -122,7 +122,7 @@ class _Samples:
         self._members: list[tuple[int, int, int, int]] = []
         self._seen: set[str] = set()
 
-    def add(self, member: Member) -> None:
+    def add(self, member: TarMember) -> None:
         key, name = split_name(member.name)
         if not name:
             return
@@ -188,7 +188,7 @@ def split_name(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower() if stem else ""
 
 
-def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
+def members_of(store: Store, info: ObjectInfo) -> Iterator[TarMember]:
     """Yield the regular files of an archive, header by header."""
     reader = HeaderReader(store, info, walks=True)
     where = f"{store.uri}{info.key}"
@@ -211,7 +211,7 @@ def members_of(store: Store, info: ObjectInfo) -> Iterator[Member]:
                 long_size = _pax_size(records, where, at)
         elif kind in _REGULAR:
             size_bytes = size_bytes if long_size is None else long_size
-            yield Member(long_name or _name(header), data, size_bytes)
+            yield TarMember(long_name or _name(header), data, size_bytes)
             long_name = long_size = None
         elif kind in _SKIPPED:
             long_name = long_size = None
