@@ -19,8 +19,8 @@ from penstock import Memory
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.fields import Field
 from penstock.dataset.part import Rows, make_part
-from penstock.engine.holding import Holding
-from penstock.engine.job import Group
+from penstock.engine.job import SampleGroup
+from penstock.engine.local_tiers import LocalTiers
 from penstock.order import GlobalOrder
 from penstock.plan.placement import layout_of
 from penstock.plan.units import Units
@@ -60,28 +60,28 @@ def timed(call: Callable[[], object]) -> float:
 
 def first_fetch(dataset: Dataset) -> None:
     """Everything a loader does before it asks the store for anything."""
-    holding = Holding(dataset, [Memory("1GB")])
-    plan_chunk(dataset, holding, GlobalOrder(num_samples=len(dataset), seed=0), 0)
-    holding.close()
+    local_tiers = LocalTiers(dataset, [Memory("1GB")])
+    plan_chunk(dataset, local_tiers, GlobalOrder(num_samples=len(dataset), seed=0), 0)
+    local_tiers.close()
 
 
-def plan_chunk(dataset: Dataset, holding: Holding, order: GlobalOrder, start: int) -> int:
+def plan_chunk(dataset: Dataset, local_tiers: LocalTiers, order: GlobalOrder, start: int) -> int:
     ids = order.ids(0, start, min(start + CHUNK, len(dataset)))
     num_absent = 0
     for bound, where, local_ids in dataset.groups(ids):
-        group = Group(bound=bound, where=where, local_ids=local_ids)
-        places = holding.places(group)
-        placed = holding.is_placed(places)
-        num_absent += len(holding.absent(places[0].units[placed]))
+        group = SampleGroup(bound=bound, where=where, local_ids=local_ids)
+        places = local_tiers.places(group)
+        placed = local_tiers.is_placed(places)
+        num_absent += len(local_tiers.absent(places[0].units[placed]))
     return num_absent
 
 
 def epoch(dataset: Dataset) -> None:
-    holding = Holding(dataset, [Memory("1GB")])
+    local_tiers = LocalTiers(dataset, [Memory("1GB")])
     order = GlobalOrder(num_samples=len(dataset), seed=0)
     for start in range(0, len(dataset), CHUNK):
-        plan_chunk(dataset, holding, order, start)
-    holding.close()
+        plan_chunk(dataset, local_tiers, order, start)
+    local_tiers.close()
 
 
 def main() -> None:

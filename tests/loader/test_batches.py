@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.engine.block_stage import BlockStage
+from penstock.engine.block_cache import BlockCache
 from penstock.engine.buffers import BufferPool
 from penstock.errors import DecodeError, OptionError
 from penstock.trace import Kind, read_trace
@@ -86,7 +86,7 @@ def test_a_buffer_returns_when_its_last_view_is_gone() -> None:
 
 
 def test_blocks_are_loaded_once_and_dropped_by_last_use() -> None:
-    stage = BlockStage(size_bytes_max=30)
+    stage = BlockCache(size_bytes_max=30)
     loads: list[str] = []
 
     def get(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.cluster import Cluster
-from penstock.engine.neighbours import Neighbours
+from penstock.engine.shared_members import SharedMembers
 from penstock.flow.choice import peer_source
 from penstock.peers.members import Member
 from penstock.plan.homes import Homes, Node, cluster_homes
@@ -27,22 +27,22 @@ def homes_of_all() -> Homes:
     return cluster_homes(spans, [Node(name=name, capacity_bytes=room) for name in NAMES])
 
 
-def views() -> list[Neighbours]:
+def views() -> list[SharedMembers]:
     members = [
         Member(name=name, node=node, addresses=(), capacity_bytes=1, incarnation=1, host=f"h{node}")
         for node, name in enumerate(NAMES)
     ]
-    return [Neighbours(members, name) for name in NAMES]
+    return [SharedMembers(members, name) for name in NAMES]
 
 
 @contextmanager
-def cluster_at(node: int, view: Neighbours) -> Iterator[Cluster]:
-    holding: Any = SimpleNamespace(
+def cluster_at(node: int, view: SharedMembers) -> Iterator[Cluster]:
+    local_tiers: Any = SimpleNamespace(
         layout=SimpleNamespace(offsets=UNITS * SPAN_BYTES), place=lambda width, spans: None
     )
-    carried: Any = SimpleNamespace(
+    connections: Any = SimpleNamespace(
         client=SimpleNamespace(stop=lambda: None, ask=lambda *args, **then: None),
-        filling=SimpleNamespace(),
+        home_fill=SimpleNamespace(),
         serving=None,
         shelf=b"",
         run_id=b"",
@@ -50,14 +50,16 @@ def cluster_at(node: int, view: Neighbours) -> Iterator[Cluster]:
     )
     world = World(rank=node, num_ranks=NUM_NODES, num_nodes=NUM_NODES)
     counters: Any = None
-    cluster = Cluster(holding, homes_of_all(), view, carried, world=world, counters=counters)
+    cluster = Cluster(
+        local_tiers, homes_of_all(), view, connections, world=world, counters=counters
+    )
     try:
         yield cluster
     finally:
         cluster.close()
 
 
-def lose(lost: int, view: list[Neighbours], by: tuple[int, int] = (0, 1)) -> None:
+def lose(lost: int, view: list[SharedMembers], by: tuple[int, int] = (0, 1)) -> None:
     """Two nodes miss a third and tell each other."""
     for node in by:
         view[node].silent(NAMES[lost], "lost")
@@ -65,7 +67,7 @@ def lose(lost: int, view: list[Neighbours], by: tuple[int, int] = (0, 1)) -> Non
         view[listener].hear(NAMES[speaker], view[speaker].say())
 
 
-def find(lost: int, view: list[Neighbours], by: tuple[int, int] = (0, 1)) -> None:
+def find(lost: int, view: list[SharedMembers], by: tuple[int, int] = (0, 1)) -> None:
     for node in by:
         view[node].reached(NAMES[lost])
     for speaker, listener in (by, by[::-1]):

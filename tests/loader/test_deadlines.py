@@ -11,7 +11,7 @@ import pytest
 from testkit.shaper import Fault, Fixed, Shape, Shaper
 
 import penstock
-from penstock.engine.block_stage import BlockStage
+from penstock.engine.block_cache import BlockCache
 from penstock.errors import StoreError, UnavailableError, UnreachableError
 from penstock.storage import MemoryStore, ObjectInfo, RetryingStore, RetryPolicy
 from penstock.storage.retry import waiting_since
@@ -134,7 +134,7 @@ def test_calls_of_one_wait_share_its_deadline() -> None:
 
 
 def test_whoever_waits_for_a_block_shares_its_error() -> None:
-    stage = BlockStage(1000)
+    stage = BlockCache(1000)
     begun, go_on = threading.Event(), threading.Event()
     loads: list[int] = []
     caught: list[BaseException] = []
@@ -165,7 +165,7 @@ def test_whoever_waits_for_a_block_shares_its_error() -> None:
 
 
 def test_a_second_copy_of_a_block_does_not_wait_for_the_first() -> None:
-    stage = BlockStage(1000)
+    stage = BlockCache(1000)
     begun, go_on = threading.Event(), threading.Event()
 
     def hang() -> tuple[str, int]:

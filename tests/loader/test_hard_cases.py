@@ -12,9 +12,9 @@ import pytest
 
 import penstock
 from penstock.dataset.part import Extents
-from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
 from penstock.engine.fetcher import Fetcher
+from penstock.engine.run_context import RunContext
 from penstock.engine.runner import size_of
 from penstock.engine.staging import Stager
 from penstock.engine.stats import Counters
@@ -144,7 +144,7 @@ def test_objects_are_told_apart_whatever_their_number() -> None:
     )
     stager = Stager(
         BufferPool(10**6),
-        Around(counters=Counters()),
+        RunContext(counters=Counters()),
         stage_bytes=10**6,
         runs=None,
         measured=Fetcher(Flow(budget=FlowBudget(stage_bytes_max=1)), requests_max=1),

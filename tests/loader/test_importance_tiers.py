@@ -13,8 +13,8 @@ import pytest
 
 import penstock
 from penstock import Disk, Memory, World
-from penstock.engine.stream import Stream
-from penstock.engine.tier_residency import _Steps
+from penstock.engine.stream import BatchStream
+from penstock.engine.tier_residency import _RunSteps
 from penstock.order import GlobalOrder
 from penstock.storage.locate import open_store
 
@@ -92,7 +92,7 @@ def test_a_tier_never_takes_more_than_its_capacity_and_gives_everything_back(
         for batch in batches:
             assert loader._engine is not None
             assert loader._engine._opened is not None
-            [tier] = loader._engine._opened.holding.tiers.tiers
+            [tier] = loader._engine._opened.local_tiers.tiers.tiers
             largest = max(largest, tier.files.data_taken_bytes)
             loader.observe(batch, LOSSES[batch.ids])
         units = np.arange(NUM)
@@ -127,7 +127,7 @@ def test_units_that_vanish_are_read_from_the_store(remote: penstock.Dataset) -> 
             while not over.wait(0.001):
                 opened = loader._engine and loader._engine._opened
                 if opened:
-                    opened.holding.tiers.tiers[0].drop(int(rng.integers(NUM)))
+                    opened.local_tiers.tiers.tiers[0].drop(int(rng.integers(NUM)))
 
         dropper = threading.Thread(target=drop_some)
         dropper.start()
@@ -164,7 +164,7 @@ def test_ranks_of_one_node_and_of_several_deliver_the_same_stream(
 @pytest.mark.parametrize("start", [0, 40, 90, 100])
 def test_decisions_go_by_the_batches_of_the_run(drop_last: bool, start: int) -> None:
     order = GlobalOrder(num_samples=100, seed=1)
-    stream = Stream(
+    stream = BatchStream(
         dataset=None,  # type: ignore[arg-type]  # Not looked at.
         order=order,
         world=World(),
@@ -173,7 +173,7 @@ def test_decisions_go_by_the_batches_of_the_run(drop_last: bool, start: int) -> 
     )
     slots = itertools.islice(stream.slots(0, start, None), 12)
     expected = [(slot.epoch, int(slot.positions[0])) for slot in slots]
-    steps = _Steps(stream, 0, start)
+    steps = _RunSteps(stream, 0, start)
     assert [steps.next()[:2] for _ in range(12)] == expected
 
 

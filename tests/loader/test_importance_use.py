@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock import Importance, World
-from penstock.engine.job import Slot
+from penstock.engine.job import BatchSlot
 from penstock.errors import OptionError, StateError
 from penstock.loader.losses import NUM_QUEUED, AloneExchange, ObservedLosses
 from penstock.order import GlobalOrder
@@ -190,7 +190,7 @@ def test_padding_is_found_by_the_mask_wherever_it_stands() -> None:
     course = ImportanceCourse(ImportanceOrder(plain=plain, options=Importance(score="loss")))
     observed = ObservedLosses(course, AloneExchange)
     mask = np.array([False, True, False, True])
-    slot = Slot(
+    slot = BatchSlot(
         epoch=0,
         step=0,
         ids=np.array([9, 4, 9, 7]),

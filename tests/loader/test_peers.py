@@ -17,8 +17,8 @@ import penstock
 from penstock import Disk, World
 from penstock.engine import peer_parts
 from penstock.engine.cluster import Cluster
-from penstock.engine.neighbours import Neighbours
 from penstock.engine.peer_reads import UnitsRead
+from penstock.engine.shared_members import SharedMembers
 from penstock.errors import OptionError, PeerError
 from penstock.order.stream_hash import StreamHash
 from penstock.peers.base import Answer, Ask
@@ -400,7 +400,7 @@ def test_a_node_that_was_missed_takes_its_share_from_who_has_kept_it(
     """Others read the share of a node that stood still; it does not read it once more."""
     together(large, 2, tmp_path, epochs=2)  # Both hold everything now.
     shutil.rmtree(tmp_path / "node1")
-    with mock.patch.object(Neighbours, "was_missed", True):
+    with mock.patch.object(SharedMembers, "was_missed", True):
         stream, stats = together(large, 2, tmp_path, epochs=1)
     assert stream == alone(large, epochs=1)
     # What is late on a busy machine is asked of the store beside; node 1's share is half.
@@ -424,7 +424,7 @@ def test_what_a_stand_in_does_not_send_right_comes_from_the_store(
     together(large, 2, tmp_path, epochs=2)
     shutil.rmtree(tmp_path / "node1")
     with (
-        mock.patch.object(Neighbours, "was_missed", True),
+        mock.patch.object(SharedMembers, "was_missed", True),
         mock.patch.object(Cluster, "ask", ask),
     ):
         stream, _ = together(large, 2, tmp_path, epochs=1)

@@ -14,7 +14,7 @@ from testkit.shaper import Fault, Fixed, Shape, Shaper
 
 import penstock
 from penstock import Disk, Memory, World
-from penstock.engine.serving import ServedHere
+from penstock.engine.serving import LocalTierServer
 from penstock.storage import open_store
 from penstock.trace import Flag, Kind, Trace, read_trace
 from penstock.trace.clocks import FACT
@@ -208,9 +208,9 @@ def test_both_sides_of_a_request_to_a_peer_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead_ns = 5_000_000_000
-    told = ServedHere._status
+    told = LocalTierServer._status
     monkeypatch.setattr(
-        ServedHere,
+        LocalTierServer,
         "_status",
         lambda self, run: (s := told(self, run)) | {"clock_ns": int(str(s["clock_ns"])) + ahead_ns},
     )

@@ -15,9 +15,9 @@ import numpy as np
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Ints
-from penstock.engine.decode import Wishes, owned_lists, uses_of
+from penstock.engine.decode import SampleOptions, owned_lists, uses_of
 from penstock.engine.errors_apart import unpacked_error
-from penstock.engine.job import Group, Job, Piece, cut
+from penstock.engine.job import BatchJob, GroupPiece, SampleGroup, cut
 from penstock.engine.shared import SharedParcel, SharedPool, packed
 from penstock.engine.sinks import Layout, Sinks
 from penstock.engine.stages import GroupStage
@@ -37,7 +37,7 @@ class ApartMaker:
 
     def __init__(
         self,
-        wishes: Wishes,
+        sample_options: SampleOptions,
         *,
         bounds: tuple[BoundPart, ...],
         pool: SharedPool,
@@ -45,23 +45,23 @@ class ApartMaker:
         counters: Counters,
         look_ahead_bytes: int,
     ) -> None:
-        self._wishes = wishes
+        self._sample_options = sample_options
         self._numbers = {id(bound): n for n, bound in reversed(list(enumerate(bounds)))}
         self._pool = pool
         self._workers = workers
         self._counters = counters
         self._look_ahead_bytes = look_ahead_bytes
         self._num_planned = 0
-        self._is_whole = wishes.collate is not None or bool(wishes.padding)
-        self._copies_lists = wishes.transform is None
+        self._is_whole = sample_options.collate is not None or bool(sample_options.padding)
+        self._copies_lists = sample_options.transform is None
         self._layout: Layout = {}
         """Of the latest batch: the next one probably has the same."""
 
-    def plan(self, job: Job) -> list[Piece]:
+    def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Prepare the places of a batch and cut it into pieces."""
         job.size_bytes = sum(g.size_bytes for g in job.groups if not g.bound.by_block)
         if self._is_whole:
-            return [Piece(group=0, start=0, stop=job.num_samples)]
+            return [GroupPiece(group=0, start=0, stop=job.num_samples)]
         job.state = sinks = Sinks(job.num_samples, self._pool)
         sinks.expect(self._layout)
         arrays_bytes = sum(array.nbytes for array, _ in sinks.arrays().values())
@@ -76,7 +76,7 @@ class ApartMaker:
         self._num_planned += 1
         return cut(job.groups, max(_SAMPLES_A_PIECE_MIN, -(-job.num_samples // num_pieces)))
 
-    def work(self, job: Job, piece: Piece) -> None:
+    def work(self, job: BatchJob, piece: GroupPiece) -> None:
         """Have the samples of a piece made."""
         if self._is_whole:
             self._work_whole(job)
@@ -94,8 +94,10 @@ class ApartMaker:
         pieces = handle.inbox.open(reply.parcel, handle.releaser(reply.number))
         job.state.take(some.places, pieces)
 
-    def _work_whole(self, job: Job) -> None:
-        pieces = [Piece(group=g, start=0, stop=len(gr.where)) for g, gr in enumerate(job.groups)]
+    def _work_whole(self, job: BatchJob) -> None:
+        pieces = [
+            GroupPiece(group=g, start=0, stop=len(gr.where)) for g, gr in enumerate(job.groups)
+        ]
         found = [self._some(job, piece) for piece in pieces]
         held = [each for _, some in found for each in some]
         make = partial(self._request, job, [some for some, _ in found], {}, held)
@@ -108,7 +110,7 @@ class ApartMaker:
         assert reply.parcel is not None
         job.state = handle.inbox.passed_on(reply.parcel, handle.releaser(reply.number))
 
-    def finish(self, job: Job) -> list[Any]:
+    def finish(self, job: BatchJob) -> list[Any]:
         """Return the batch."""
         if self._is_whole:
             return [job.state]
@@ -122,7 +124,7 @@ class ApartMaker:
 
     def _request(
         self,
-        job: Job,
+        job: BatchJob,
         samples: list[SomeSamples],
         targets: dict[str, RowTarget],
         held: list[Any],
@@ -144,7 +146,7 @@ class ApartMaker:
         )
         return request, files
 
-    def _work_for(self, job: Job) -> WorkFor | None:
+    def _work_for(self, job: BatchJob) -> WorkFor | None:
         recorder, slot = self._counters.recorder, job.slots[0]
         return None if recorder is None else (recorder.rank, slot.step, slot.epoch)
 
@@ -161,7 +163,7 @@ class ApartMaker:
                 )
         return out
 
-    def _some(self, job: Job, piece: Piece) -> tuple[SomeSamples, list[Any]]:
+    def _some(self, job: BatchJob, piece: GroupPiece) -> tuple[SomeSamples, list[Any]]:
         """Return samples as a worker is told of them, and what keeps their bytes meanwhile."""
         group = job.groups[piece.group]
         source, held = self._source(group, piece, job.staged.get(piece.group))
@@ -169,13 +171,13 @@ class ApartMaker:
             part=self._numbers[id(group.bound)],
             local_ids=group.local_ids[piece.start : piece.stop],
             places=group.where[piece.start : piece.stop].tolist(),
-            uses=uses_of(job.slots[0], group, piece, self._wishes),
+            uses=uses_of(job.slots[0], group, piece, self._sample_options),
             source=source,
         )
         return some, held
 
     def _source(
-        self, group: Group, piece: Piece, stage: GroupStage | None
+        self, group: SampleGroup, piece: GroupPiece, stage: GroupStage | None
     ) -> tuple[RawBytes | SharedParcel | None, list[Any]]:
         if stage is None:
             return None, []
@@ -199,7 +201,7 @@ class ApartMaker:
         return self._pool.lease(max(1, int(ends[-1]))), (ends - sizes).tolist()
 
 
-class _InShared:
+class _InSharedMemory:
     """Bytes that travel in shared memory and arrive as what they were."""
 
     def __init__(self, value: bytes | memoryview) -> None:
@@ -221,12 +223,14 @@ def _view_of(array: Any) -> memoryview:
 
 def _in_shared(sample: Any) -> dict[str, Any]:
     return {
-        name: _InShared(value) if isinstance(value, bytes | memoryview) and len(value) else value
+        name: _InSharedMemory(value)
+        if isinstance(value, bytes | memoryview) and len(value)
+        else value
         for name, value in sample.items()
     }
 
 
-def _named(job: Job, piece: Piece | None) -> str:
+def _named(job: BatchJob, piece: GroupPiece | None) -> str:
     slot = job.slots[0]
     if piece is None:
         return f"the {job.num_samples} samples of step {slot.step}, epoch {slot.epoch}"

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture, datasets_of
-from penstock.engine.ahead import FillAhead
 from penstock.engine.apart import ApartMaker
-from penstock.engine.around import Around
 from penstock.engine.buffers import BufferPool
 from penstock.engine.columnar import ColumnMaker
-from penstock.engine.decode import DecodeMaker, Wishes
+from penstock.engine.decode import DecodeMaker, SampleOptions
 from penstock.engine.drawing import known_slots
 from penstock.engine.fetcher import Fetcher
+from penstock.engine.fill_planner import FillPlanner
 from penstock.engine.gather import GatherMaker, can_gather
-from penstock.engine.job import Maker, Slot
+from penstock.engine.job import BatchMaker, BatchSlot
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import SampleReader, is_local
+from penstock.engine.run_context import RunContext
 from penstock.engine.runner import Runner
-from penstock.engine.runs import Runs
+from penstock.engine.runs import BlockRuns
 from penstock.engine.staging import Stager, Unpacked
-from penstock.engine.stream import Stream, jobs_of
+from penstock.engine.stream import BatchStream, jobs_of
 from penstock.engine.tier_residency import TierResidency
 from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
@@ -41,7 +41,7 @@ from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.world import World
 
 if TYPE_CHECKING:
-    from penstock.engine.engine import Apart
+    from penstock.engine.engine import EngineResources
 
 _log = logging.getLogger("penstock.loader")
 _THREADS_MAX = 32
@@ -58,7 +58,7 @@ _JOBS_AHEAD_MIN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class StreamSpan:
     """Which part of the stream a run goes through."""
 
     start: tuple[int, int]
@@ -71,32 +71,40 @@ class Span:
 
 
 def make_run(
-    wanted: LoaderOptions, stream: Stream, span: Span, around: Around, apart: Apart | None
+    wanted: LoaderOptions,
+    stream: BatchStream,
+    span: StreamSpan,
+    context: RunContext,
+    resources: EngineResources | None,
 ) -> Runner:
     """Return what makes the batches of a stream."""
-    unpacked = _block_check(wanted, stream.world, around)  # First: nothing is open if it refuses.
-    pool = BufferPool(wanted.look_ahead_bytes) if apart is None else apart.pool
+    unpacked = _block_check(wanted, stream.world, context)  # First: nothing is open if it refuses.
+    pool = BufferPool(wanted.look_ahead_bytes) if resources is None else resources.pool
     num_threads = wanted.threads or threads_for(stream.world, wanted.copies_only)
-    if apart is not None and wanted.needs_workers:
-        maker: Maker = _apart_maker(wanted, apart, around)
+    if resources is not None and wanted.needs_workers:
+        maker: BatchMaker = _apart_maker(wanted, resources, context)
         num_threads = DEPTH * workers_max(stream.world)
     else:
-        if apart is not None and all(map(is_local, wanted.dataset.bound)):
+        if resources is not None and all(map(is_local, wanted.dataset.bound)):
             num_threads = min(_COPY_WORKERS_MAX, workers_max(stream.world)) + _COPIES_WAITING
-        reader = _reader(wanted, pool, around, apart)
-        maker = _maker(wanted, pool, reader, around, num_threads=num_threads)
+        reader = _reader(wanted, pool, context, resources)
+        maker = _maker(wanted, pool, reader, context, num_threads=num_threads)
     batches_a_job = _batches_a_job(maker, stream, wanted.look_ahead_bytes)
     residency = None
-    if stream.course is not None and around.holding is not None and around.holding.is_moving:
-        residency = TierResidency(stream, span.start, around.holding, wanted.look_ahead_bytes)
+    if (
+        stream.course is not None
+        and context.local_tiers is not None
+        and context.local_tiers.is_moving
+    ):
+        residency = TierResidency(stream, span.start, context.local_tiers, wanted.look_ahead_bytes)
     if residency is not None:
         batches_a_job = 1  # Its decisions are made batch by batch.
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = FlowBudget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
-    flow = Flow(budget=budget, prior=_priors(wanted, stream.world, around))
-    fetcher = Fetcher(flow, requests_max=num_requests, live=around.live, recorder=around.recorder)
+    flow = Flow(budget=budget, prior=_priors(wanted, stream.world, context))
+    fetcher = Fetcher(flow, requests_max=num_requests, live=context.live, recorder=context.recorder)
     stager = _stager(
-        wanted, stream.world, pool, fetcher, around, unpacked=unpacked, residency=residency
+        wanted, stream.world, pool, fetcher, context, unpacked=unpacked, residency=residency
     )
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     if span.skip:
@@ -106,16 +114,16 @@ def make_run(
         maker,
         stager,
         fetcher=fetcher,
-        ahead=_fill_ahead(wanted, stream, span, stager, batches_a_job),
+        fill_planner=_fill_planner_of(wanted, stream, span, stager, batches_a_job),
         num_threads=num_threads,
         stage_bytes_max=wanted.look_ahead_bytes,
-        recorder=around.recorder,
+        recorder=context.recorder,
     )
 
 
-def wishes_of(wanted: LoaderOptions) -> Wishes:
+def sample_options_of(wanted: LoaderOptions) -> SampleOptions:
     """Return what the user wants done with samples."""
-    return Wishes(
+    return SampleOptions(
         transform=wanted.transform,
         collate=wanted.collate,
         padding=wanted.padding,
@@ -124,37 +132,41 @@ def wishes_of(wanted: LoaderOptions) -> Wishes:
     )
 
 
-def _apart_maker(wanted: LoaderOptions, apart: Apart, around: Around) -> Maker:
+def _apart_maker(
+    wanted: LoaderOptions, resources: EngineResources, context: RunContext
+) -> BatchMaker:
     return ApartMaker(
-        wishes_of(wanted),
+        sample_options_of(wanted),
         bounds=wanted.dataset.bound,
-        pool=apart.pool,
-        workers=apart.workers,
-        counters=around.counters,
+        pool=resources.pool,
+        workers=resources.workers,
+        counters=context.counters,
         look_ahead_bytes=wanted.look_ahead_bytes,
     )
 
 
 def _reader(
-    wanted: LoaderOptions, pool: BufferPool, around: Around, apart: Apart | None
+    wanted: LoaderOptions, pool: BufferPool, context: RunContext, resources: EngineResources | None
 ) -> SampleReader:
     at_random = wanted.order.mode != "sequential"
-    if apart is None:
-        return SampleReader(pool, around.counters, at_random=at_random)
+    if resources is None:
+        return SampleReader(pool, context.counters, at_random=at_random)
     bounds = wanted.dataset.bound
-    return WorkerReader(bounds, apart.pool, apart.workers, around.counters, at_random=at_random)
+    return WorkerReader(
+        bounds, resources.pool, resources.workers, context.counters, at_random=at_random
+    )
 
 
-def _priors(wanted: LoaderOptions, world: World, around: Around) -> dict[str, SourcePrior]:
+def _priors(wanted: LoaderOptions, world: World, context: RunContext) -> dict[str, SourcePrior]:
     """Return what the machine's file promises of the store, if there is one of each."""
     sources = {bound.store.source for bound in wanted.dataset.bound}
-    if around.live is None or len(sources) != 1:
+    if context.live is None or len(sources) != 1:
         return {}
     dataset = wanted.dataset
     several = datasets_of(dataset)
     num_samples = sum(len(one) for one in several)
     sample_bytes = sum(one.size_bytes for one in several) / max(1, num_samples)
-    store = around.live.machine().store
+    store = context.live.machine().store
     prior = SourcePrior.of_store(store, sample_bytes, num_ranks=ranks_a_node(world))
     return dict.fromkeys(sources, prior)
 
@@ -163,25 +175,25 @@ def _maker(
     wanted: LoaderOptions,
     pool: BufferPool,
     reader: SampleReader,
-    around: Around,
+    context: RunContext,
     *,
     num_threads: int,
-) -> Maker:
+) -> BatchMaker:
     bounds = wanted.dataset.bound
     if wanted.copies_only and can_gather(bounds):
         return GatherMaker(bounds, pool, reader)
     if wanted.makes_columns:
-        return ColumnMaker(pool, reader, around.counters, num_threads=num_threads)
+        return ColumnMaker(pool, reader, context.counters, num_threads=num_threads)
     return DecodeMaker(
-        wishes_of(wanted),
+        sample_options_of(wanted),
         pool=pool,
         reader=reader,
-        counters=around.counters,
+        counters=context.counters,
         num_threads=num_threads,
     )
 
 
-def _batches_a_job(maker: Maker, stream: Stream, look_ahead_bytes: int) -> int:
+def _batches_a_job(maker: BatchMaker, stream: BatchStream, look_ahead_bytes: int) -> int:
     if not isinstance(maker, GatherMaker):
         return 1
     batch_bytes = maker.row_bytes * -(-stream.global_batch_size // stream.world.num_ranks)
@@ -194,14 +206,14 @@ def _stager(
     world: World,
     pool: BufferPool,
     fetcher: Fetcher,
-    around: Around,
+    context: RunContext,
     *,
     unpacked: Unpacked | None,
     residency: TierResidency | None,
 ) -> Stager:
     return Stager(
         pool,
-        around,
+        context,
         stage_bytes=wanted.stage_bytes,
         runs=_runs(wanted, world, fetcher),
         measured=fetcher,
@@ -210,23 +222,23 @@ def _stager(
     )
 
 
-def _fill_ahead(
-    wanted: LoaderOptions, stream: Stream, span: Span, stager: Stager, batches_a_job: int
-) -> FillAhead | None:
+def _fill_planner_of(
+    wanted: LoaderOptions, stream: BatchStream, span: StreamSpan, stager: Stager, batches_a_job: int
+) -> FillPlanner | None:
     if stager.fills is None or stager.residency is not None:
         return None  # Where units come and go, each comes with the first batch that uses it.
     # What is at home on this node is for everybody.
     source = stream.everybody() if stager.cluster is not None else stream
     a_whole_epoch = -(-stream.steps().steps_per_epoch // span.part[1]) + 1
 
-    def slots_from(epoch: int, position: int) -> Iterator[Slot]:
+    def slots_from(epoch: int, position: int) -> Iterator[BatchSlot]:
         # Whoever has seen a whole epoch has seen every sample; two parts of epochs are not enough.
         rest = -(-stream.steps(position).num_steps // span.part[1]) if position else 0
         slots = source.slots(epoch, position, span.end_epoch, span.part)
         return islice(slots, rest + a_whole_epoch)
 
     course = stream.course
-    ahead = FillAhead(
+    fill_planner = FillPlanner(
         slots_from if course is None else partial(known_slots, source),
         span.start,
         wanted.dataset,
@@ -235,11 +247,11 @@ def _fill_ahead(
         num_known=lambda: 0 if course is None else course.window,
     )
     if stager.cluster is not None:
-        stager.cluster.filling.watch(ahead)
-    return ahead
+        stager.cluster.home_fill.watch(fill_planner)
+    return fill_planner
 
 
-def _runs(wanted: LoaderOptions, world: World, fetcher: Fetcher) -> Runs | None:
+def _runs(wanted: LoaderOptions, world: World, fetcher: Fetcher) -> BlockRuns | None:
     """Return the runs that the order goes by, where samples of a run are neighbours."""
     order = wanted.order.first if isinstance(wanted.order, ColdOrder) else wanted.order
     dataset = wanted.dataset
@@ -250,14 +262,14 @@ def _runs(wanted: LoaderOptions, world: World, fetcher: Fetcher) -> Runs | None:
     share = world.num_nodes / world.num_ranks
     num_samples = max(1, len(dataset) // order.num_blocks)
     run_bytes = dataset.size_bytes // order.num_blocks
-    return Runs(
+    return BlockRuns(
         starts=order.block_starts,
         first_epoch_only=order is not wanted.order,
         read_whole=lambda: fetcher.reads_whole(share, num_samples, run_bytes),
     )
 
 
-def _block_check(wanted: LoaderOptions, world: World, around: Around) -> Unpacked | None:
+def _block_check(wanted: LoaderOptions, world: World, context: RunContext) -> Unpacked | None:
     """Refuse or warn where a uniform shuffle would read blocks over and over.
 
     The index knows how long blocks are as they are stored. How much memory one takes is known when
@@ -267,7 +279,7 @@ def _block_check(wanted: LoaderOptions, world: World, around: Around) -> Unpacke
     is_uniform = not isinstance(wanted.order, BlocksOrder | SequentialOrder)
     if not is_uniform or not any(b.by_block for b in wanted.dataset.bound):
         return None
-    blocks, tier_bytes = block_set_of(wanted.dataset), around.capacity_bytes
+    blocks, tier_bytes = block_set_of(wanted.dataset), context.capacity_bytes
 
     def check(unpacked: float) -> None:
         factor = blocks.factor(

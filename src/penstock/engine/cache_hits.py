@@ -47,7 +47,7 @@ class CacheHits:
 
 
 @dataclass(slots=True)
-class _Part:
+class _UsePart:
     held: Ints
     """Units that lay there when it began."""
     string: list[Ints] = field(default_factory=list)
@@ -62,7 +62,7 @@ class HitCounter:
 
     def __init__(self) -> None:
         self.num_evicted = 0
-        self._parts: deque[_Part] = deque(maxlen=_NUM_PARTS)
+        self._parts: deque[_UsePart] = deque(maxlen=_NUM_PARTS)
         self._num_uses = 0
         self._most = (0, 0.0)
         """For how many uses the most that was possible was computed, and what it was."""
@@ -70,7 +70,7 @@ class HitCounter:
     def begin_step(self, string: Ints, held: Callable[[], Ints]) -> None:
         """Take note of the units that the node uses in a step; `held` returns what lies there."""
         if not self._parts or self._parts[-1].num_uses >= _PART_USES:
-            self._parts.append(_Part(held()))
+            self._parts.append(_UsePart(held()))
         self._parts[-1].string.append(string)
         self._parts[-1].num_uses += len(string)
         self._num_uses += len(string)
@@ -93,7 +93,7 @@ class HitCounter:
         )
 
 
-def _most_share(parts: list[_Part], sizes: Ints, capacity_bytes: int) -> float:
+def _most_share(parts: list[_UsePart], sizes: Ints, capacity_bytes: int) -> float:
     string = np.concatenate([units for part in parts for units in part.string])
     # What lay there at the beginning was read before: as uses in front, which are not counted.
     held = parts[0].held

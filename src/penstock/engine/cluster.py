@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
-from penstock.engine.holding import Holding
+from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.peer_parts import ask_in_pieces
 from penstock.engine.peer_reads import PeerQuestion
 from penstock.engine.stats import Counters, PeerStats
@@ -32,8 +32,8 @@ from penstock.trace import Flag, Kind
 from penstock.world import World
 
 if TYPE_CHECKING:
-    from penstock.engine.neighbours import Neighbours
-    from penstock.engine.serving import Filling, Serving
+    from penstock.engine.serving import HomeFill, TierServer
+    from penstock.engine.shared_members import SharedMembers
     from penstock.peers.status import RunStatus
     from penstock.peers.transport import AskingSide
     from penstock.plan.homes import Homes
@@ -52,12 +52,12 @@ _log = logging.getLogger("penstock.loader")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
+class ClusterConnections:
     """What a cluster needs to be carried on: threads and files with an end."""
 
     client: AskingSide
-    filling: Filling
-    serving: Serving | None
+    home_fill: HomeFill
+    serving: TierServer | None
     """Whoever serves the tiers here, in the first process of a node."""
     shelf: bytes
     """What the data set is called among the nodes of this run."""
@@ -71,40 +71,40 @@ class Cluster:
 
     def __init__(
         self,
-        holding: Holding,
+        local_tiers: LocalTiers,
         homes: Homes,
-        neighbours: Neighbours,
-        carried: Carried,
+        shared_members: SharedMembers,
+        connections: ClusterConnections,
         *,
         world: World,
         counters: Counters,
     ) -> None:
-        self._holding = holding
+        self._local_tiers = local_tiers
         self.holders = Holders(
             homes,
-            holding.layout.offsets,
+            local_tiers.layout.offsets,
             node=world.node,
             local_rank=world.local_rank,
             num_local_ranks=world.num_local_ranks,
         )
         """Who keeps what, as far as this rank knows."""
-        self._neighbours = neighbours
-        self._carried = carried
-        self.shelf = carried.shelf
-        self.filling = carried.filling
-        self.run_id = carried.run_id
+        self._shared_members = shared_members
+        self._carried = connections
+        self.shelf = connections.shelf
+        self.home_fill = connections.home_fill
+        self.run_id = connections.run_id
         self._counters = counters
         self._lock = threading.Lock()
         self._pool = BufferPool(_ANSWERS_BYTES)
         self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
-        self._version = neighbours.version
+        self._version = shared_members.version
         self.homes_version = 0
         """Grows when homes have moved, and what has come to this node has its place."""
         self._looked_s = 0.0
         self._place()
         self._look()
-        self.filling.are_at_home = self.holders.are_at_home
-        self._tending = Tending(self._tend, _LOOK_S)
+        self.home_fill.are_at_home = self.holders.are_at_home
+        self._tending = PeriodicThread(self._tend, _LOOK_S)
 
     # -- who keeps what ------------------------------------------------------------------------
 
@@ -125,10 +125,10 @@ class Cluster:
 
     def follow(self) -> None:
         """Take over what has become known of other nodes since the last time."""
-        if self._version != self._neighbours.version:
+        if self._version != self._shared_members.version:
             with self._lock:
-                self._version = self._neighbours.version
-                self.holders.follow(self._neighbours.lost)
+                self._version = self._shared_members.version
+                self.holders.follow(self._shared_members.lost)
                 self._place()
                 # Last: whoever sees the new version looks for units that have their place by then.
                 self.homes_version = self.holders.version
@@ -137,7 +137,7 @@ class Cluster:
 
     def _place(self) -> None:
         try:
-            self._holding.place(self.homes.spans.span_bytes, self.holders.kept_here())
+            self._local_tiers.place(self.homes.spans.span_bytes, self.holders.kept_here())
         except OSError as error:
             _log.warning(
                 "this node cannot keep what is at home here (%s); it is read from the store", error
@@ -145,11 +145,11 @@ class Cluster:
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
-        self.holders.look(self._neighbours.usable())
+        self.holders.look(self._shared_members.usable())
 
     def stand_ins(self, units: Ints) -> Iterator[tuple[str, Ints]]:
         """Yield sources that have kept units in our place, and the numbers of those units."""
-        return self.holders.stand_ins(units, was_missed=self._neighbours.was_missed)
+        return self.holders.stand_ins(units, was_missed=self._shared_members.was_missed)
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -164,11 +164,11 @@ class Cluster:
     ) -> None:
         """Ask a peer by the name of its source; `done` is called once, in any thread."""
         name = peer_of(source) or ""
-        if not self._neighbours.is_usable(name):
+        if not self._shared_members.is_usable(name):
             # It fell silent since this was planned: a step waits for that once, not twice.
             done(PeerError(f"{source} cannot be asked now", peer=name, kind="lost"))
             return
-        member, client = self._neighbours.member(name), self._carried.client
+        member, client = self._shared_members.member(name), self._carried.client
 
         def ask_one(ask: Ask, into: memoryview, done: Callable[[Answer | PeerError], None]) -> None:
             client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
@@ -178,7 +178,7 @@ class Cluster:
     def blame(self, source: str, what: str) -> None:
         """Take note that a peer has sent something wrong."""
         _log.warning("%s sent %s; it is read from the store instead", source, what)
-        self._neighbours.silent(peer_of(source) or "", "broken")
+        self._shared_members.silent(peer_of(source) or "", "broken")
 
     def later(self, work: Callable[[], None]) -> None:
         """Have something done by a thread that may wait for a disk."""
@@ -216,7 +216,7 @@ class Cluster:
     ) -> None:
         recorder = self._counters.recorder
         assert recorder is not None
-        node = self._neighbours.member(peer_of(asked.source) or "").node
+        node = self._shared_members.member(peer_of(asked.source) or "").node
         recorder.span(
             Kind.PEER_REQUEST,
             asked.begin_ns,
@@ -233,10 +233,12 @@ class Cluster:
     @property
     def clock_of_first(self) -> Callable[[], int] | None:
         """What asks the first node of the run for its clock; None on that node itself."""
-        name = next((n for n in self._neighbours.names if self._neighbours.member(n).node == 0), "")
-        if not name or name == self._neighbours.me:
+        name = next(
+            (n for n in self._shared_members.names if self._shared_members.member(n).node == 0), ""
+        )
+        if not name or name == self._shared_members.me:
             return None
-        member, client = self._neighbours.member(name), self._carried.client
+        member, client = self._shared_members.member(name), self._carried.client
 
         def ask() -> int:
             status = client.status(member.name, member.addresses, timeout_s=_CLOCK_S)
@@ -248,7 +250,7 @@ class Cluster:
 
     def _tend(self) -> None:
         """Try those again who did not answer, beside the steps; tell the service how far we are."""
-        for member in self._neighbours.due():
+        for member in self._shared_members.due():
             nothing = Ask(shelf=self.shelf, ranges=np.zeros((0, 5), np.int64))
             self._carried.client.ask(
                 member.name,
@@ -267,10 +269,10 @@ class Cluster:
         """Return what is known of the other nodes."""
         counts = self._carried.client.counts()
         out = []
-        for name in self._neighbours.names:
-            if name == self._neighbours.me:
+        for name in self._shared_members.names:
+            if name == self._shared_members.me:
                 continue
-            member, count = self._neighbours.member(name), counts.get(name, {})
+            member, count = self._shared_members.member(name), counts.get(name, {})
             out.append(
                 PeerStats(
                     host=member.host,
@@ -283,9 +285,9 @@ class Cluster:
         return tuple(out)
 
     def _state(self, name: str) -> str:
-        if name in self._neighbours.lost:
+        if name in self._shared_members.lost:
             return "lost"
-        return "suspect" if name in self._neighbours.suspects else "there"
+        return "suspect" if name in self._shared_members.suspects else "there"
 
     def status(self) -> RunStatus:
         """Return how this run does on this node, for `penstock cluster`."""
@@ -295,9 +297,9 @@ class Cluster:
         counts = self._carried.client.counts()
         return RunStatus(
             run=self._carried.run_id.hex(),
-            dataset=self._holding.uri,
-            cursor=self.filling.cursor(),
-            is_filling=self.filling.is_filling(),
+            dataset=self._local_tiers.uri,
+            cursor=self.home_fill.cursor(),
+            is_filling=self.home_fill.is_filling(),
             reads=ReadCounts(
                 tier_bytes=read.tier_bytes,
                 peer_bytes=read.peer_bytes,
@@ -308,15 +310,15 @@ class Cluster:
                 LinkStatus(peer=name, in_bytes=int(c["bytes"]), requests=int(c["requests"]))
                 for name, c in counts.items()
             ),
-            suspects=tuple(sorted(self._neighbours.suspects)),
-            lost=tuple(sorted(self._neighbours.lost)),
+            suspects=tuple(sorted(self._shared_members.suspects)),
+            lost=tuple(sorted(self._shared_members.lost)),
             log=tuple(self.log[-_EVENTS_MAX:]),
         )
 
     @property
     def log(self) -> list[str]:
         """What happened to other nodes, in sentences."""
-        return self._neighbours.log
+        return self._shared_members.log
 
     def close(self) -> None:
         """Ask nobody any more, and stop serving once the others have what they want."""
@@ -327,7 +329,7 @@ class Cluster:
             close()
 
 
-class Tending:
+class PeriodicThread:
     """A thread that does something now and then."""
 
     def __init__(self, tend: Callable[[], None], every_s: float) -> None:

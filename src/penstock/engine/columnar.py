@@ -21,7 +21,7 @@ from penstock.dataset.part import Ints
 from penstock.dataset.ragged import FieldColumns
 from penstock.engine.assemble import BatchFields, ColumnPart
 from penstock.engine.buffers import BufferPool, Bytes
-from penstock.engine.job import Group, Job, Piece, cut
+from penstock.engine.job import BatchJob, GroupPiece, SampleGroup, cut
 from penstock.engine.reads import SampleReader
 from penstock.engine.stats import Counters
 
@@ -72,7 +72,7 @@ class ColumnMaker:
         self._num_threads = num_threads
         self.waits_here = reader.copies_apart
 
-    def plan(self, job: Job) -> list[Piece]:
+    def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Decide where in one buffer each sample goes; samples in blocks need none."""
         if job.groups[0].bound.by_block:
             job.state = []
@@ -87,7 +87,7 @@ class ColumnMaker:
         mean = max(1, job.size_bytes // job.num_samples)
         return cut(job.groups, max(1, _PIECE_BYTES // mean))
 
-    def work(self, job: Job, piece: Piece) -> None:
+    def work(self, job: BatchJob, piece: GroupPiece) -> None:
         """Read the samples of a piece into their places, or take them out of their blocks."""
         group = job.groups[piece.group]
         stage = job.staged.get(piece.group)
@@ -105,7 +105,7 @@ class ColumnMaker:
         else:
             stage.copy_into(0, piece, buffer, here)
 
-    def finish(self, job: Job) -> list[Any]:
+    def finish(self, job: BatchJob) -> list[Any]:
         """Return the fields of the batch."""
         begin = time.perf_counter()
         if job.groups[0].bound.by_block:
@@ -118,7 +118,7 @@ class ColumnMaker:
         return [fields]
 
 
-def _split(group: Group, buffer: Bytes, starts: Ints) -> ColumnPart:
+def _split(group: SampleGroup, buffer: Bytes, starts: Ints) -> ColumnPart:
     """Return the fields of a group's samples, whose bytes lie in the batch's buffer."""
     bound, ids = group.bound, group.local_ids
     here, lengths = starts[group.where], group.extents[0].length
@@ -130,7 +130,7 @@ def _split(group: Group, buffer: Bytes, starts: Ints) -> ColumnPart:
     return ColumnPart(bound, group.where, ids, columns)
 
 
-def _taken(group: Group, block: Any, chosen: Ints) -> ColumnPart:
+def _taken(group: SampleGroup, block: Any, chosen: Ints) -> ColumnPart:
     """Return the fields of those samples of a group that lie in one block."""
     rows = group.extents[0].row[chosen]
     columns = block.columns(rows)

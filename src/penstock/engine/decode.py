@@ -22,7 +22,7 @@ from penstock.dataset.ownership import owned, writable
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
 from penstock.engine.convert import seed_tensors
-from penstock.engine.job import Group, Job, Piece, Slot, cut
+from penstock.engine.job import BatchJob, BatchSlot, GroupPiece, SampleGroup, cut
 from penstock.engine.reads import SampleReader
 from penstock.engine.sinks import Sinks
 from penstock.engine.stats import Counters
@@ -58,7 +58,7 @@ def generator_for(seed: int, epoch: int, sample_id: int, use: int = 0) -> np.ran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class SampleOptions:
     """What the user wants done with samples."""
 
     transform: Transform | None
@@ -79,10 +79,12 @@ class SampleUses:
     """Of several uses in one epoch, which one."""
 
 
-def uses_of(slot: Slot, group: Group, piece: Piece, wishes: Wishes) -> SampleUses:
+def uses_of(
+    slot: BatchSlot, group: SampleGroup, piece: GroupPiece, sample_options: SampleOptions
+) -> SampleUses:
     """Return the uses of the samples of a piece; in a mixture, positions tell them apart."""
     where = group.where[piece.start : piece.stop]
-    numbers = slot.positions[where].tolist() if wishes.repeats else [0] * len(where)
+    numbers = slot.positions[where].tolist() if sample_options.repeats else [0] * len(where)
     return SampleUses(epoch=slot.epoch, ids=slot.ids[where].tolist(), numbers=numbers)
 
 
@@ -95,13 +97,13 @@ class SampleMaker:
     training process they belong to the user.
     """
 
-    def __init__(self, wishes: Wishes, *, seeds: bool) -> None:
-        self.wishes = wishes
+    def __init__(self, sample_options: SampleOptions, *, seeds: bool) -> None:
+        self.sample_options = sample_options
         self._seeds = seeds
         self.recorder: Recorder | None = None
         """What records how long transforms take."""
-        self._with_generator = wants_generator(wishes.transform)
-        self.only_copies = wishes.transform is None and wishes.collate is None
+        self._with_generator = wants_generator(sample_options.transform)
+        self.only_copies = sample_options.transform is None and sample_options.collate is None
         """Whether samples only ever go into the arrays of a batch, so that views will do."""
 
     def made(
@@ -110,7 +112,7 @@ class SampleMaker:
         """Yield transformed samples."""
         decode = bound.views if self.only_copies else bound.decoded
         rows = zip(local_ids.tolist(), encoded, uses.ids, uses.numbers, strict=True)
-        if self.recorder is not None and self.wishes.transform is not None:
+        if self.recorder is not None and self.sample_options.transform is not None:
             yield from self._timed(self.recorder, bound, decode, rows, uses.epoch)
             return
         for local, sample, i, number in rows:
@@ -145,14 +147,16 @@ class SampleMaker:
         recorder.span(Kind.TRANSFORM, first_ns, first_ns + taken_ns, count=count)
 
     def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int, use: int) -> Any:
-        wishes = self.wishes
-        if wishes.transform is None:
+        sample_options = self.sample_options
+        if sample_options.transform is None:
             return sample
         if self._seeds:
-            seed_generators(key_of(wishes.seed, "transform", epoch, sample_id, use))
+            seed_generators(key_of(sample_options.seed, "transform", epoch, sample_id, use))
         if self._with_generator:
-            return wishes.transform(sample, generator_for(wishes.seed, epoch, sample_id, use))
-        return wishes.transform(sample)
+            return sample_options.transform(
+                sample, generator_for(sample_options.seed, epoch, sample_id, use)
+            )
+        return sample_options.transform(sample)
 
 
 def seed_generators(key: int) -> None:
@@ -170,44 +174,44 @@ class DecodeMaker:
 
     def __init__(
         self,
-        wishes: Wishes,
+        sample_options: SampleOptions,
         *,
         pool: BufferPool,
         reader: SampleReader,
         counters: Counters,
         num_threads: int,
     ) -> None:
-        self._wishes = wishes
-        self._maker = SampleMaker(wishes, seeds=False)
+        self._sample_options = sample_options
+        self._maker = SampleMaker(sample_options, seeds=False)
         self._maker.recorder = counters.recorder
         self._pool = pool
         self._reader = reader
         self._counters = counters
         self._num_threads = num_threads
 
-    def plan(self, job: Job) -> list[Piece]:
+    def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Cut a job so that all threads have something to do and none waits for the last."""
         job.size_bytes = sum(g.size_bytes for g in job.groups if not g.bound.by_block)
-        if self._wishes.collate is None:
+        if self._sample_options.collate is None:
             job.state = Sinks(job.num_samples, self._pool)
         else:
             job.state = [None] * job.num_samples
         return cut(job.groups, max(_SAMPLES_A_PIECE_MIN, -(-job.num_samples // self._num_threads)))
 
-    def work(self, job: Job, piece: Piece) -> None:
+    def work(self, job: BatchJob, piece: GroupPiece) -> None:
         """Decode and transform the samples of a piece."""
         group = job.groups[piece.group]
         where = group.where[piece.start : piece.stop].tolist()
         samples = self._samples(job, group, piece)
         begin = time.perf_counter()
         for i, sample in zip(where, samples, strict=True):
-            if self._wishes.collate is None:
+            if self._sample_options.collate is None:
                 job.state.put(i, as_mapping(sample))
             else:
                 job.state[i] = sample
         self._counters.add_decode(time.perf_counter() - begin)
 
-    def _samples(self, job: Job, group: Group, piece: Piece) -> Iterator[Any]:
+    def _samples(self, job: BatchJob, group: SampleGroup, piece: GroupPiece) -> Iterator[Any]:
         stage = job.staged.get(piece.group)
         local_ids = group.local_ids[piece.start : piece.stop]
         encoded: Iterable[Sample]
@@ -216,18 +220,18 @@ class DecodeMaker:
             encoded = stage.samples(piece)
         else:
             encoded = group.bound.split(local_ids, self._reader.raws(group, piece, stage))
-        uses = uses_of(job.slots[0], group, piece, self._wishes)
+        uses = uses_of(job.slots[0], group, piece, self._sample_options)
         return self._maker.made(group.bound, local_ids, encoded, uses)
 
-    def finish(self, job: Job) -> list[Any]:
+    def finish(self, job: BatchJob) -> list[Any]:
         """Return the batch."""
         begin = time.perf_counter()
-        if self._wishes.collate is None:
-            result = job.state.fields(self._wishes.padding)
+        if self._sample_options.collate is None:
+            result = job.state.fields(self._sample_options.padding)
             if self._maker.only_copies:
                 result = owned_lists(result, [g.bound for g in job.groups])
         else:
-            result = self._wishes.collate(job.state)
+            result = self._sample_options.collate(job.state)
         self._counters.add_decode(time.perf_counter() - begin)
         return [result]
 

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from penstock.engine.draws_seen import DrawsSeen
-from penstock.engine.job import Slot
-from penstock.engine.stream import Stream
+from penstock.engine.job import BatchSlot
+from penstock.engine.stream import BatchStream
 from penstock.order.importance import (
     ImportanceCourse,
     ImportanceOrder,
@@ -54,7 +54,7 @@ class DrawnRun:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: BatchStream,
         start: tuple[int, int],
         end_epoch: int | None,
         known: Callable[[int | None], None],
@@ -92,7 +92,7 @@ class DrawnRun:
 
 
 def _ends(
-    stream: Stream, start: tuple[int, int], end_epoch: int | None
+    stream: BatchStream, start: tuple[int, int], end_epoch: int | None
 ) -> Iterator[tuple[int, int]]:
     """Yield epoch and end of each batch."""
     epoch, position = start
@@ -103,7 +103,7 @@ def _ends(
         epoch, position = epoch + 1, 0
 
 
-def known_slots(stream: Stream, epoch: int, position: int) -> Iterator[Slot]:
+def known_slots(stream: BatchStream, epoch: int, position: int) -> Iterator[BatchSlot]:
     """Yield the batches from a place on, or from the present window on, as far as they are known.
 
     Beyond the last epoch of the run there may be some more, which are used by the next run.

@@ -16,15 +16,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.around import Around
-from penstock.engine.build import Span, make_run
+from penstock.engine.build import StreamSpan, make_run
 from penstock.engine.drawing import DrawnRun, SharedCourse
 from penstock.engine.draws_seen import DrawsSeen
-from penstock.engine.opening import Meeting, Opened, by_home, number_of_meeting, open_here
+from penstock.engine.opening import (
+    MeetingOptions,
+    OpenedTiers,
+    by_home,
+    number_of_meeting,
+    open_here,
+)
 from penstock.engine.options import LoaderOptions
+from penstock.engine.run_context import RunContext
 from penstock.engine.runner import Runner
-from penstock.engine.stats import Counters, Seen
-from penstock.engine.stream import Stream, stream_of
+from penstock.engine.stats import ClusterStats, Counters
+from penstock.engine.stream import BatchStream, stream_of
 from penstock.engine.tracing import Tracing
 from penstock.errors import OptionError
 from penstock.flow.live import LiveRates
@@ -43,7 +49,7 @@ _log = logging.getLogger("penstock.loader")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
+class EngineResources:
     """What an engine in a process of its own has beside: memory that others see, and workers."""
 
     pool: SharedPool
@@ -55,7 +61,7 @@ class RunStart:
     """What an iteration goes through, and where this process stands."""
 
     world: World
-    span: Span
+    span: StreamSpan
     may_meet: bool = True
     """Whether the other nodes are still to be met; an engine that was started again is alone."""
     scores: Mapping[str, Any] | None = None
@@ -73,15 +79,15 @@ class Engine:
         *,
         rendezvous: Callable[[World], Rendezvous] | None = None,
         number: Callable[[World], int] = number_of_meeting,
-        apart: Apart | None = None,
+        resources: EngineResources | None = None,
     ) -> None:
         self.options = options
         self.counters = Counters()
         self._rendezvous = rendezvous
         self._number = number
-        self._apart = apart
-        self._opened: Opened | None = None
-        self._seen = Seen()
+        self._resources = resources
+        self._opened: OpenedTiers | None = None
+        self._seen = ClusterStats()
         self._live: LiveRates | None = None
         self._world = World()
         self._drawn: DrawnRun | None = None
@@ -101,15 +107,15 @@ class Engine:
         opened = self._opened
         if self.counters.recorder is not None and self._tracing is None:
             self._tracing = self._begin_tracing(self.counters.recorder, begin)
-        around = Around(
+        context = RunContext(
             counters=self.counters,
             live=self.live_rates(),
-            holding=None if opened is None else opened.holding,
+            local_tiers=None if opened is None else opened.local_tiers,
             cluster=None if opened is None else opened.cluster,
         )
         course = self._course(begin)
         stream = self.stream(begin.world, course)
-        runner = make_run(self.options, stream, begin.span, around, self._apart)
+        runner = make_run(self.options, stream, begin.span, context, self._resources)
         self._drawn = None
         if course is not None:
             if self._seen.draws is None:
@@ -121,7 +127,7 @@ class Engine:
         return runner
 
     def _begin_tracing(self, recorder: Recorder, begin: RunStart) -> Tracing:
-        workers = None if self._apart is None else self._apart.workers.pids
+        workers = None if self._resources is None else self._resources.workers.pids
         cluster = None if self._opened is None else self._opened.cluster
         tracing = Tracing(
             recorder,
@@ -146,12 +152,12 @@ class Engine:
             with self._drawing:
                 self._drawn.observed(steps, closes_window=closes_window)
 
-    def stream(self, world: World, course: ImportanceCourse | None = None) -> Stream:
+    def stream(self, world: World, course: ImportanceCourse | None = None) -> BatchStream:
         """Return the stream of batches of a rank."""
         opened = self._opened
         assign = None
         if self.options.assignment == "locality" and opened is not None and opened.cluster:
-            assign = by_home(opened.holding, opened.cluster, self.options.dataset)
+            assign = by_home(opened.local_tiers, opened.cluster, self.options.dataset)
         return stream_of(self.options, world, assign, course)
 
     def _open(self, begin: RunStart) -> None:
@@ -169,7 +175,7 @@ class Engine:
         self._opened = open_here(
             options.dataset,
             options.wishes,
-            Meeting(
+            MeetingOptions(
                 where=options.meets_at if begin.may_meet else False,
                 world=begin.world,
                 number=self._number,
@@ -184,7 +190,7 @@ class Engine:
             self.counters,
         )
         if self._seen.warm_bytes is None:
-            warm_bytes = self._opened.holding.warm_bytes
+            warm_bytes = self._opened.local_tiers.warm_bytes
             if self._opened.cluster is not None:
                 warm_bytes *= begin.world.num_nodes  # About as much lies on the others.
             self._seen.warm_bytes = warm_bytes
@@ -205,18 +211,18 @@ class Engine:
         cluster = None if self._opened is None else self._opened.cluster
         return None if cluster is None else cluster.run_id.hex()
 
-    def seen(self) -> Seen:
+    def seen(self) -> ClusterStats:
         """Return what is known of tiers and other nodes; the latest, if they are closed."""
         opened, seen = self._opened, self._seen
         if opened is not None and opened.pid == os.getpid():
             cluster = opened.cluster
-            seen.tiers = opened.holding.stats()
-            seen.cache_hits = opened.holding.cache_hits()
+            seen.tiers = opened.local_tiers.stats()
+            seen.cache_hits = opened.local_tiers.cache_hits()
             seen.cache_bytes = sum(t.capacity_bytes for t in seen.tiers) * self._world.num_nodes
             if cluster is not None:
                 seen.peers, seen.events = cluster.stats(), tuple(cluster.log)
                 seen.cache_bytes = cluster.capacity_bytes
-            seen.kept = opened.holding.kept(seen.cache_bytes)
+            seen.kept = opened.local_tiers.kept(seen.cache_bytes)
         with self._drawing:
             return replace(seen, draws=copy.deepcopy(seen.draws))
 

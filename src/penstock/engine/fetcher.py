@@ -44,7 +44,7 @@ _JOIN_S = 1.0
 _HEDGE_THREADS = 8
 
 
-class Outcome(NamedTuple):
+class ReadOutcome(NamedTuple):
     """What a read that went well has to say."""
 
     moved: bool
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     """How often the store had to be asked again."""
 
 
-class Read(Protocol):
+class SourceRead(Protocol):
     """Bytes to be fetched. Called by any thread; twice at once where the first call is slow."""
 
     @property
@@ -71,7 +71,7 @@ class Read(Protocol):
         """Whether they wait in memory for their step."""
         ...
 
-    def __call__(self, attempt: int) -> Outcome:
+    def __call__(self, attempt: int) -> ReadOutcome:
         """Read them from the store; if `attempt` is not 0 another is at it as well."""
         ...
 
@@ -80,7 +80,7 @@ Done = Callable[[BaseException | None], None]
 Answered = Callable[[BaseException | None], None]
 
 
-class PeerRead(Read, Protocol):
+class PeerRead(SourceRead, Protocol):
     """Bytes that other nodes may have."""
 
     def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
@@ -91,7 +91,7 @@ class PeerRead(Read, Protocol):
         ...
 
 
-class For(NamedTuple):
+class ReadPurpose(NamedTuple):
     """What reads are wanted for, as a trace says it."""
 
     step: int = -1
@@ -99,7 +99,7 @@ class For(NamedTuple):
     flags: int = 0
 
 
-NOBODY = For()
+NOBODY = ReadPurpose()
 
 
 class _Fetching:
@@ -107,7 +107,7 @@ class _Fetching:
 
     __slots__ = ("began_s", "done", "error", "is_of_peer", "is_over", "num_out", "read", "what_for")
 
-    def __init__(self, read: Read, done: Done, what_for: For) -> None:
+    def __init__(self, read: SourceRead, done: Done, what_for: ReadPurpose) -> None:
         self.read = read
         self.what_for = what_for
         self.is_of_peer = peer_of(read.sources[0]) is not None
@@ -190,7 +190,9 @@ class Fetcher:
 
     # -- what the runner says ----------------------------------------------------------------
 
-    def want(self, wants: Sequence[tuple[Read, Done]], step: int, what_for: For = NOBODY) -> None:
+    def want(
+        self, wants: Sequence[tuple[SourceRead, Done]], step: int, what_for: ReadPurpose = NOBODY
+    ) -> None:
         """Have reads done for a step; whichever thread did one calls what stands beside it."""
         if not wants:
             return
@@ -309,7 +311,7 @@ class Fetcher:
         if peer_of(begin.source) is not None:
             self._ask(begin, fetching)
             return
-        outcome, error = Outcome(moved=False), None
+        outcome, error = ReadOutcome(moved=False), None
         begin_s, in_flight = self._clock.now_s(), self._flow.in_flight(begin.source)
         if not fetching.is_over:
             try:
@@ -336,7 +338,7 @@ class Fetcher:
                     self._act(self._flow.on(event))
 
         def answered(error: BaseException | None) -> None:
-            outcome = Outcome(moved=error is None)
+            outcome = ReadOutcome(moved=error is None)
             # Whoever calls this is no thread of ours that would look for work next.
             for finished in self._report(begin, fetching, outcome, error, num_free=0):
                 finished.done(finished.error)
@@ -366,7 +368,7 @@ class Fetcher:
         self,
         begin: Begin,
         fetching: _Fetching,
-        outcome: Outcome,
+        outcome: ReadOutcome,
         error: BaseException | None,
         *,
         num_free: int,

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.engine.fetcher import Done, Outcome
-from penstock.engine.holding import Holding
+from penstock.engine.fetcher import Done, ReadOutcome
+from penstock.engine.local_tiers import LocalTiers
 from penstock.flow import SourceRates
 from penstock.flow.reading import ClaimPatience
 from penstock.storage.tier import Tier
@@ -31,7 +31,7 @@ FetchUnits = Callable[[int, int], tuple[list[memoryview], int]]
 how often it had to be asked again."""
 
 
-class OfPeers(Protocol):
+class PeerFillSource(Protocol):
     """What other nodes are asked for before the store is."""
 
     def requests(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
@@ -84,11 +84,11 @@ class FillRun:
         """`gap_bytes` is the largest gap between two of them that is read with them."""
         self.fills = fills
         self._gap_bytes = gap_bytes
-        self.sources: tuple[str, ...] = (work.holding.source(fills[0].unit),)
-        self.size_bytes = sum(work.holding.length(fill.unit) for fill in fills)
+        self.sources: tuple[str, ...] = (work.local_tiers.source(fills[0].unit),)
+        self.size_bytes = sum(work.local_tiers.length(fill.unit) for fill in fills)
         self._work = work
 
-    def __call__(self, attempt: int) -> Outcome:
+    def __call__(self, attempt: int) -> ReadOutcome:
         """Fetch what nobody else is fetching; wait for the rest, but not for ever.
 
         A second copy does not wait: it is there because the first one takes too long.
@@ -106,7 +106,7 @@ class FillRun:
             finally:
                 for fill in claimed:
                     work.release(fill)
-            left = [f for f in left if f not in claimed and not work.holding.settle(f.unit)]
+            left = [f for f in left if f not in claimed and not work.local_tiers.settle(f.unit)]
             if left and time.monotonic() >= give_up_s:
                 if attempt == 0:
                     work.hurry()
@@ -117,7 +117,7 @@ class FillRun:
                 has_waited = True
                 time.sleep(_LOOK_S)
         # Who has waited for others knows nothing about the speed of the store.
-        return Outcome(moved=moved and not has_waited, num_retries=num_retries)
+        return ReadOutcome(moved=moved and not has_waited, num_retries=num_retries)
 
 
 class Fills:
@@ -125,17 +125,17 @@ class Fills:
 
     def __init__(
         self,
-        holding: Holding,
+        local_tiers: LocalTiers,
         fetch: FetchUnits,
         stores: Callable[[], list[SourceRates]],
         *,
-        of_peers: OfPeers | None = None,
+        peer_source: PeerFillSource | None = None,
         is_damaged: Callable[[int, memoryview], bool] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        self.holding = holding
+        self.local_tiers = local_tiers
         self._recorder = recorder
-        self._of_peers = of_peers
+        self._peer_source = peer_source
         self.is_damaged = is_damaged or (lambda unit, data: False)
         """Whether bytes are not those of a unit, as far as the index knows."""
         self._stores = stores
@@ -162,9 +162,9 @@ class Fills:
     def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[FillRun]:
         """Return the requests for some fills: neighbours in the store together."""
         by_unit = sorted(fills, key=lambda fill: fill.unit)
-        if self._of_peers is None:
+        if self._peer_source is None:
             return self._runs(by_unit, gap_bytes_max)
-        asked, own = self._of_peers.requests(by_unit, self)
+        asked, own = self._peer_source.requests(by_unit, self)
         return [*asked, *self._runs(own, gap_bytes_max)]
 
     def _runs(self, by_unit: list[Fill], gap_bytes_max: int) -> list[FillRun]:
@@ -175,7 +175,7 @@ class Fills:
         """Cut fills, in the order of their units, into runs that one request can bring."""
         runs = [[fill] for fill in by_unit[:1]]
         if len(by_unit) > 1:
-            lengths = [self.holding.length(fill.unit) for fill in by_unit]
+            lengths = [self.local_tiers.length(fill.unit) for fill in by_unit]
             size_bytes, joined = lengths[0], self._joined(by_unit, gap_bytes_max)
             for fill, length, is_joined in zip(by_unit[1:], lengths[1:], joined, strict=True):
                 size_bytes += length
@@ -189,7 +189,7 @@ class Fills:
     def _joined(self, by_unit: list[Fill], gap_bytes_max: int) -> list[bool]:
         """Return of each fill but the first whether it lies right behind the one before."""
         units = np.array([fill.unit for fill in by_unit])
-        place, number, offset, length = self.holding.units.extents(units)
+        place, number, offset, length = self.local_tiers.units.extents(units)
         ends = offset + length
         joined = (
             (np.diff(units) == 1)
@@ -235,10 +235,10 @@ class Fills:
 
     def claim(self, fill: Fill) -> bool:
         """Return whether a unit is not in its tier and now ours to fetch."""
-        number = self.holding.tiers.tier_of_one(fill.unit)
+        number = self.local_tiers.tiers.tier_of_one(fill.unit)
         if number < 0:
             return True  # It does not belong here: it is fetched for those who wait alone.
-        tier = self.holding.tiers.tiers[number]
+        tier = self.local_tiers.tiers.tiers[number]
         if not tier.claim(fill.unit):
             return False
         fill.claimed = tier
@@ -252,16 +252,16 @@ class Fills:
 
     def found_elsewhere(self, fill: Fill) -> bool:
         """Take a claimed unit from another tier of the node, if it is there."""
-        data = self.holding.read_elsewhere(fill.unit)
+        data = self.local_tiers.read_elsewhere(fill.unit)
         if data is not None:
             self._take([fill], [data], may_write=True)
         return data is not None
 
     def still_missing(self, claimed: list[Fill]) -> list[Fill]:
         """Take claimed units from other nodes, where that spares the store; return the others."""
-        if self._of_peers is None or not claimed:
+        if self._peer_source is None or not claimed:
             return claimed
-        return self._of_peers.bring(claimed, self)
+        return self._peer_source.bring(claimed, self)
 
     def fetch(self, run: list[Fill], *, may_write: bool) -> int:
         """Fetch neighbouring units from their store; return how often it had to be asked again."""

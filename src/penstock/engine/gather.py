@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.fields import VALUE, Field
 from penstock.engine.buffers import BufferPool
-from penstock.engine.job import Job, Piece, cut
+from penstock.engine.job import BatchJob, GroupPiece, cut
 from penstock.engine.reads import SampleReader
 
 _PIECE_BYTES = 8 << 20
@@ -57,13 +57,13 @@ class GatherMaker:
         """Bytes of one sample."""
         return sum(self._widths)
 
-    def plan(self, job: Job) -> list[Piece]:
+    def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Lease one array of rows for each table."""
         job.state = [self._pool.array((job.num_samples, w), np.uint8) for w in self._widths]
         job.size_bytes = job.num_samples * sum(self._widths)
         return cut(job.groups, max(1, _PIECE_BYTES // max(1, sum(self._widths))))
 
-    def work(self, job: Job, piece: Piece) -> None:
+    def work(self, job: BatchJob, piece: GroupPiece) -> None:
         """Copy the rows of a piece to their places."""
         group = job.groups[piece.group]
         stage = job.staged.get(piece.group)
@@ -73,7 +73,7 @@ class GatherMaker:
             else:
                 self._reader.rows_into(group, table, piece, target)
 
-    def finish(self, job: Job) -> list[Any]:
+    def finish(self, job: BatchJob) -> list[Any]:
         """Return the rows of all batches of the job, as arrays of their own type."""
         return [
             {

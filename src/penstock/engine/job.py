@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class BatchSlot:
     """One batch of the stream, before anything is known but its samples."""
 
     epoch: int
@@ -43,7 +43,7 @@ class Slot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SampleGroup:
     """The samples of a batch that lie in one part."""
 
     bound: BoundPart
@@ -59,14 +59,16 @@ class Group:
         """Where they lie, one for each table."""
         return tuple(t.extents(self.local_ids) for t in self.bound.part.tables)
 
-    def part(self, chosen: Ints) -> Group:
+    def part(self, chosen: Ints) -> SampleGroup:
         """Return some of these samples as a group of their own."""
-        return Group(bound=self.bound, where=self.where[chosen], local_ids=self.local_ids[chosen])
+        return SampleGroup(
+            bound=self.bound, where=self.where[chosen], local_ids=self.local_ids[chosen]
+        )
 
-    def at(self, local_ids: Ints) -> Group:
+    def at(self, local_ids: Ints) -> SampleGroup:
         """Return other samples of the same part as a group, in no batch."""
         flat = local_ids.reshape(-1)
-        return Group(bound=self.bound, where=np.zeros(len(flat), np.int64), local_ids=flat)
+        return SampleGroup(bound=self.bound, where=np.zeros(len(flat), np.int64), local_ids=flat)
 
     @property
     def size_bytes(self) -> int:
@@ -75,7 +77,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class GroupPiece:
     """Some samples of one group, as many as one thread takes at a time."""
 
     group: int
@@ -84,12 +86,12 @@ class Piece:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class BatchJob:
     """A batch in the making."""
 
-    slots: list[Slot]
+    slots: list[BatchSlot]
     """The batches that this job makes; several where they are tiny."""
-    groups: list[Group]
+    groups: list[SampleGroup]
     num_samples: int
     number: int = 0
     """Its place in the run, from 0."""
@@ -132,7 +134,7 @@ class Job:
         return self.begun_ns or self.fetched_ns, self.done_ns
 
 
-class Maker(Protocol):
+class BatchMaker(Protocol):
     """One way to turn bytes into batches."""
 
     decodes_here: bool
@@ -140,20 +142,20 @@ class Maker(Protocol):
     waits_here: bool
     """Whether the thread in `work` waits for worker processes most of the time."""
 
-    def plan(self, job: Job) -> list[Piece]:
+    def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Prepare a job and return the pieces it falls into."""
         ...
 
-    def work(self, job: Job, piece: Piece) -> None:
+    def work(self, job: BatchJob, piece: GroupPiece) -> None:
         """Do a piece; several threads may work on one job at once."""
         ...
 
-    def finish(self, job: Job) -> list[Any]:
+    def finish(self, job: BatchJob) -> list[Any]:
         """Return the results of the job, when all pieces are done."""
         ...
 
 
-def batches_of(slots: Sequence[Slot], results: Sequence[Any]) -> list[tuple[Slot, Any]]:
+def batches_of(slots: Sequence[BatchSlot], results: Sequence[Any]) -> list[tuple[BatchSlot, Any]]:
     """Return each slot with its fields; rows of several slots are cut."""
     if len(results) == len(slots):
         return list(zip(slots, results, strict=True))
@@ -166,10 +168,10 @@ def batches_of(slots: Sequence[Slot], results: Sequence[Any]) -> list[tuple[Slot
     return out
 
 
-def cut(groups: list[Group], samples_a_piece: int) -> list[Piece]:
+def cut(groups: list[SampleGroup], samples_a_piece: int) -> list[GroupPiece]:
     """Return pieces of at most that many samples."""
     return [
-        Piece(group=g, start=start, stop=min(start + samples_a_piece, len(group.where)))
+        GroupPiece(group=g, start=start, stop=min(start + samples_a_piece, len(group.where)))
         for g, group in enumerate(groups)
         for start in range(0, len(group.where), samples_a_piece)
     ]

@@ -16,10 +16,16 @@ from functools import partial
 
 import numpy as np
 
-from penstock.engine.cluster import Carried, Cluster
-from penstock.engine.holding import Holding
-from penstock.engine.neighbours import Neighbours
-from penstock.engine.serving import Filling, ServedByNode, ServedHere, Serving, run_member
+from penstock.engine.cluster import Cluster, ClusterConnections
+from penstock.engine.local_tiers import LocalTiers
+from penstock.engine.serving import (
+    HomeFill,
+    LocalTierServer,
+    NodeTierServer,
+    TierServer,
+    run_member,
+)
+from penstock.engine.shared_members import SharedMembers
 from penstock.engine.stats import Counters
 from penstock.errors import OptionError, PeerError
 from penstock.peers.join import Joined, join, leave, wait_for_all
@@ -51,7 +57,7 @@ NO_TIERS = (
 _log = logging.getLogger("penstock.loader")
 
 
-class Grant:
+class TierGrant:
     """What the node service of this host has granted to this process, if there is one."""
 
     def __init__(self, wishes: tuple[Memory | Disk, ...]) -> None:
@@ -102,12 +108,12 @@ def _size_of(wish: Wish, all_bytes: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
+class JoinRequest:
     """What a process brings to the meeting."""
 
     rendezvous: Rendezvous
-    holding: Holding
-    grant: Grant
+    local_tiers: LocalTiers
+    grant: TierGrant
     world: World
     num_samples: int
     number: int
@@ -116,32 +122,32 @@ class Here:
     """Settings that must be equal on all ranks, beside the data set."""
 
 
-def join_cluster(here: Here, counters: Counters) -> Cluster:
+def join_cluster(request: JoinRequest, counters: Counters) -> Cluster:
     """Meet the other nodes, compute homes, and begin to serve."""
-    holding, world = here.holding, here.world
-    if not holding.tiers.tiers and world.is_first_of_node:
+    local_tiers, world = request.local_tiers, request.world
+    if not local_tiers.tiers.tiers and world.is_first_of_node:
         _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
-    filling = Filling(holding, here.num_samples)
+    home_fill = HomeFill(local_tiers, request.num_samples)
     recorder = counters.recorder
-    serving = _serving(here, filling, recorder) if world.is_first_of_node else None
+    serving = _serving(request, home_fill, recorder) if world.is_first_of_node else None
     try:
         joined = join(
-            here.rendezvous,
+            request.rendezvous,
             world,
-            key=f"meeting/{here.number}",
-            mine=None if serving is None else _member(here, serving),
+            key=f"meeting/{request.number}",
+            mine=None if serving is None else _member(request, serving),
             digest={
-                "the data set": holding.name,
-                "its size in bytes": str(holding.size_bytes),
-                **here.alike,
+                "the data set": local_tiers.name,
+                "its size in bytes": str(local_tiers.size_bytes),
+                **request.alike,
             },
         )
         _refuse_no_room(joined)
-        shelf = shelf_name(joined.secret, holding.name)
+        shelf = shelf_name(joined.secret, local_tiers.name)
         if serving is not None:
             serving.begin(joined, shelf)
-        wait_for_all(here.rendezvous, joined)
-        return _cluster(here, joined, filling, serving, counters)
+        wait_for_all(request.rendezvous, joined)
+        return _cluster(request, joined, home_fill, serving, counters)
     except BaseException:
         if serving is not None:
             serving.close()
@@ -154,69 +160,73 @@ def _refuse_no_room(joined: Joined) -> None:
         raise OptionError(NO_TIERS)
 
 
-def _serving(here: Here, filling: Filling, recorder: Recorder | None) -> Serving:
+def _serving(request: JoinRequest, home_fill: HomeFill, recorder: Recorder | None) -> TierServer:
     """Return the server of this node: the node service, or one in this process."""
-    holding, grant = here.holding, here.grant
+    local_tiers, grant = request.local_tiers, request.grant
     if grant.node is not None and grant.opened is not None:
-        return ServedByNode(grant.node, grant.opened, holding.name, filling)
-    return ServedHere(holding, filling, holding.tiers.identity, _transport(), recorder)
+        return NodeTierServer(grant.node, grant.opened, local_tiers.name, home_fill)
+    return LocalTierServer(
+        local_tiers, home_fill, local_tiers.tiers.identity, _transport(), recorder
+    )
 
 
-def _member(here: Here, serving: Serving) -> Member:
+def _member(request: JoinRequest, serving: TierServer) -> Member:
     return Member(
         name=serving.name,
-        node=here.world.node,
+        node=request.world.node,
         addresses=serving.addresses,
-        capacity_bytes=here.holding.tiers.capacity_bytes,
+        capacity_bytes=request.local_tiers.tiers.capacity_bytes,
         incarnation=time.time_ns() // 1_000_000,
         host=socket.gethostname(),
     )
 
 
 def _cluster(
-    here: Here,
+    request: JoinRequest,
     joined: Joined,
-    filling: Filling,
-    serving: Serving | None,
+    home_fill: HomeFill,
+    serving: TierServer | None,
     counters: Counters,
 ) -> Cluster:
-    holding = here.holding
+    local_tiers = request.local_tiers
     voice = joined.world.local_rank
-    neighbours = Neighbours(joined.members, joined.mine.name, voice=voice)
+    shared_members = SharedMembers(joined.members, joined.mine.name, voice=voice)
     client = _transport().client(
-        name=joined.mine.name, run_id=joined.run_id, secret=joined.secret, gossip=neighbours
+        name=joined.mine.name, run_id=joined.run_id, secret=joined.secret, gossip=shared_members
     )
     nodes = [Node(name=m.name, capacity_bytes=m.capacity_bytes) for m in joined.members]
     closing: tuple[Callable[[], None], ...] = ()
     if serving is not None:
-        serving.gossip.inner = neighbours
+        serving.gossip.inner = shared_members
         closing = (
             serving.close,
-            *_written(joined, holding),
-            partial(leave, here.rendezvous, joined),
+            *_written(joined, local_tiers),
+            partial(leave, request.rendezvous, joined),
         )
-    carried = Carried(
+    connections = ClusterConnections(
         client=client,
-        filling=filling,
+        home_fill=home_fill,
         serving=serving,
-        shelf=shelf_name(joined.secret, holding.name),
+        shelf=shelf_name(joined.secret, local_tiers.name),
         run_id=joined.run_id,
         node_of_rank=np.array(joined.node_of_rank, np.int64),
         closing=closing,
     )
-    homes = cluster_homes(spans_of(holding.layout), nodes)
-    cluster = Cluster(holding, homes, neighbours, carried, world=joined.world, counters=counters)
+    homes = cluster_homes(spans_of(local_tiers.layout), nodes)
+    cluster = Cluster(
+        local_tiers, homes, shared_members, connections, world=joined.world, counters=counters
+    )
     if serving is not None:
         serving.status = cluster.status
     return cluster
 
 
-def _written(joined: Joined, holding: Holding) -> list[Callable[[], None]]:
+def _written(joined: Joined, local_tiers: LocalTiers) -> list[Callable[[], None]]:
     """Write the file by which `penstock cluster` finds this run; return how to remove it."""
     members = [run_member(member) for member in joined.members]
     try:
         path = write_run_file(
-            run_id=joined.run_id, secret=joined.secret, members=members, dataset=holding.uri
+            run_id=joined.run_id, secret=joined.secret, members=members, dataset=local_tiers.uri
         )
     except OSError as error:
         _log.info("`penstock cluster` will not find this run: %s", error)

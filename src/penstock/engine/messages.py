@@ -15,17 +15,17 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.engine.engine import RunStart
-from penstock.engine.job import Mask, Slot
+from penstock.engine.job import BatchSlot, Mask
 from penstock.engine.options import LoaderOptions
 from penstock.engine.shared import Reference
-from penstock.engine.stats import Counted, MemoryStats, Seen
+from penstock.engine.stats import ClusterStats, EngineStats, MemoryStats
 from penstock.engine.worker import WorkerJob
 from penstock.order.importance import StepLosses
 from penstock.order.importance.options import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Payload:
+class EnginePayload:
     """What engine and workers are born with."""
 
     options: LoaderOptions
@@ -61,7 +61,7 @@ class MadeBatches(NamedTuple):
     error: bytes | None = None
     fresh: Sequence[tuple[int, int]] = ()
     gone: Sequence[int] = ()
-    counted: Counted | None = None
+    counted: EngineStats | None = None
     decode_ns: tuple[int, int] = (0, 0)
     """From when to when they were made."""
     size_bytes: int = 0
@@ -101,7 +101,7 @@ class PackedSlots(NamedTuple):
     weights: Floats | None = None
 
     @classmethod
-    def of(cls, slots: Sequence[Slot]) -> PackedSlots:
+    def of(cls, slots: Sequence[BatchSlot]) -> PackedSlots:
         """Return slots as one message carries them."""
         return cls(
             [
@@ -114,12 +114,12 @@ class PackedSlots(NamedTuple):
             None if slots[0].weights is None else _joined([s.weights for s in slots]),
         )
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[BatchSlot]:
         """Return them as they were."""
         out, start = [], 0
         for epoch, step, num_samples, num_counted, *cursor_after, digest in self.numbers:
             stop = start + num_samples
-            slot = Slot(
+            slot = BatchSlot(
                 epoch=epoch,
                 step=step,
                 ids=self.ids[start:stop],
@@ -168,8 +168,8 @@ class EngineAnswer:
 class EngineTold:
     """What the engine knows of itself."""
 
-    seen: Seen
-    counted: Counted
+    seen: ClusterStats
+    counted: EngineStats
     events: tuple[str, ...]
     memory: MemoryStats | None = None
 

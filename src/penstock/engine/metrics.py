@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.engine.prometheus import Metric, Row, rows_of, text_of
+from penstock.engine.prometheus import Metric, MetricRow, rows_of, text_of
 from penstock.engine.snapshot import LiveCounts, LiveSnapshot
 from penstock.engine.stats import SourceStats
 from penstock.errors import OptionError
 from penstock.world import World
 
 if TYPE_CHECKING:
-    from penstock.engine.web import Web
+    from penstock.engine.web import WebPages
 
 PORT_VARIABLE = "PENSTOCK_METRICS_PORT"
 """Port of local rank 0; others count up from it. 0: any free port, which the log names."""
@@ -84,7 +84,7 @@ def metrics_text(snapshots: Sequence[LiveSnapshot]) -> str:
             kind="counter" if name.endswith("_total") else "gauge",
             help=text,
             rows=tuple(
-                Row(value=value, labels=_labels(snapshot) | ({label: own} if label else {}))
+                MetricRow(value=value, labels=_labels(snapshot) | ({label: own} if label else {}))
                 for snapshot in snapshots
                 for own, value in values(snapshot).items()
             ),
@@ -140,7 +140,7 @@ def _snapshot(
     )
 
 
-def metrics_for(world: World, snapshot: Callable[[], LiveSnapshot]) -> Web | None:
+def metrics_for(world: World, snapshot: Callable[[], LiveSnapshot]) -> WebPages | None:
     """Return the endpoint of a loader of this rank, if the environment asks for one.
 
     A second loader of a rank takes the next port that belongs to the rank. A run does not fail for
@@ -152,7 +152,7 @@ def metrics_for(world: World, snapshot: Callable[[], LiveSnapshot]) -> Web | Non
     if not text.isdecimal() or int(text) > 65535:
         raise OptionError(f"{PORT_VARIABLE} must be a port from 0 to 65535, got {text!r}")
     # Only here: without an endpoint no process needs a server, or the addresses of peers.
-    from penstock.engine.web import Web
+    from penstock.engine.web import WebPages
     from penstock.peers.base import Address
 
     host = os.environ.get(HOST_VARIABLE) or "127.0.0.1"
@@ -162,7 +162,7 @@ def metrics_for(world: World, snapshot: Callable[[], LiveSnapshot]) -> Web | Non
     why: OSError | None = None
     for port in ports:
         try:
-            web = Web(Address(host=host, port=port), lambda: metrics_text([snapshot()]))
+            web = WebPages(Address(host=host, port=port), lambda: metrics_text([snapshot()]))
         except OSError as error:
             why = error
             continue

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
-from penstock.engine.holding import Holding
+from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.stats import Counters
 from penstock.engine.stream import Assign
 from penstock.errors import OptionError
@@ -36,7 +36,7 @@ VARIABLE = "PENSTOCK_RENDEZVOUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class MeetingOptions:
     """Where and as whom this process meets the other nodes."""
 
     where: bool | str
@@ -54,45 +54,45 @@ class Meeting:
     """Names an order whose windows decide what tiers keep."""
 
 
-class Opened:
+class OpenedTiers:
     """Tiers that this process has open, until nobody holds this any more."""
 
     def __init__(
         self,
-        holding: Holding,
+        local_tiers: LocalTiers,
         cluster: Cluster | None,
         leave: Callable[[], None] = lambda: None,
     ) -> None:
-        self.holding = holding
+        self.local_tiers = local_tiers
         self.cluster = cluster
         self.pid = os.getpid()
-        self.close = weakref.finalize(self, _close_here, holding, cluster, leave, self.pid)
+        self.close = weakref.finalize(self, _close_here, local_tiers, cluster, leave, self.pid)
 
 
 def _close_here(
-    holding: Holding, cluster: Cluster | None, leave: Callable[[], None], pid: int
+    local_tiers: LocalTiers, cluster: Cluster | None, leave: Callable[[], None], pid: int
 ) -> None:
     if os.getpid() != pid:
         return  # They are the parent's of a fork.
     if cluster is not None:
         cluster.close()
-    holding.close()
+    local_tiers.close()
     leave()
 
 
 def open_here(
     dataset: Dataset | Mixture,
     wishes: tuple[Memory | Disk, ...],
-    meeting: Meeting,
+    meeting: MeetingOptions,
     counters: Counters,
-) -> Opened:
+) -> OpenedTiers:
     """Open the tiers, and meet the other nodes if there are any and they are wanted."""
     if not meeting.where:
-        return Opened(Holding(dataset, wishes, moving=meeting.moving), None)
+        return OpenedTiers(LocalTiers(dataset, wishes, moving=meeting.moving), None)
     refuse_workers()
-    from penstock.engine.joining import NO_TIERS, Grant, Here, join_cluster
+    from penstock.engine.joining import NO_TIERS, JoinRequest, TierGrant, join_cluster
 
-    grant, world = Grant(wishes), meeting.world
+    grant, world = TierGrant(wishes), meeting.world
     try:
         is_alone = world.num_nodes == 1
         if is_alone and grant.node is None and not wishes:
@@ -101,16 +101,16 @@ def open_here(
         rendezvous = None if is_alone else _place_of(meeting)
         # Nodes that share their tiers keep what they have: homes do not depend on the order.
         moving = meeting.moving if is_alone else ""
-        holding = Holding(dataset, grant, placed=is_alone, moving=moving)
+        local_tiers = LocalTiers(dataset, grant, placed=is_alone, moving=moving)
     except BaseException:
         grant.close()
         raise
     if rendezvous is None:
-        grant.keep(holding.name)
-        return Opened(holding, None, grant.close)
-    here = Here(
+        grant.keep(local_tiers.name)
+        return OpenedTiers(local_tiers, None, grant.close)
+    request = JoinRequest(
         rendezvous=rendezvous,
-        holding=holding,
+        local_tiers=local_tiers,
         grant=grant,
         world=world,
         num_samples=meeting.num_samples,
@@ -118,9 +118,9 @@ def open_here(
         alike=meeting.alike,
     )
     try:
-        return Opened(holding, join_cluster(here, counters), grant.close)
+        return OpenedTiers(local_tiers, join_cluster(request, counters), grant.close)
     except BaseException:
-        holding.close()
+        local_tiers.close()
         grant.close()
         raise
 
@@ -160,7 +160,7 @@ def number_of_meeting(world: World) -> int:
     return _meetings[key]
 
 
-def _place_of(meeting: Meeting) -> Rendezvous:
+def _place_of(meeting: MeetingOptions) -> Rendezvous:
     is_named = isinstance(meeting.where, str) or bool(os.environ.get(VARIABLE))
     if meeting.rendezvous is None or is_named:
         return rendezvous_for(meeting.where, meeting.world)
@@ -187,7 +187,7 @@ def rendezvous_for(where: bool | str, world: World) -> Rendezvous:
     )
 
 
-def by_home(holding: Holding, cluster: Cluster, dataset: Dataset | Mixture) -> Assign:
+def by_home(local_tiers: LocalTiers, cluster: Cluster, dataset: Dataset | Mixture) -> Assign:
     """Return an assignment that gives samples to the nodes that hold them.
 
     It goes by the homes that were agreed at the start: whoever has since been found to be slow or
@@ -199,8 +199,8 @@ def by_home(holding: Holding, cluster: Cluster, dataset: Dataset | Mixture) -> A
     def assign(ids: Ints, sizes: Ints) -> Ints:
         nodes = np.empty(len(ids), np.int64)
         for bound, where, local_ids in dataset.groups(ids):
-            units, _ = holding.units.locate(numbers[id(bound)], 0, local_ids)
-            nodes[where] = homes.home_of(holding.layout.offsets[units])
+            units, _ = local_tiers.units.locate(numbers[id(bound)], 0, local_ids)
+            nodes[where] = homes.home_of(local_tiers.layout.offsets[units])
         return assign_local(nodes, node_of_rank, sizes)
 
     return assign

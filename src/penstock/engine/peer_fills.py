@@ -11,15 +11,15 @@ import numpy as np
 
 from penstock.engine.cluster import Cluster
 from penstock.engine.fills import Fill, FillRun, Fills
-from penstock.engine.holding import Holding
+from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.peer_reads import UnitsRead, peer_cuts
 
 
 class PeerFills:
     """What other nodes are asked for before the store is."""
 
-    def __init__(self, holding: Holding, cluster: Cluster) -> None:
-        self._holding = holding
+    def __init__(self, local_tiers: LocalTiers, cluster: Cluster) -> None:
+        self._local_tiers = local_tiers
         self._cluster = cluster
 
     def requests(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
@@ -49,14 +49,14 @@ class PeerFills:
 
     def _reads(self, fills: list[Fill], work: Fills, source: str) -> list[UnitsRead]:
         """Return what one peer is asked for, in parts of the size that is asked for at once."""
-        holding, cluster = self._holding, self._cluster
+        local_tiers, cluster = self._local_tiers, self._cluster
         units = np.array([fill.unit for fill in fills], np.int64)
-        ranges = holding.ranges(units, 0, holding.layout.lengths[units])
+        ranges = local_tiers.ranges(units, 0, local_tiers.layout.lengths[units])
         return [
             UnitsRead(
                 fills[start:stop],
                 work,
-                (source, holding.source(fills[start].unit)),
+                (source, local_tiers.source(fills[start].unit)),
                 ranges[start:stop],
                 cluster,
             )

@@ -18,7 +18,7 @@ import xxhash
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import has_checksums
 from penstock.dataset.part import Ints
-from penstock.engine.fetcher import Answered, Outcome
+from penstock.engine.fetcher import Answered, ReadOutcome
 from penstock.engine.fills import Fill, FillRun, Fills
 from penstock.errors import PeerError
 from penstock.flow.holders import Sources
@@ -46,7 +46,7 @@ class PeerQuestion(NamedTuple):
     flags: int = 0
 
 
-class Asking(Protocol):
+class PeerAsker(Protocol):
     """Who can ask other nodes."""
 
     def ask(
@@ -134,7 +134,7 @@ class RangesRead:
         self,
         wanted: PeerRanges,
         sources: Sources,
-        cluster: Asking,
+        cluster: PeerAsker,
         read: Callable[[PeerRanges, int], tuple[memoryview, int]],
     ) -> None:
         self.wanted = wanted
@@ -156,14 +156,14 @@ class RangesRead:
             if self.parts[number] is None:  # Else another copy was first, and it may be in use.
                 self.parts[number] = data
 
-    def __call__(self, attempt: int) -> Outcome:
+    def __call__(self, attempt: int) -> ReadOutcome:
         """Read from the store what is missing."""
         num_retries = 0
         for number in self._missing():
             data, again = self._read(self.wanted, number)
             num_retries += again
             self._take(number, data)
-        return Outcome(moved=True, num_retries=num_retries)
+        return ReadOutcome(moved=True, num_retries=num_retries)
 
     def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
         """Ask a peer for what is missing."""
@@ -238,7 +238,7 @@ class UnitsRead(FillRun):
         work: Fills,
         sources: tuple[str, ...],
         ranges: Ints,
-        cluster: Asking,
+        cluster: PeerAsker,
     ) -> None:
         super().__init__(fills, work, _GAP_BYTES)
         self.sources = sources
@@ -246,7 +246,7 @@ class UnitsRead(FillRun):
         self._cluster = cluster
         self._is_asked = False
 
-    def __call__(self, attempt: int) -> Outcome:
+    def __call__(self, attempt: int) -> ReadOutcome:
         """Read from the store; who is not beside a peer's answer is the first copy."""
         return super().__call__(attempt if self._is_asked else 0)
 

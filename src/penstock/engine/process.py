@@ -25,13 +25,14 @@ import numpy as np
 from penstock.dataset.mixture import datasets_of
 from penstock.engine.build import workers_max
 from penstock.engine.channel import ChannelClosed, FrameChannel
-from penstock.engine.engine import Apart, Engine
+from penstock.engine.engine import Engine, EngineResources
 from penstock.engine.errors_apart import packed_error, unpacked_error
 from penstock.engine.fetch_answers import FetchAnswers
-from penstock.engine.job import Job
+from penstock.engine.job import BatchJob
 from penstock.engine.messages import (
     BeginRun,
     EngineAnswer,
+    EnginePayload,
     EngineQuestion,
     EngineTold,
     FrontNotice,
@@ -39,7 +40,6 @@ from penstock.engine.messages import (
     MadeBatches,
     MeetingCall,
     PackedSlots,
-    Payload,
 )
 from penstock.engine.metrics import cpu_and_memory, metrics_for
 from penstock.engine.runner import Runner
@@ -51,7 +51,7 @@ from penstock.engine.workers import Workers, wait_for
 from penstock.storage.passing import PassedBytes
 
 if TYPE_CHECKING:
-    from penstock.engine.web import Web
+    from penstock.engine.web import WebPages
 
 _ON_THE_WAY = 2
 """Jobs that are sent before the front has taken them."""
@@ -91,7 +91,7 @@ class SpawnerClient:
         return self._ends.get(number)
 
 
-class AtFront:
+class FrontRendezvous:
     """The place where nodes meet, as the training process reaches it."""
 
     def __init__(self, control: FrameChannel) -> None:
@@ -129,7 +129,7 @@ class AtFront:
         return found
 
 
-class _ToFront(logging.Handler):
+class _FrontLogHandler(logging.Handler):
     """Sends log lines to the training process, whose log they belong to."""
 
     def __init__(self, batches: FrameChannel) -> None:
@@ -162,7 +162,7 @@ class SentRun:
         self._process = process
         # Counts jobs that may be sent; the front's word that it took one adds to it.
         self._room = threading.Semaphore(_ON_THE_WAY)
-        self._sent: deque[tuple[Job, int]] = deque()
+        self._sent: deque[tuple[BatchJob, int]] = deque()
         """Jobs on their way, and how many of their batches were not taken yet."""
         self._is_over = False
         self._thread = threading.Thread(target=self._send_all, name="penstock-send", daemon=True)
@@ -250,7 +250,11 @@ class EngineProcess:
     """Serves one front until it is gone."""
 
     def __init__(
-        self, payload: Payload, control: FrameChannel, batches: FrameChannel, spawner: FrameChannel
+        self,
+        payload: EnginePayload,
+        control: FrameChannel,
+        batches: FrameChannel,
+        spawner: FrameChannel,
     ):
         self._control = control
         self._batches = batches
@@ -264,22 +268,22 @@ class EngineProcess:
         self._number: WorkerNumber | None = None
         self._engine = Engine(
             options,
-            rendezvous=lambda world: AtFront(control),
-            number=lambda world: AtFront(control).number(),
-            apart=Apart(pool=self._pool, workers=self._workers),
+            rendezvous=lambda world: FrontRendezvous(control),
+            number=lambda world: FrontRendezvous(control).number(),
+            resources=EngineResources(pool=self._pool, workers=self._workers),
         )
         self._run: SentRun | None = None
         self._counting: tuple[LiveCounts, SentRun | None] = (LiveCounts(), None)
         """What iterations that are over have counted, and the one that goes on. One value, so that
         whoever asks for metrics never sees an iteration twice, or not at all."""
-        self._metrics: Web | None = None
+        self._metrics: WebPages | None = None
         self._given_up: list[Any] = []
         """Memory of workers that is never released."""
 
     def serve(self) -> None:
         """Answer the front."""
         logger = logging.getLogger("penstock")
-        logger.addHandler(_ToFront(self._batches))
+        logger.addHandler(_FrontLogHandler(self._batches))
         logger.setLevel(logging.INFO)
         threading.Thread(target=self._hear, name="penstock-hear", daemon=True).start()
         while True:
@@ -419,7 +423,7 @@ class EngineProcess:
         if memory is not None and not is_ours:
             self._given_up.append(memory)  # A worker's: it would use it again if it were released.
 
-    def send_job(self, run: int, job: Job) -> None:
+    def send_job(self, run: int, job: BatchJob) -> None:
         """Send the batches of a job."""
         first: Any = job.results[0]
         is_joined = isinstance(first, SharedParcel)
@@ -461,7 +465,7 @@ def private_bytes(pid: int) -> int:
     return sum(int(words[1]) << 10 for words in lines)
 
 
-def run_engine(payload: Payload, ends: list[socket.socket], spawner: FrameChannel) -> None:
+def run_engine(payload: EnginePayload, ends: list[socket.socket], spawner: FrameChannel) -> None:
     """Be the engine, in a process that was forked for it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MetricRow:
     """One number, and what it is of."""
 
     value: float
@@ -31,7 +31,7 @@ class Metric:
     kind: str
     """gauge or counter."""
     help: str
-    rows: tuple[Row, ...]
+    rows: tuple[MetricRow, ...]
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), self.name
@@ -41,14 +41,14 @@ class Metric:
 
 def one(name: str, kind: str, help_text: str, value: float) -> Metric:
     """Return a metric that is a single number."""
-    return Metric(name=name, kind=kind, help=help_text, rows=(Row(value=value),))
+    return Metric(name=name, kind=kind, help=help_text, rows=(MetricRow(value=value),))
 
 
 def text_of(metrics: Iterable[Metric]) -> str:
     r"""Return metrics as Prometheus reads them.
 
     >>> print(text_of([Metric(name="held_bytes", kind="gauge", help="Bytes held.",
-    ...     rows=(Row(value=3, labels={"uri": 'a"b\\c'}),))]), end="")
+    ...     rows=(MetricRow(value=3, labels={"uri": 'a"b\\c'}),))]), end="")
     # HELP penstock_held_bytes Bytes held.
     # TYPE penstock_held_bytes gauge
     penstock_held_bytes{uri="a\"b\\c"} 3
@@ -78,15 +78,15 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def rows_of(text: str) -> Iterator[tuple[str, Row]]:
+def rows_of(text: str) -> Iterator[tuple[str, MetricRow]]:
     r"""Yield the name (without `penstock_`) and the row of every metric of ours in a page.
 
     >>> list(rows_of('penstock_held_bytes{uri="a\\"b"} 3\nother_bytes 4\n'))
-    [('held_bytes', Row(value=3.0, labels={'uri': 'a"b'}))]
+    [('held_bytes', MetricRow(value=3.0, labels={'uri': 'a"b'}))]
     """
     for name, labels, value in _ROW.findall(text):
         found = {label: _ESCAPE.sub(_unescaped, inner) for label, inner in _LABEL.findall(labels)}
-        yield name, Row(value=float(value), labels=found)
+        yield name, MetricRow(value=float(value), labels=found)
 
 
 _TEXT = r'"((?:[^"\\\n]|\\.)*)"'

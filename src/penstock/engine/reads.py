@@ -25,9 +25,9 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.checks import check_copies
 from penstock.dataset.part import Table
 from penstock.engine.buffers import BufferPool, Bytes
-from penstock.engine.job import Group, Piece
+from penstock.engine.job import GroupPiece, SampleGroup
+from penstock.engine.page_cache import PageCacheState
 from penstock.engine.stats import Counters
-from penstock.engine.warmth import Warmth
 from penstock.storage.base import ObjectInfo
 from penstock.storage.files import OpenFile
 from penstock.storage.folder import FolderStore
@@ -69,13 +69,15 @@ class SampleReader:
         self._pool = pool
         self._counters = counters
         self._at_random = at_random
-        self._warmth = Warmth()
+        self._page_cache = PageCacheState()
         self._open_max = max(OPEN_MIN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE)
         self._files: dict[tuple[int, int, int], IndexedFile] = {}
         self._maps: dict[tuple[int, int, int], IndexedFile] = {}
         self._recorded_objects: dict[tuple[int, int, int], _RecordedObject] = {}
 
-    def raws(self, group: Group, piece: Piece, stage: GroupStage | None) -> list[list[memoryview]]:
+    def raws(
+        self, group: SampleGroup, piece: GroupPiece, stage: GroupStage | None
+    ) -> list[list[memoryview]]:
         """Return the bytes of the samples of a piece, one for each table, in leased memory.
 
         They come from `stage`, where that holds them. Nobody else sees the memory: a transform may
@@ -96,7 +98,12 @@ class SampleReader:
         return out
 
     def read_into(
-        self, group: Group, table: int, piece: Piece, target: Bytes, starts: Sequence[int]
+        self,
+        group: SampleGroup,
+        table: int,
+        piece: GroupPiece,
+        target: Bytes,
+        starts: Sequence[int],
     ) -> None:
         """Read the samples of a piece into `target`, each at its own start."""
         begin = time.perf_counter()
@@ -138,7 +145,7 @@ class SampleReader:
             much = sum(lengths), len(lengths)
             _record(self._counters.recorder, begin, first, offsets[0], much)
 
-    def rows_into(self, group: Group, table: int, piece: Piece, target: Bytes) -> None:
+    def rows_into(self, group: SampleGroup, table: int, piece: GroupPiece, target: Bytes) -> None:
         """Copy samples of one width, each to its row of `target`."""
         where = group.where[piece.start : piece.stop]
         if not self.can_map(group.bound, table):
@@ -219,7 +226,7 @@ class SampleReader:
         """Ask the kernel for some ranges (object, offset, length) at once while files are cold."""
         if not self._at_random:
             return nullcontext()  # The kernel reads ahead by itself.
-        return self._warmth.asked(
+        return self._page_cache.asked(
             lambda: ((self._held(bound, table, n).file, o, size) for n, o, size in ranges())
         )
 

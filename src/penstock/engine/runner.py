@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from penstock.engine.ahead import FillAhead
-from penstock.engine.fetcher import Fetcher, For
+from penstock.engine.fetcher import Fetcher, ReadPurpose
+from penstock.engine.fill_planner import FillPlanner
 from penstock.engine.fills import FillRun
-from penstock.engine.job import Job, Maker, Piece
-from penstock.engine.staging import Staged, Stager
+from penstock.engine.job import BatchJob, BatchMaker, GroupPiece
+from penstock.engine.staging import StagedReads, Stager
 from penstock.flow.planning import may_fill, may_plan
 from penstock.trace import Flag, Kind, Recorder
 from penstock.trace.loop import WorkTimes
@@ -36,12 +36,12 @@ class Runner:
 
     def __init__(
         self,
-        jobs: Iterator[Job],
-        maker: Maker,
+        jobs: Iterator[BatchJob],
+        maker: BatchMaker,
         stager: Stager,
         *,
         fetcher: Fetcher,
-        ahead: FillAhead | None,
+        fill_planner: FillPlanner | None,
         num_threads: int,
         stage_bytes_max: int,
         recorder: Recorder | None,
@@ -50,7 +50,7 @@ class Runner:
         self._maker = maker
         self._stager = stager
         self._fetcher = fetcher
-        self._ahead = ahead
+        self._fill_planner = fill_planner
         self._recorder = recorder
         self._work_times = WorkTimes()
         self._num_threads = num_threads
@@ -62,9 +62,9 @@ class Runner:
         self._ready = threading.Condition(lock)
         self._fetched_here = threading.Condition(lock)
         self._fill_here = threading.Condition(lock)
-        self._stage: deque[Job] = deque()
+        self._stage: deque[BatchJob] = deque()
         self._stage_bytes = 0
-        self._pieces: deque[tuple[Job, Piece]] = deque()
+        self._pieces: deque[tuple[BatchJob, GroupPiece]] = deque()
         self._num_planned = self._num_slots = 0
         """Jobs that were planned, and the batches of all of them."""
         self._num_allowed: int | None = None
@@ -80,7 +80,7 @@ class Runner:
         self._job_bytes = 0
         """What the latest finished job took: decoded samples are larger than stored ones."""
         self._threads = [self._thread(self._work_loop, f"work-{i}") for i in range(num_threads)]
-        self._fills_apart = ahead is not None and stager.cluster is not None
+        self._fills_apart = fill_planner is not None and stager.cluster is not None
         """Whether a thread of its own fills the tiers: other nodes wait for what is at home here,
         however busy the workers are with batches."""
         if self._fills_apart:
@@ -109,8 +109,8 @@ class Runner:
             self._work_here.notify_all()
             self._fill_here.notify_all()
             self._wake_consumers()
-        if self._ahead is not None:
-            self._ahead.progress.stop()
+        if self._fill_planner is not None:
+            self._fill_planner.progress.stop()
         self._fetcher.stop()
         if threading.current_thread() in self._threads:
             return  # One of our own cannot wait for the others; they end by themselves.
@@ -119,7 +119,7 @@ class Runner:
             if thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def next(self, *, held: bool = False) -> Job | None:
+    def next(self, *, held: bool = False) -> BatchJob | None:
         """Return the next job when it is done, or None when there are no more.
 
         With `held`, its memory counts as used, and its consumer as working on an earlier one, until
@@ -147,7 +147,7 @@ class Runner:
         """Take note that the consumer waits for the job that it has not got yet."""
         self._fetcher.waiting(self._num_taken)
 
-    def used(self, job: Job) -> None:
+    def used(self, job: BatchJob) -> None:
         """Take note that the consumer has a job."""
         with self._work_here:
             self._stage_bytes -= job.size_bytes
@@ -178,7 +178,7 @@ class Runner:
             self._num_known = num_batches
             self._work_here.notify()
 
-    def fetched(self, number: int) -> Job | None:
+    def fetched(self, number: int) -> BatchJob | None:
         """Return a job when its bytes are here, or None when there is no such job.
 
         It must be one that has not been taken by `next` yet.
@@ -196,7 +196,7 @@ class Runner:
                 self._fetched_here.wait()
             return job
 
-    def _staged_job(self, number: int) -> Job | None:
+    def _staged_job(self, number: int) -> BatchJob | None:
         place = number - self._num_planned + len(self._stage)
         return self._stage[place] if 0 <= place < len(self._stage) else None
 
@@ -265,16 +265,16 @@ class Runner:
 
     def _may_fill(self) -> bool:
         """Return whether the fetcher has so little to do that the tiers can be filled ahead."""
-        if self._ahead is None or self._is_filling or self._ahead.is_exhausted:
+        if self._fill_planner is None or self._is_filling or self._fill_planner.is_exhausted:
             return False
         return may_fill(
             num_waiting=self._fetcher.num_waiting, requests_limit=self._fetcher.requests_limit
         )
 
     def _fill_next(self) -> None:
-        assert self._ahead is not None
+        assert self._fill_planner is not None
         assert self._stager.fills is not None
-        fills = self._ahead.next()
+        fills = self._fill_planner.next()
         for number, read in fills:
             self._fetcher.want([(read, partial(self._filled, read))], number, _AHEAD)
         with self._work_here:
@@ -287,17 +287,17 @@ class Runner:
     def _filled(self, read: FillRun, error: BaseException | None) -> None:
         assert self._stager.fills is not None
         self._stager.fills.finish(read, error)
-        if self._ahead is not None:
-            self._ahead.progress.done(read)
+        if self._fill_planner is not None:
+            self._fill_planner.progress.done(read)
         with self._work_here:
             if self._may_fill():
                 self._wake_filler()
 
-    def _plan_next(self) -> tuple[Job, Piece] | None:
+    def _plan_next(self) -> tuple[BatchJob, GroupPiece] | None:
         """Plan the next job; return a piece of it that the caller does itself."""
         begin = time.perf_counter_ns()
-        pieces: list[Piece] = []
-        staged = Staged()
+        pieces: list[GroupPiece] = []
+        staged = StagedReads()
         error: BaseException | None = None
         try:
             job = next(self._jobs, None)
@@ -308,7 +308,7 @@ class Runner:
                 job.stored_bytes = job.size_bytes
                 job.size_bytes += job.staged_bytes
         except BaseException as caught:  # Whatever it is, the consumer must see it.
-            error, job = caught, Job(slots=[], groups=[], num_samples=0)
+            error, job = caught, BatchJob(slots=[], groups=[], num_samples=0)
         if self._recorder is not None and job is not None and job.slots:
             num_reads = len(staged.reads) + len(staged.fill_reads)
             step, epoch = job.slots[0].step, job.slots[0].epoch
@@ -344,18 +344,18 @@ class Runner:
         self._want(job, staged, pieces)
         return None
 
-    def _want(self, job: Job, staged: Staged, pieces: list[Piece]) -> None:
+    def _want(self, job: BatchJob, staged: StagedReads, pieces: list[GroupPiece]) -> None:
         """Have a job's reads done; whichever comes last sets its pieces free."""
-        countdown = _Countdown(len(staged.reads) + len(staged.fills), pieces)
+        countdown = _PendingReads(len(staged.reads) + len(staged.fills), pieces)
         done = partial(self._read_done, job, countdown)
-        what_for = For(job.slots[0].step, job.slots[0].epoch)
+        what_for = ReadPurpose(job.slots[0].step, job.slots[0].epoch)
         self._fetcher.want([(read, done) for read in staged.reads], job.number, what_for)
         fills = [(read, partial(self._filled, read)) for read in staged.fill_reads]
         self._fetcher.want(fills, job.number, what_for)
         for fill in staged.fills:
             fill.when_done(done)
 
-    def _is_here(self, job: Job, now_ns: int) -> None:
+    def _is_here(self, job: BatchJob, now_ns: int) -> None:
         """Take note that the bytes of a job are here; the lock is held."""
         job.fetched_ns, job.is_fetched = now_ns, True
         self._fetched_here.notify_all()
@@ -364,7 +364,7 @@ class Runner:
         self._ready.notify_all()
         self._fetched_here.notify_all()
 
-    def _do(self, job: Job, piece: Piece) -> None:
+    def _do(self, job: BatchJob, piece: GroupPiece) -> None:
         begin = time.perf_counter_ns()
         job.begun_ns = job.begun_ns or begin
         begun = None if self._recorder is None else self._begin_work(self._recorder, job)
@@ -386,7 +386,7 @@ class Runner:
             )
         self._settle(job, 1, error)
 
-    def _begin_work(self, recorder: Recorder, job: Job) -> tuple[int, int] | None:
+    def _begin_work(self, recorder: Recorder, job: BatchJob) -> tuple[int, int] | None:
         """Have what this thread does recorded as work on a job; return its times so far.
 
         None where it will wait for workers: the kernel's account of that is not worth its time.
@@ -394,7 +394,9 @@ class Runner:
         recorder.working_on(job.slots[0].step, job.slots[0].epoch)
         return None if self._maker.waits_here else self._work_times.begin()
 
-    def _read_done(self, job: Job, countdown: _Countdown, error: BaseException | None) -> None:
+    def _read_done(
+        self, job: BatchJob, countdown: _PendingReads, error: BaseException | None
+    ) -> None:
         with self._work_here:
             countdown.left -= 1
             if self._is_stopped or job.is_fetched or (countdown.left and error is None):
@@ -407,7 +409,7 @@ class Runner:
                 return
         self._settle(job, len(countdown.pieces), error)
 
-    def _settle(self, job: Job, num_pieces: int, error: BaseException | None) -> None:
+    def _settle(self, job: BatchJob, num_pieces: int, error: BaseException | None) -> None:
         """Count pieces as done; who does the last one finishes the job."""
         with self._work_here:
             job.error = job.error or error
@@ -454,15 +456,15 @@ def size_of(value: Any) -> int:
     return _SMALL_BYTES
 
 
-_AHEAD = For(flags=Flag.FILL)
+_AHEAD = ReadPurpose(flags=Flag.FILL)
 
 
-class _Countdown:
+class _PendingReads:
     """Reads of a job that have not come back yet, and what can be done when they have."""
 
     __slots__ = ("left", "pieces")
 
-    def __init__(self, left: int, pieces: list[Piece]) -> None:
+    def __init__(self, left: int, pieces: list[GroupPiece]) -> None:
         self.left = left
         self.pieces = pieces
 

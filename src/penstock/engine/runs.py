@@ -16,7 +16,7 @@ from penstock.dataset.part import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class BlockRuns:
     """Where the runs of an order begin, and when they are read."""
 
     starts: Ints

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.dataset.part import Ints
-from penstock.engine.holding import Holding
-from penstock.engine.neighbours import Neighbours
+from penstock.engine.local_tiers import LocalTiers
+from penstock.engine.shared_members import SharedMembers
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
 from penstock.peers.join import Joined
@@ -25,7 +25,7 @@ from penstock.peers.transport import Transport
 from penstock.trace import Kind, Recorder
 
 if TYPE_CHECKING:
-    from penstock.engine.ahead import FillAhead
+    from penstock.engine.fill_planner import FillPlanner
 
 _LEAVE_S_MAX = 10.0
 """How long a node that has finished goes on answering the others."""
@@ -34,13 +34,13 @@ _QUIET_S = 1.0
 _LOOK_S = 0.02
 
 
-class Filling:
+class HomeFill:
     """How much of the data set that has its home on this node is in its tiers."""
 
-    def __init__(self, holding: Holding, num_samples: int) -> None:
-        self._holding = holding
+    def __init__(self, local_tiers: LocalTiers, num_samples: int) -> None:
+        self._local_tiers = local_tiers
         self._num_samples = num_samples
-        self._ahead: FillAhead | None = None
+        self._fill_planner: FillPlanner | None = None
         self._is_closed = False
         self.are_at_home: Callable[[Ints], bool] = lambda units: True
         """Whether units have their home here; set once homes are known."""
@@ -49,9 +49,9 @@ class Filling:
         """Return whether units have their home here; True until homes are known."""
         return self.are_at_home(units)
 
-    def watch(self, ahead: FillAhead) -> None:
-        """Take progress from `ahead` from now on."""
-        self._ahead = ahead
+    def watch(self, fill_planner: FillPlanner) -> None:
+        """Take progress from `fill_planner` from now on."""
+        self._fill_planner = fill_planner
 
     def close(self) -> None:
         """Record that nothing more will be filled."""
@@ -59,15 +59,15 @@ class Filling:
 
     def cursor(self) -> int:
         """Return a number that grows while this node makes progress."""
-        if self._ahead is None:
+        if self._fill_planner is None:
             return 0
-        return self._ahead.progress.cursor(self._num_samples, time.monotonic())
+        return self._fill_planner.progress.cursor(self._num_samples, time.monotonic())
 
     def is_filling(self) -> bool:
         """Return whether units that are not in the tiers yet may still arrive."""
-        if self._is_closed or any(tier.is_full for tier in self._holding.tiers.tiers):
+        if self._is_closed or any(tier.is_full for tier in self._local_tiers.tiers.tiers):
             return False
-        return self._ahead is None or not self._ahead.progress.is_over
+        return self._fill_planner is None or not self._fill_planner.progress.is_over
 
 
 def run_member(member: Member) -> RunMember:
@@ -76,13 +76,13 @@ def run_member(member: Member) -> RunMember:
     return RunMember(name=member.name, host=member.host, node=member.node, addresses=addresses)
 
 
-class Serving(Protocol):
+class TierServer(Protocol):
     """A server of this node's tiers."""
 
     name: str
     """The node's identity."""
     addresses: tuple[Address, ...]
-    gossip: Later
+    gossip: DeferredGossip
     status: Callable[[], RunStatus]
 
     def begin(self, joined: Joined, shelf: bytes) -> None:
@@ -98,13 +98,13 @@ class Serving(Protocol):
         ...
 
 
-class ServedHere:
+class LocalTierServer:
     """A server in the process of the rank."""
 
     def __init__(
         self,
-        holding: Holding,
-        filling: Filling,
+        local_tiers: LocalTiers,
+        home_fill: HomeFill,
         name: str,
         transport: Transport,
         recorder: Recorder | None = None,
@@ -114,12 +114,12 @@ class ServedHere:
         self._nodes: dict[str, int] = {}
         """Numbers of the members' nodes."""
         self._secrets: dict[bytes, bytes] = {}
-        self._filling = filling
+        self._home_fill = home_fill
         self._shelves = Shelves(None if recorder is None else self._served)
-        self._holding = holding
+        self._local_tiers = local_tiers
         self.status: Callable[[], RunStatus] = RunStatus
         self._began_s = time.monotonic()
-        self.gossip = Later()
+        self.gossip = DeferredGossip()
         self._server = transport.server(
             name=name,
             shelves=self._shelves,
@@ -133,17 +133,17 @@ class ServedHere:
 
     def begin(self, joined: Joined, shelf: bytes) -> None:
         """Serve the tiers to the members of a run."""
-        tiers = self._holding.tiers
+        tiers = self._local_tiers.tiers
         self._nodes = {member.name: member.node for member in joined.members}
         self._secrets[joined.run_id] = joined.secret
-        filling = self._filling
+        home_fill = self._home_fill
         self._shelves.add(
             TierShelf(
                 shelf,
                 tiers,
-                filling.cursor,
-                filling.is_filling,
-                filling.may_be_home,
+                home_fill.cursor,
+                home_fill.is_filling,
+                home_fill.may_be_home,
             )
         )
 
@@ -174,7 +174,7 @@ class ServedHere:
                         held_bytes=tier.fill_bytes,
                         path=str(tier.path),
                     )
-                    for tier in self._holding.tiers.tiers
+                    for tier in self._local_tiers.tiers.tiers
                 ),
                 served_bytes=int(counts["bytes"]),
                 served_requests=int(counts["requests"]),
@@ -191,7 +191,7 @@ class ServedHere:
 
     def close(self) -> None:
         """Stop when no peer is connected, when peers are quiet, or after `_LEAVE_S_MAX`."""
-        self._filling.close()
+        self._home_fill.close()
         begin_s = asked_s = time.monotonic()
         num_asked = -1
         while time.monotonic() - begin_s < _LEAVE_S_MAX:
@@ -206,11 +206,11 @@ class ServedHere:
         self._server.stop()
 
 
-class Later:
+class DeferredGossip:
     """Gossip whose source is set after the server has started."""
 
     def __init__(self) -> None:
-        self.inner: Neighbours | None = None
+        self.inner: SharedMembers | None = None
 
     def say(self) -> bytes:
         """Return the gossip to send."""
@@ -232,19 +232,19 @@ class Later:
             self.inner.silent(peer, kind)
 
 
-class ServedByNode:
+class NodeTierServer:
     """The node service of this host as the server."""
 
     def __init__(
-        self, node: LocalNode, opened: TiersOpened, dataset: str, filling: Filling
+        self, node: LocalNode, opened: TiersOpened, dataset: str, home_fill: HomeFill
     ) -> None:
         self._node = node
         self._dataset = dataset
-        self._filling = filling
+        self._home_fill = home_fill
         self._run_id = b""
         self.name, self.addresses = opened.name, opened.addresses
         self.status: Callable[[], RunStatus] = RunStatus
-        self.gossip = Later()
+        self.gossip = DeferredGossip()
 
     def begin(self, joined: Joined, shelf: bytes) -> None:
         """Register the run and its members with the service."""
@@ -268,6 +268,6 @@ class ServedByNode:
 
     def close(self) -> None:
         """Leave the service, which goes on without this process."""
-        self._filling.close()
+        self._home_fill.close()
         self.tend()
         self._node.close()

@@ -299,7 +299,7 @@ class StarterProcess:
                 frame, ends = self._front.receive()
             except ChannelClosed:
                 return
-            place: Surroundings = pickle.loads(frame)
+            place: ProcessSurroundings = pickle.loads(frame)
             place.enter()
             for name in place.modules:
                 with suppress(ImportError):
@@ -328,7 +328,7 @@ def _be_spawner(end: int, front_pid: int) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProcessSurroundings:
     """What a process takes over from the training process: not its memory, but where it is."""
 
     environment: dict[str, str]
@@ -339,7 +339,7 @@ class Surroundings:
     """Modules that engine or workers need: imported once for all loaders."""
 
     @classmethod
-    def here(cls, modules: tuple[str, ...] = ()) -> Surroundings:
+    def here(cls, modules: tuple[str, ...] = ()) -> ProcessSurroundings:
         """Return those of this process."""
         environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
         return cls(environment, list(sys.path), os.getcwd(), os.sched_getaffinity(0), modules)  # noqa: PTH109

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Ints
-from penstock.engine.fetcher import Outcome
-from penstock.engine.job import Group
+from penstock.engine.fetcher import ReadOutcome
+from penstock.engine.job import SampleGroup
 
 if TYPE_CHECKING:
     from penstock.engine.staging import Stager
 
 
-class At(NamedTuple):
+class StorePlace(NamedTuple):
     """A place in a store."""
 
     bound: BoundPart
@@ -32,7 +32,7 @@ class RangeRead:
 
     staged = True
 
-    def __init__(self, stager: Stager, at: At, ids: Ints, view: memoryview) -> None:
+    def __init__(self, stager: Stager, at: StorePlace, ids: Ints, view: memoryview) -> None:
         self._stager = stager
         self._at = at
         self._ids = ids
@@ -45,14 +45,14 @@ class RangeRead:
         """The store that has it."""
         return (self._at.bound.store.source,)
 
-    def __call__(self, attempt: int) -> Outcome:
+    def __call__(self, attempt: int) -> ReadOutcome:
         """Read it into its place, unless another copy was first."""
         data, num_retries = self._stager.read(self._at, self._ids, self.size_bytes)
         with self._lock:
             view, self._view = self._view, None
         if view is not None:  # Else another copy was first, and its bytes may be in use.
             view[:] = data
-        return Outcome(moved=True, num_retries=num_retries)
+        return ReadOutcome(moved=True, num_retries=num_retries)
 
 
 class BlockRead:
@@ -62,7 +62,9 @@ class BlockRead:
 
     staged = False
 
-    def __init__(self, stager: Stager, group: Group, table: int, j: int, name: Hashable) -> None:
+    def __init__(
+        self, stager: Stager, group: SampleGroup, table: int, j: int, name: Hashable
+    ) -> None:
         self._stager = stager
         self._group = group
         self._table = table
@@ -78,11 +80,11 @@ class BlockRead:
         """The store that has it."""
         return (self._group.bound.store.source,)
 
-    def __call__(self, attempt: int) -> Outcome:
+    def __call__(self, attempt: int) -> ReadOutcome:
         """Read it and keep it; a second copy reads beside the first."""
         beside = attempt > 0
         if self._group.bound.by_block:
             self._stager.block(self._group, self._j, self._name, beside=beside)
         else:
             self._stager.run(self._group, self._table, self._j, self._name, beside=beside)
-        return Outcome(moved=True)
+        return ReadOutcome(moved=True)

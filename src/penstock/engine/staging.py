@@ -21,17 +21,17 @@ import numpy as np
 
 from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
-from penstock.engine.around import Around
-from penstock.engine.block_stage import BlockStage
+from penstock.engine.block_cache import BlockCache
 from penstock.engine.buffers import BufferPool
-from penstock.engine.fetcher import Read
-from penstock.engine.fills import Fill, FillRun, Fills, OfPeers
-from penstock.engine.holding import Flags, Holding, Places
-from penstock.engine.job import Group, Job, Slot
+from penstock.engine.fetcher import SourceRead
+from penstock.engine.fills import Fill, FillRun, Fills, PeerFillSource
+from penstock.engine.job import BatchJob, BatchSlot, SampleGroup
+from penstock.engine.local_tiers import Flags, LocalTiers, SamplePlaces
 from penstock.engine.reads import is_local
-from penstock.engine.runs import Runs
-from penstock.engine.stage_reads import At, BlockRead, RangeRead
-from penstock.engine.stages import Blocks, Ranges, Raw, Spread, Tiered
+from penstock.engine.run_context import RunContext
+from penstock.engine.runs import BlockRuns
+from penstock.engine.stage_reads import BlockRead, RangeRead, StorePlace
+from penstock.engine.stages import BlocksStage, RangesStage, Raw, SpreadStage, TierStage
 from penstock.flow import SourceRates
 from penstock.flow.routes import Route, routes_of, store_route
 from penstock.plan.units import GAP_BYTES, RUN_BYTES
@@ -50,10 +50,10 @@ _OBJECT_SPACING = 1 << 42
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged:
+class StagedReads:
     """What a job waits for."""
 
-    reads: list[Read] = field(default_factory=list)
+    reads: list[SourceRead] = field(default_factory=list)
     """To be done for it alone."""
     fills: list[Fill] = field(default_factory=list)
     """Units that it needs, some of which others wait for as well."""
@@ -65,7 +65,7 @@ Unpacked = Callable[[float], None]
 """Is told how many times its stored length the first unpacked block takes; may refuse to go on."""
 
 
-class Measured(Protocol):
+class MeasuredStores(Protocol):
     """What is known of the stores by now."""
 
     def gap_bytes(self, range_bytes: int) -> int:
@@ -83,46 +83,46 @@ class Stager:
     def __init__(
         self,
         pool: BufferPool,
-        around: Around,
+        context: RunContext,
         *,
         stage_bytes: int,
-        runs: Runs | None,
-        measured: Measured,
+        runs: BlockRuns | None,
+        measured: MeasuredStores,
         unpacked: Unpacked | None = None,
         residency: TierResidency | None = None,
     ) -> None:
         self._pool = pool
         self._unpacked = unpacked
-        self._counters = around.counters
+        self._counters = context.counters
         self._stage_bytes = stage_bytes
-        self._blocks = BlockStage(stage_bytes)
+        self._blocks = BlockCache(stage_bytes)
         self._runs = runs
         self._bare_runs: dict[int, bool] = {}
         """Runs seen so far, and whether no tier holds anything of them."""
-        self._holding = holding = around.holding
+        self._local_tiers = local_tiers = context.local_tiers
         self._measured = measured
-        self.cluster = cluster = around.cluster
-        self.latest: tuple[Slot | None, int] = (None, 0)
+        self.cluster = cluster = context.cluster
+        self.latest: tuple[BatchSlot | None, int] = (None, 0)
         """The batch that was planned last, and the number of its job."""
         self._num_jobs = 0
         self.residency = residency
         """What decides which units the tiers keep, where they come and go."""
         self.fills = None
-        if holding is not None:
+        if local_tiers is not None:
             self.fills = Fills(
-                holding,
+                local_tiers,
                 self.fetch_units,
                 measured.stores,
-                of_peers=None if cluster is None else _fills_of_peers(holding, cluster),
+                peer_source=None if cluster is None else _fills_of_peers(local_tiers, cluster),
                 is_damaged=self._is_damaged,
-                recorder=around.recorder,
+                recorder=context.recorder,
             )
             if residency is not None:
                 residency.is_coming = self.fills.is_pending
 
     # -- planning ----------------------------------------------------------------------------
 
-    def split(self, job: Job) -> None:
+    def split(self, job: BatchJob) -> None:
         """Part the samples of a job by the route of their bytes: `job.routes`, one for each group.
 
         From a tier that holds them or is to hold them, from other nodes, in a run that is read
@@ -139,15 +139,15 @@ class Stager:
         if self.residency is not None:
             self.residency.end(number)
 
-    def _split(self, job: Job) -> None:
+    def _split(self, job: BatchJob) -> None:
         runs = self._runs
         in_runs = runs is not None and runs.are_read_whole(job.slots[0].epoch)
-        if self._holding is None:
+        if self._local_tiers is None:
             job.routes = [store_route(in_runs=in_runs)] * len(job.groups)
             return
-        groups: list[Group] = []
+        groups: list[SampleGroup] = []
         for group in job.groups:
-            routes = self._routes(self._holding, group, in_runs)
+            routes = self._routes(self._local_tiers, group, in_runs)
             found = np.flatnonzero(np.bincount(routes)).tolist()
             for route in found:
                 job.routes.append(Route(route))
@@ -155,9 +155,9 @@ class Stager:
                 groups.append(group if whole else group.part(np.flatnonzero(routes == route)))
         job.groups = groups
 
-    def _routes(self, holding: Holding, group: Group, in_runs: bool) -> Ints:
+    def _routes(self, local_tiers: LocalTiers, group: SampleGroup, in_runs: bool) -> Ints:
         return routes_of(
-            holding.is_placed(holding.places(group)),
+            local_tiers.is_placed(local_tiers.places(group)),
             in_runs=in_runs,
             is_run_bare=partial(self._is_run_bare, group),
             is_spread=None if self.cluster is None else partial(self._is_spread, group),
@@ -173,33 +173,33 @@ class Stager:
         """What grows when other units have become this node's to keep."""
         return self.cluster.homes_version if self.cluster is not None else 0
 
-    def _is_spread(self, group: Group) -> Flags:
+    def _is_spread(self, group: SampleGroup) -> Flags:
         """Return which samples have all their units on nodes that can be asked, or here."""
-        assert self._holding is not None
+        assert self._local_tiers is not None
         assert self.cluster is not None
         flags = np.ones(len(group.where), bool)
-        for table in self._holding.places(group):
-            here = self._holding.has_place(table.units)
+        for table in self._local_tiers.places(group):
+            here = self._local_tiers.has_place(table.units)
             flags &= here | (self.cluster.holders.peers_of(table.units)[0] >= 0)
         return flags
 
-    def _is_run_bare(self, group: Group) -> Flags:
+    def _is_run_bare(self, group: SampleGroup) -> Flags:
         """Return which samples lie in a run that no tier holds anything of."""
         assert self._runs is not None
-        assert self._holding is not None
+        assert self._local_tiers is not None
         numbers = self._runs.numbers(group.local_ids + group.bound.first)
         bare = {}
         for number in np.unique(numbers).tolist():
             if number not in self._bare_runs:
                 first = self._runs.starts[number : number + 1] - group.bound.first
                 units = self._units_around(group.at(first), placed_only=False)
-                self._bare_runs[number] = not (self._holding.tiers.tier_of(units) >= 0).any()
+                self._bare_runs[number] = not (self._local_tiers.tiers.tier_of(units) >= 0).any()
             bare[number] = self._bare_runs[number]
         return np.array([bare[number] for number in numbers.tolist()], bool)
 
-    def stage(self, job: Job) -> Staged:
+    def stage(self, job: BatchJob) -> StagedReads:
         """Decide how each group of a job gets its bytes; return the reads to be done ahead."""
-        staged = Staged()
+        staged = StagedReads()
         for number, route in enumerate(job.routes):
             if route == Route.TIER:
                 self._stage_tiered(job, number, staged)
@@ -209,11 +209,13 @@ class Stager:
                 self._stage_store(job, number, staged)
         return staged
 
-    def _stage_tiered(self, job: Job, number: int, staged: Staged) -> None:
-        assert self._holding is not None
+    def _stage_tiered(self, job: BatchJob, number: int, staged: StagedReads) -> None:
+        assert self._local_tiers is not None
         group = job.groups[number]
-        places = self._holding.places(group)
-        stage = Tiered(self._holding, group, places, self._counters, blocks=self, source=self)
+        places = self._local_tiers.places(group)
+        stage = TierStage(
+            self._local_tiers, group, places, self._counters, blocks=self, source=self
+        )
         job.staged[number] = stage
         fills = [self._fills_of(self._not_unpacked(group, table.units)) for table in places]
         for fill, _ in itertools.chain(*fills):
@@ -223,7 +225,7 @@ class Stager:
             new = [fill for fill, is_new in itertools.chain(*fills) if is_new]
             staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
 
-    def _not_unpacked(self, group: Group, units: Ints) -> Ints:
+    def _not_unpacked(self, group: SampleGroup, units: Ints) -> Ints:
         """Return the units that are needed; of blocks of other nodes, only those not at hand."""
         if self.cluster is None or not group.bound.by_block:
             return units
@@ -231,20 +233,20 @@ class Stager:
         wanted: Ints = units[~np.array(is_here, bool)]
         return wanted
 
-    def _stage_spread(self, job: Job, number: int, staged: Staged) -> None:
+    def _stage_spread(self, job: BatchJob, number: int, staged: StagedReads) -> None:
         """Ask other nodes for samples; what of them belongs here comes into the tiers as ever."""
-        holding, group = self._holding, job.groups[number]
-        assert holding is not None
+        local_tiers, group = self._local_tiers, job.groups[number]
+        assert local_tiers is not None
         if group.bound.by_block:
             self._stage_tiered(job, number, staged)  # Blocks are whole units, for several batches.
             return
-        places = holding.places(group)
-        near = Tiered(holding, group, places, self._counters, blocks=self, source=self)
-        stage = Spread(near, group, places, blocks=self)
+        places = local_tiers.places(group)
+        near = TierStage(local_tiers, group, places, self._counters, blocks=self, source=self)
+        stage = SpreadStage(near, group, places, blocks=self)
         job.staged[number] = stage
         new: list[Fill] = []
         for number_of_table, table in enumerate(places):
-            here = np.flatnonzero(holding.has_place(table.units))
+            here = np.flatnonzero(local_tiers.has_place(table.units))
             for fill, is_new in self._fills_of(table.units[here]):
                 near.fills[fill.unit] = fill
                 staged.fills.append(fill)
@@ -257,14 +259,14 @@ class Stager:
         staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
 
     def _ranges_of_peers(
-        self, group: Group, number: int, table: Places, far: Ints
+        self, group: SampleGroup, number: int, table: SamplePlaces, far: Ints
     ) -> Iterator[tuple[RangesRead, list[Ints]]]:
         """Yield what each peer is asked for, and the samples of the group that each range is."""
         from penstock.engine.peer_reads import PeerRanges, RangesRead
 
-        cluster, holding = self.cluster, self._holding
+        cluster, local_tiers = self.cluster, self._local_tiers
         assert cluster is not None
-        assert holding is not None
+        assert local_tiers is not None
         units, inside = table.units[far], table.inside[far]
         lengths = group.extents[number].length[far]
         # Samples of one block want the same bytes.
@@ -273,7 +275,7 @@ class Stager:
         back = back.reshape(-1)
         samples = np.split(far[np.argsort(back, kind="stable")], np.cumsum(np.bincount(back))[:-1])
         chosen = PeerRanges(
-            ranges=holding.ranges(units[first], inside[first], lengths[first]),
+            ranges=local_tiers.ranges(units[first], inside[first], lengths[first]),
             bound=group.bound,
             table=number,
             ids=group.local_ids[far[first]],
@@ -290,65 +292,67 @@ class Stager:
         """Return from its store what a peer did not send, and the number of retries."""
         ids = wanted.ids[number : number + 1]
         e = wanted.bound.part.tables[wanted.table].extents(ids)
-        at = At(wanted.bound, wanted.table, int(e.object[0]), int(e.offset[0]))
+        at = StorePlace(wanted.bound, wanted.table, int(e.object[0]), int(e.offset[0]))
         return self.read(at, ids, int(e.length[0]))
 
     def _is_damaged(self, unit: int, data: memoryview) -> bool:
         """Return whether bytes are not what was indexed as a unit, as far as that is known."""
-        assert self._holding is not None
-        e = self._holding.extent(unit)
-        bound = self._holding.bounds[e.bound_number]
+        assert self._local_tiers is not None
+        e = self._local_tiers.extent(unit)
+        bound = self._local_tiers.bounds[e.bound_number]
         if not has_checksums(bound):
             return False
-        first, count = self._holding.units.samples_of(unit)
+        first, count = self._local_tiers.units.samples_of(unit)
         return bool(first_damaged(bound, np.arange(first, first + count), e.offset, data))
 
     def _fills_of(self, units: Ints) -> list[tuple[Fill, bool]]:
         """Return the fills of those units that are not there, and which of them are new."""
-        assert self._holding is not None
+        assert self._local_tiers is not None
         assert self.fills is not None
-        return [self.fills.of(unit) for unit in self._holding.absent(units)]
+        return [self.fills.of(unit) for unit in self._local_tiers.absent(units)]
 
-    def _fill_reads(self, group: Group, new: list[Fill], epoch: int) -> list[FillRun]:
+    def _fill_reads(self, group: SampleGroup, new: list[Fill], epoch: int) -> list[FillRun]:
         """Return requests for fills; where the order goes by blocks, for all of their blocks."""
         assert self.fills is not None
         if new and self._runs is not None and self._runs.are_used_in(epoch):
-            around = self._units_around(group)
-            new = new + [fill for fill, is_new in self._fills_of(around) if is_new]
+            context = self._units_around(group)
+            new = new + [fill for fill, is_new in self._fills_of(context) if is_new]
         # Between two units lies no more than a unit itself may hold between two samples.
         return self.fills.reads(new, max(GAP_BYTES, self._measured.gap_bytes(RUN_BYTES)))
 
-    def _units_around(self, group: Group, *, placed_only: bool = True) -> Ints:
+    def _units_around(self, group: SampleGroup, *, placed_only: bool = True) -> Ints:
         """Return the units of all runs that some samples of a group lie in."""
-        assert self._holding is not None
+        assert self._local_tiers is not None
         assert self._runs is not None
         first, last = self._runs.ends(group.local_ids + group.bound.first)
         units = []
-        for ends in self._holding.places(group.at(np.stack([first, last - 1]) - group.bound.first)):
+        for ends in self._local_tiers.places(
+            group.at(np.stack([first, last - 1]) - group.bound.first)
+        ):
             low, high = ends.units.reshape(2, -1)
             ranges = zip(low.tolist(), high.tolist(), strict=True)
-            units += [self._holding.units.between(a, b) for a, b in ranges]
-        around = np.concatenate(units)
-        return around[self._holding.has_place(around)] if placed_only else around
+            units += [self._local_tiers.units.between(a, b) for a, b in ranges]
+        context = np.concatenate(units)
+        return context[self._local_tiers.has_place(context)] if placed_only else context
 
     def fills_ahead(
-        self, group: Group, jobs: Ints, epoch: int, *, of_others: bool = False
+        self, group: SampleGroup, jobs: Ints, epoch: int, *, of_others: bool = False
     ) -> tuple[list[tuple[int, FillRun]], list[Fill]]:
         """Return requests for what a group needs and nobody has begun, with the job of each.
 
         With `of_others` also for what other ranks of this node should have begun. Beside that, what
         batches of this rank have begun already.
         """
-        assert self._holding is not None
-        places = self._holding.places(group)
+        assert self._local_tiers is not None
+        places = self._local_tiers.places(group)
         out: list[tuple[int, FillRun]] = []
         under_way: list[Fill] = []
         for table in places:
             if self.cluster is None:
-                placed = np.flatnonzero(self._holding.is_placed(places))
+                placed = np.flatnonzero(self._local_tiers.is_placed(places))
             else:
                 mine = self.cluster.holders.is_mine(table.units, of_others=of_others)
-                placed = np.flatnonzero(self._holding.has_place(table.units) & mine)
+                placed = np.flatnonzero(self._local_tiers.has_place(table.units) & mine)
             units, first = np.unique(table.units[placed], return_index=True)
             job_of = dict(zip(units.tolist(), jobs[placed][first].tolist(), strict=True))
             found = self._fills_of(table.units[placed])
@@ -362,9 +366,9 @@ class Stager:
                 out += [(job, read) for read in self._fill_reads(chosen, fills, epoch)]
         return out, under_way
 
-    def _stage_store(self, job: Job, number: int, staged: Staged) -> None:
+    def _stage_store(self, job: BatchJob, number: int, staged: StagedReads) -> None:
         group = job.groups[number]
-        local = is_local(group.bound) and self._holding is None
+        local = is_local(group.bound) and self._local_tiers is None
         if group.bound.by_block or (job.routes[number] == Route.RUN and not local):
             blocks = self._stage_blocks(group)
             job.staged[number] = blocks
@@ -375,7 +379,7 @@ class Stager:
             job.staged_bytes += sum(len(b) for b in ranges.buffers)
             staged.reads.extend(reads)
 
-    def _stage_blocks(self, group: Group) -> Blocks:
+    def _stage_blocks(self, group: SampleGroup) -> BlocksStage:
         names: list[list[Hashable]] = []
         for table, extents in enumerate(group.extents):
             if group.bound.by_block:
@@ -384,9 +388,9 @@ class Stager:
                 assert self._runs is not None
                 numbers = self._runs.numbers(group.local_ids + group.bound.first)
             names.append([(id(group.bound), table, n) for n in numbers.tolist()])
-        return Blocks(self, group, names)
+        return BlocksStage(self, group, names)
 
-    def _block_reads(self, group: Group, stage: Blocks) -> list[Read]:
+    def _block_reads(self, group: SampleGroup, stage: BlocksStage) -> list[SourceRead]:
         first_use: dict[Hashable, tuple[int, int]] = {}
         for table, names in enumerate(stage.names):
             for j, name in enumerate(names):
@@ -398,9 +402,9 @@ class Stager:
             wanted = wanted[: max(1, self._stage_bytes // 2 // max(1, int(lengths.max())))]
         return [BlockRead(self, group, table, j, name) for name, table, j in wanted]
 
-    def _stage_ranges(self, group: Group) -> tuple[Ranges, list[Read]]:
-        stage = Ranges()
-        reads: list[Read] = []
+    def _stage_ranges(self, group: SampleGroup) -> tuple[RangesStage, list[SourceRead]]:
+        stage = RangesStage()
+        reads: list[SourceRead] = []
         for table, e in enumerate(group.extents):
             # All objects in one call, numbered anew and so far apart that no two are ever merged.
             objects, numbers = np.unique(e.object, return_inverse=True)
@@ -424,7 +428,7 @@ class Stager:
                 places, merged.offsets.tolist(), merged.lengths.tolist(), ids, strict=True
             ):
                 place, offset = divmod(far, _OBJECT_SPACING)
-                where = At(group.bound, table, int(objects[place]), offset)
+                where = StorePlace(group.bound, table, int(objects[place]), offset)
                 reads.append(RangeRead(self, where, inside, buffer[at : at + length]))
         return stage, reads
 
@@ -442,7 +446,7 @@ class Stager:
 
     def block(
         self,
-        group: Group,
+        group: SampleGroup,
         j: int,
         name: Any,
         raw: Callable[[], Raw] | None = None,
@@ -467,7 +471,7 @@ class Stager:
         return self._blocks.get(name, load, beside=beside)
 
     def run(
-        self, group: Group, table: int, j: int, name: Any, *, beside: bool = False
+        self, group: SampleGroup, table: int, j: int, name: Any, *, beside: bool = False
     ) -> tuple[int, memoryview]:
         """Return offset and bytes of the run of samples that a sample lies in."""
 
@@ -479,22 +483,22 @@ class Stager:
         found: tuple[int, memoryview] = self._blocks.get(name, load, beside=beside)
         return found
 
-    def run_extent(self, group: Group, table: int, j: int) -> tuple[At, Ints, int]:
+    def run_extent(self, group: SampleGroup, table: int, j: int) -> tuple[StorePlace, Ints, int]:
         """Return where the run begins that a sample lies in, its samples, and its length."""
         assert self._runs is not None
         bound = group.bound
         first, stop = self._runs.ends(group.local_ids[j : j + 1] + bound.first)
         e = bound.part.tables[table].extents(np.append(first, stop - 1) - bound.first)
-        at = At(bound, table, int(e.object[0]), int(e.offset[0]))
+        at = StorePlace(bound, table, int(e.object[0]), int(e.offset[0]))
         ids = np.arange(int(first[0]), int(stop[0])) - bound.first
         return at, ids, int(e.offset[1] + e.length[1]) - at.offset
 
     # -- reading -----------------------------------------------------------------------------
 
-    def read_sample(self, group: Group, table: int, j: int) -> memoryview:
+    def read_sample(self, group: SampleGroup, table: int, j: int) -> memoryview:
         """Return the extent of a sample from its store."""
         e = group.extents[table]
-        at = At(group.bound, table, int(e.object[j]), int(e.offset[j]))
+        at = StorePlace(group.bound, table, int(e.object[j]), int(e.offset[j]))
         return self.read(at, group.local_ids[j : j + 1], int(e.length[j]))[0]
 
     def fetched_again(self, unit: int) -> memoryview | None:
@@ -507,21 +511,21 @@ class Stager:
 
     def fetch_units(self, unit: int, count: int) -> tuple[list[memoryview], int]:
         """Return the bytes of neighbouring units from their store, and the number of retries."""
-        holding = self._holding
-        assert holding is not None
-        extents = [holding.extent(u) for u in range(unit, unit + count)]
+        local_tiers = self._local_tiers
+        assert local_tiers is not None
+        extents = [local_tiers.extent(u) for u in range(unit, unit + count)]
         e, last = extents[0], extents[-1]
         place = (e.bound_number, e.table, e.object)
         assert all((x.bound_number, x.table, x.object) == place for x in extents), extents
-        at = At(holding.bounds[e.bound_number], e.table, e.object, e.offset)
+        at = StorePlace(local_tiers.bounds[e.bound_number], e.table, e.object, e.offset)
         ids = np.zeros(0, np.int64)
         if has_checksums(at.bound):
-            samples = [holding.units.samples_of(u) for u in range(unit, unit + count)]
+            samples = [local_tiers.units.samples_of(u) for u in range(unit, unit + count)]
             ids = np.concatenate([np.arange(first, first + n) for first, n in samples])
         whole, num_retries = self.read(at, ids, last.offset + last.length - e.offset)
         return [whole[x.offset - e.offset :][: x.length] for x in extents], num_retries
 
-    def read(self, at: At, ids: Ints, length: int) -> tuple[memoryview, int]:
+    def read(self, at: StorePlace, ids: Ints, length: int) -> tuple[memoryview, int]:
         """Return bytes, in which samples of a part lie, and how often the store was asked again.
 
         They are as the store's client hands them over, and what was indexed.
@@ -533,7 +537,7 @@ class Stager:
             num_again += store.num_attempts_here - before - 1 - num_again
         return data, num_again
 
-    def _timed(self, at: At, length: int) -> memoryview:
+    def _timed(self, at: StorePlace, length: int) -> memoryview:
         info, store = at.bound.part.tables[at.table].info(at.object), at.bound.store
         begin = time.perf_counter_ns()
         if self._counters.recorder is None:
@@ -583,8 +587,8 @@ def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
     return np.split(ids[by_range], np.flatnonzero(np.diff(range_of[by_range])) + 1)
 
 
-def _fills_of_peers(holding: Holding, cluster: Cluster) -> OfPeers:
+def _fills_of_peers(local_tiers: LocalTiers, cluster: Cluster) -> PeerFillSource:
     # Imported by runs that have other nodes; the first batch of all others would wait for it.
     from penstock.engine.peer_fills import PeerFills
 
-    return PeerFills(holding, cluster)
+    return PeerFills(local_tiers, cluster)

@@ -65,7 +65,7 @@ class MemoryStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class EngineStats:
     """What an engine has counted so far."""
 
     sources: dict[str, SourceStats] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Counted:
         """Bytes that came from other nodes."""
         return self.sources["peers"].size_bytes if "peers" in self.sources else 0
 
-    def __add__(self, other: Counted) -> Counted:
+    def __add__(self, other: EngineStats) -> EngineStats:
         sources = dict(self.sources)
         for name, more in other.sources.items():
             had = sources.get(name, SourceStats())
@@ -97,11 +97,11 @@ class Counted:
                 requests=had.requests + more.requests,
                 seconds=had.seconds + more.seconds,
             )
-        return Counted(sources=sources, decode_s=self.decode_s + other.decode_s)
+        return EngineStats(sources=sources, decode_s=self.decode_s + other.decode_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stats(Counted):
+class Stats(EngineStats):
     """Counts since the loader was made."""
 
     samples: int = 0
@@ -208,7 +208,7 @@ class Stats(Counted):
 
 
 @dataclass(slots=True)
-class Seen:
+class ClusterStats:
     """What was last seen of tiers and other nodes: they may be closed when it is asked for."""
 
     tiers: tuple[TierStats, ...] = ()
@@ -257,10 +257,10 @@ class Counters:
         with self._lock:
             self._decode_s += seconds
 
-    def counted(self) -> Counted:
+    def counted(self) -> EngineStats:
         """Return the counts so far."""
         with self._lock:
-            return Counted(
+            return EngineStats(
                 sources={
                     name: SourceStats(size_bytes=b, requests=r, seconds=s)
                     for name, (b, r, s) in sorted(self._sources.items())
@@ -270,7 +270,7 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Delivered:
+class DeliveryCounters:
     """What the training process counts: batches handed over, and where its time went."""
 
     samples: int = 0

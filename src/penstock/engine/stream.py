@@ -13,7 +13,7 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.dataset.part import Ints
-from penstock.engine.job import Group, Job, Slot
+from penstock.engine.job import BatchJob, BatchSlot, SampleGroup
 from penstock.errors import OptionError
 from penstock.order import (
     BlocksOrder,
@@ -48,7 +48,7 @@ batch of rank 0's samples, then those of rank 1, and so on; the same on all rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class BatchStream:
     """All that decides which batch comes when, on one rank."""
 
     dataset: Dataset | Mixture
@@ -59,7 +59,7 @@ class Stream:
     assign: Assign | None = None
     """Who computes which sample of a global batch, if not each rank its run of positions."""
 
-    def everybody(self) -> Stream:
+    def everybody(self) -> BatchStream:
         """Return the same stream as one rank alone would have it: whole global batches."""
         return replace(self, world=World(), assign=None)
 
@@ -78,7 +78,7 @@ class Stream:
         """The order as far as it is known, if it depends on losses."""
         return self.order if isinstance(self.order, ImportanceCourse) else None
 
-    def is_next_known(self, slot: Slot) -> bool:
+    def is_next_known(self, slot: BatchSlot) -> bool:
         """Return whether the samples of the batch after this one are known."""
         epoch, start = slot.cursor_after
         stop = min(start + self.global_batch_size, self.order.num_samples)
@@ -86,7 +86,7 @@ class Stream:
 
     def slots(
         self, epoch: int, position: int, end_epoch: int | None, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[Slot]:
+    ) -> Iterator[BatchSlot]:
         """Yield the batches of this rank from a place on, epoch after epoch.
 
         With `part=(k, n)` only every n-th of them from the k-th on, counted across epochs: the
@@ -101,7 +101,7 @@ class Stream:
             yield from self._epoch_slots(e, start, range(skip, num_steps, every))
             skip = skip - num_steps if skip >= num_steps else (skip - num_steps) % every
 
-    def _epoch_slots(self, epoch: int, start: int, chosen: range) -> Iterator[Slot]:
+    def _epoch_slots(self, epoch: int, start: int, chosen: range) -> Iterator[BatchSlot]:
         steps = self.steps(start)
         if self.assign is not None:
             yield from self._assigned_slots(self.assign, epoch, start, chosen)
@@ -123,7 +123,7 @@ class Stream:
             for i, ids in enumerate(self._ids(epoch, steps, several, share)):
                 step = several[i]
                 is_last = step + 1 == steps.num_steps
-                yield Slot(
+                yield BatchSlot(
                     epoch=epoch,
                     step=done_before + step,
                     ids=ids,
@@ -147,7 +147,7 @@ class Stream:
 
     def _assigned_slots(
         self, assign: Assign, epoch: int, start: int, chosen: range
-    ) -> Iterator[Slot]:
+    ) -> Iterator[BatchSlot]:
         """Yield this rank's batches where samples go to ranks for a reason."""
         shares = [self.steps(start).share(rank) for rank in range(self.world.num_ranks)]
         sizes = np.array([stop - first for first, stop in shares])
@@ -200,10 +200,10 @@ def stream_of(
     world: World,
     assign: Assign | None = None,
     course: ImportanceCourse | None = None,
-) -> Stream:
+) -> BatchStream:
     """Return the stream that a user's options mean for one rank."""
     total = options.global_batch_size or (options.batch_size or 0) * world.num_ranks
-    return Stream(
+    return BatchStream(
         dataset=options.dataset,
         order=options.order if course is None else course,
         world=world,
@@ -213,7 +213,9 @@ def stream_of(
     )
 
 
-def jobs_of(stream: Stream, slots: Iterator[Slot], batches_a_job: int) -> Iterator[Job]:
+def jobs_of(
+    stream: BatchStream, slots: Iterator[BatchSlot], batches_a_job: int
+) -> Iterator[BatchJob]:
     """Yield jobs: where the samples of the next batches lie."""
     dataset = stream.dataset
     num_batches = 1  # The first is waited for: it comes alone.
@@ -221,10 +223,10 @@ def jobs_of(stream: Stream, slots: Iterator[Slot], batches_a_job: int) -> Iterat
         num_batches = batches_a_job
         ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
         groups = [_group(bound, where, local) for bound, where, local in dataset.groups(ids)]
-        yield Job(slots=several, groups=groups, num_samples=len(ids))
+        yield BatchJob(slots=several, groups=groups, num_samples=len(ids))
 
 
-def _several(stream: Stream, slots: Iterator[Slot], num_batches: int) -> list[Slot]:
+def _several(stream: BatchStream, slots: Iterator[BatchSlot], num_batches: int) -> list[BatchSlot]:
     """Return the next batches, as many as one job makes; later ones may not be known yet."""
     several = list(islice(slots, 1))
     while several and len(several) < num_batches and stream.is_next_known(several[-1]):
@@ -235,12 +237,12 @@ def _several(stream: Stream, slots: Iterator[Slot], num_batches: int) -> list[Sl
     return several
 
 
-def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> Group:
+def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> SampleGroup:
     if bound.by_block:
         # Samples of one block side by side: each piece then needs few of them.
         by_block = np.argsort(local_ids, kind="stable")
         where, local_ids = where[by_block], local_ids[by_block]
-    return Group(bound=bound, where=where, local_ids=local_ids)
+    return SampleGroup(bound=bound, where=where, local_ids=local_ids)
 
 
 def make_order(

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.engine.holding import Holding
-from penstock.engine.job import Group
-from penstock.engine.stream import Stream
+from penstock.engine.job import SampleGroup
+from penstock.engine.local_tiers import LocalTiers
+from penstock.engine.stream import BatchStream
 from penstock.flow.residency import Gaps, Residency
 from penstock.order.importance import WindowDraws
 from penstock.plan.placement import paged
@@ -47,22 +47,22 @@ class TierResidency:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: BatchStream,
         start: tuple[int, int],
-        holding: Holding,
+        local_tiers: LocalTiers,
         look_ahead_bytes: int,
     ) -> None:
         assert stream.course is not None
-        self._stream, self._course, self._holding = stream, stream.course, holding
-        lengths = holding.layout.lengths
+        self._stream, self._course, self._local_tiers = stream, stream.course, local_tiers
+        lengths = local_tiers.layout.lengths
         assert isinstance(lengths, np.ndarray)
         self._lengths = paged(lengths)
-        self._room = [tier.capacity_bytes for tier in holding.tiers.tiers]
+        self._room = [tier.capacity_bytes for tier in local_tiers.tiers.tiers]
         capacity_bytes = sum(self._room)
         slack_bytes = min(capacity_bytes // _SLACK_SHARE, look_ahead_bytes)
         self._residency = Residency(self._lengths, capacity_bytes - slack_bytes)
-        self._hits = holding.hits
-        self._steps = _Steps(stream, *start)
+        self._hits = local_tiers.hits
+        self._steps = _RunSteps(stream, *start)
         self._plans: deque[_StepPlan] = deque()
         self._leaving: Ints = np.empty(0, np.int64)
         self._drops: deque[tuple[int, Ints]] = deque()
@@ -79,36 +79,36 @@ class TierResidency:
 
     def _hold_what_is_there(self) -> None:
         """Keep what lies in the tiers, of an earlier iteration or of an earlier run."""
-        holding, residency = self._holding, self._residency
+        local_tiers, residency = self._local_tiers, self._residency
         units = np.arange(len(self._lengths))
-        holding.keeps[:] = False
-        holding.tiers.keep(units, NOWHERE)
-        for number, tier in enumerate(holding.tiers.tiers):
-            here = units[tier.present(units) & ~holding.keeps]
-            holding.tiers.keep(here, number)
+        local_tiers.keeps[:] = False
+        local_tiers.tiers.keep(units, NOWHERE)
+        for number, tier in enumerate(local_tiers.tiers.tiers):
+            here = units[tier.present(units) & ~local_tiers.keeps]
+            local_tiers.tiers.keep(here, number)
             kept = here[residency.hold(here)]
-            holding.keeps[kept] = True
+            local_tiers.keeps[kept] = True
             self._room[number] -= int(self._lengths[kept].sum())
-            self._drops.append((-_STEPS_LATER - 1, here[~holding.keeps[here]]))
+            self._drops.append((-_STEPS_LATER - 1, here[~local_tiers.keeps[here]]))
 
     # -- carrying out ------------------------------------------------------------------------
 
-    def begin(self, groups: list[Group]) -> None:
+    def begin(self, groups: list[SampleGroup]) -> None:
         """Give places to what a batch brings in."""
         self._drop_due()
         if not self._plans:
             self._decide()
         plan = self._plans.popleft()
-        self._hits.begin_step(plan.used, lambda: np.flatnonzero(self._holding.keeps))
+        self._hits.begin_step(plan.used, lambda: np.flatnonzero(self._local_tiers.keeps))
         for group in groups:
-            for table in self._holding.places(group):
+            for table in self._local_tiers.places(group):
                 self._count(table.units)
         for unit in plan.admitted.tolist():
             self._admit(unit)
         self._leaving = plan.evicted
 
     def _count(self, units: Ints) -> None:
-        tiers, keeps = self._holding.tiers, self._holding.keeps
+        tiers, keeps = self._local_tiers.tiers, self._local_tiers.keeps
         is_hit = keeps[units] & tiers.held(units)
         for place in np.flatnonzero(keeps[units] & ~is_hit).tolist():
             is_hit[place] = self.is_coming(int(units[place]))
@@ -116,26 +116,26 @@ class TierResidency:
 
     def _admit(self, unit: int) -> None:
         """Let a unit belong to the fastest tier that has room for it."""
-        holding, length = self._holding, int(self._lengths[unit])
-        where = holding.tiers.tier_of_one(unit)
+        local_tiers, length = self._local_tiers, int(self._lengths[unit])
+        where = local_tiers.tiers.tier_of_one(unit)
         if where == NOWHERE:
             fits = [number for number, room in enumerate(self._room) if length <= room]
             if not fits:
                 self._residency.forget(unit)
                 return
             where = fits[0]
-            holding.tiers.keep(np.array([unit]), where)
+            local_tiers.tiers.keep(np.array([unit]), where)
         self._room[where] -= length
-        holding.keeps[unit] = True
+        local_tiers.keeps[unit] = True
 
     def end(self, number: int) -> None:
         """Take the places of what makes room, now that the batch itself is planned."""
-        holding = self._holding
-        units = self._leaving[holding.keeps[self._leaving]]
-        tier_of = holding.tiers.tier_of(units)
+        local_tiers = self._local_tiers
+        units = self._leaving[local_tiers.keeps[self._leaving]]
+        tier_of = local_tiers.tiers.tier_of(units)
         for tier in range(len(self._room)):
             self._room[tier] += int(self._lengths[units[tier_of == tier]].sum())
-        holding.keeps[units] = False
+        local_tiers.keeps[units] = False
         self._hits.num_evicted += len(units)
         if len(units):
             self._drops.append((number, units))
@@ -145,11 +145,11 @@ class TierResidency:
         self._num_taken = number + 1
 
     def _drop_due(self) -> None:
-        holding = self._holding
+        local_tiers = self._local_tiers
         while self._drops and self._drops[0][0] + _STEPS_LATER < self._num_taken:
             number, units = self._drops.popleft()
-            units = units[~holding.keeps[units]]  # Some may have come back since.
-            busy = [unit for unit in units.tolist() if not holding.tiers.drop(unit)]
+            units = units[~local_tiers.keeps[units]]  # Some may have come back since.
+            busy = [unit for unit in units.tolist() if not local_tiers.tiers.drop(unit)]
             if busy:
                 self._drops.append((number + _STEPS_LATER, np.array(busy)))
 
@@ -209,8 +209,8 @@ class TierResidency:
     def _units_of(self, ids: Ints) -> Ints:
         places, units = [], []
         for bound, where, local_ids in self._stream.dataset.groups(ids):
-            group = Group(bound=bound, where=where, local_ids=local_ids)
-            for table in self._holding.places(group):
+            group = SampleGroup(bound=bound, where=where, local_ids=local_ids)
+            for table in self._local_tiers.places(group):
                 places.append(where)
                 units.append(table.units)
         order = np.argsort(np.concatenate([np.empty(0, np.int64), *places]), kind="stable")
@@ -240,17 +240,17 @@ class TierResidency:
         for bound, where, local_ids in self._stream.dataset.groups(
             np.arange(self._course.order.num_ids)
         ):
-            group = Group(bound=bound, where=where, local_ids=local_ids)
-            for table in self._holding.places(group):
+            group = SampleGroup(bound=bound, where=where, local_ids=local_ids)
+            for table in self._local_tiers.places(group):
                 ids.append(where)
                 units.append(table.units)
         return np.concatenate(ids), np.concatenate(units)
 
 
-class _Steps:
+class _RunSteps:
     """The steps of a run, one after the other."""
 
-    def __init__(self, stream: Stream, epoch: int, position: int) -> None:
+    def __init__(self, stream: BatchStream, epoch: int, position: int) -> None:
         self._stream, self._epoch, self._position = stream, epoch, position
         self._begin_epoch()
 
@@ -276,6 +276,6 @@ class _Steps:
         self._begin_epoch()
         return epoch, first, stop
 
-    def copy(self) -> _Steps:
+    def copy(self) -> _RunSteps:
         """Return the same steps, to go on by themselves."""
-        return _Steps(self._stream, self._epoch, self._position)
+        return _RunSteps(self._stream, self._epoch, self._position)

@@ -16,7 +16,7 @@ _AT_ONCE_MAX = 16
 _log = logging.getLogger("penstock.web")
 
 
-class Web:
+class WebPages:
     """Answers over HTTP from threads of its own."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Web:
         }
         if health is not None:
             pages["/healthz"] = lambda: (*_plain(health()),)
-        self._server = _Server(address, pages)
+        self._server = _WebServer(address, pages)
         host, port = self._server.server_address[:2]
         self.address = Address(host=str(host), port=int(port))
         self._thread = threading.Thread(
@@ -52,7 +52,7 @@ def _plain(health: tuple[int, str]) -> tuple[int, str, str]:
     return health[0], "text/plain; charset=utf-8", health[1] + "\n"
 
 
-class _Server(ThreadingHTTPServer):
+class _WebServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
@@ -63,7 +63,7 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
         self.room = threading.BoundedSemaphore(_AT_ONCE_MAX)
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        super().__init__((address.host, address.port), _Page)
+        super().__init__((address.host, address.port), _PageHandler)
 
     def server_bind(self) -> None:
         """Bind without looking up a name for the address, which may take long."""
@@ -73,9 +73,9 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
-class _Page(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     timeout = _REQUEST_S_MAX
-    server: _Server
+    server: _WebServer
 
     def do_GET(self) -> None:
         """Answer a page."""

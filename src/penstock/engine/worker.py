@@ -23,9 +23,9 @@ from penstock.dataset.mixture import Mixture
 from penstock.engine.buffers import BufferPool
 from penstock.engine.channel import ChannelClosed, FrameChannel
 from penstock.engine.convert import Special, array_of
-from penstock.engine.decode import SampleMaker, Wishes, as_mapping, owned_lists
+from penstock.engine.decode import SampleMaker, SampleOptions, as_mapping, owned_lists
 from penstock.engine.errors_apart import packed_error
-from penstock.engine.job import Group, Piece
+from penstock.engine.job import GroupPiece, SampleGroup
 from penstock.engine.reads import SampleReader
 from penstock.engine.shared import Inbox, Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.sinks import FieldPiece, Pieces, Sinks
@@ -47,7 +47,7 @@ class WorkerJob:
     """What all workers of a loader have from their birth."""
 
     dataset: Dataset | Mixture
-    wishes: Wishes
+    sample_options: SampleOptions
     kept_bytes: int
     """Memory that a worker keeps for the bytes of samples, and as much shared memory for results
     that have no place yet."""
@@ -62,7 +62,7 @@ class WorkerProcess:
     def __init__(self, channel: FrameChannel, job: WorkerJob) -> None:
         self._channel = channel
         self._job = job
-        self._maker = SampleMaker(job.wishes, seeds=True)
+        self._maker = SampleMaker(job.sample_options, seeds=True)
         # Two tables: what goes out must refer to segments of this process, never to the engine's.
         own = SharedSegments()
         self._pool = SharedPool(job.kept_bytes, own)
@@ -159,8 +159,8 @@ class WorkerProcess:
         memory, places, width = request.target
         target, ids = self._inbox.array(memory), request.local_ids
         where = np.arange(len(ids)) if places is None else places
-        group = Group(bound=self._job.dataset.bound[request.part], where=where, local_ids=ids)
-        piece = Piece(group=0, start=0, stop=len(ids))
+        group = SampleGroup(bound=self._job.dataset.bound[request.part], where=where, local_ids=ids)
+        piece = GroupPiece(group=0, start=0, stop=len(ids))
         if width:
             self._reader.rows_into(group, request.table, piece, target.reshape(-1, width))
         else:
@@ -179,8 +179,8 @@ class WorkerProcess:
         if isinstance(some.source, RawBytes):
             return bound.split(some.local_ids, self._raws(some.source, len(some.local_ids)))
         where = np.zeros(len(some.local_ids), np.int64)
-        group = Group(bound=bound, where=where, local_ids=some.local_ids)
-        piece = Piece(group=0, start=0, stop=len(where))
+        group = SampleGroup(bound=bound, where=where, local_ids=some.local_ids)
+        piece = GroupPiece(group=0, start=0, stop=len(where))
         return bound.split(some.local_ids, self._reader.raws(group, piece, None))
 
     def _raws(self, source: RawBytes, count: int) -> list[list[memoryview]]:
@@ -218,18 +218,18 @@ class WorkerProcess:
 
     def _whole(self, request: WorkRequest) -> Any:
         """Make a batch alone, and join it as the user wishes."""
-        wishes = self._job.wishes
-        if wishes.collate is not None:
+        sample_options = self._job.sample_options
+        if sample_options.collate is not None:
             samples: list[Any] = [None] * request.num_samples
             for some in request.samples:
                 for place, sample in zip(some.places, self._made(some), strict=True):
                     samples[place] = sample
-            return self._joined(partial(wishes.collate, samples))
+            return self._joined(partial(sample_options.collate, samples))
         sinks = Sinks(request.num_samples, self._pool)
         for some in request.samples:
             for place, sample in zip(some.places, self._made(some), strict=True):
                 sinks.put(place, as_mapping(sample))
-        fields = self._joined(partial(sinks.fields, wishes.padding))
+        fields = self._joined(partial(sinks.fields, sample_options.padding))
         if self._maker.only_copies:
             bounds = [self._job.dataset.bound[some.part] for some in request.samples]
             fields = owned_lists(fields, bounds)

@@ -61,8 +61,8 @@ class WorkerNumber:
                 self._workers.resize(target)
             before = now
 
-    def _look(self) -> _Look:
-        return _Look(
+    def _look(self) -> _WorkerReading:
+        return _WorkerReading(
             at_s=time.monotonic(),
             loop=self._told(),
             busy_s=self._workers.busy_s,
@@ -71,7 +71,7 @@ class WorkerNumber:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _WorkerReading:
     """What is known at one moment."""
 
     at_s: float

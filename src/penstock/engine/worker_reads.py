@@ -16,7 +16,7 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
 from penstock.engine.errors_apart import unpacked_error
-from penstock.engine.job import Group, Piece
+from penstock.engine.job import GroupPiece, SampleGroup
 from penstock.engine.reads import SampleReader
 from penstock.engine.shared import Reference, SharedPool
 from penstock.engine.stats import Counters
@@ -50,7 +50,12 @@ class WorkerReader(SampleReader):
         self._workers = workers
 
     def read_into(
-        self, group: Group, table: int, piece: Piece, target: Bytes, starts: Sequence[int]
+        self,
+        group: SampleGroup,
+        table: int,
+        piece: GroupPiece,
+        target: Bytes,
+        starts: Sequence[int],
     ) -> None:
         """Read the samples of a piece into `target`, each at its own start."""
         lengths = group.extents[table].length[piece.start : piece.stop]
@@ -60,7 +65,7 @@ class WorkerReader(SampleReader):
         else:
             self._ask(group, table, piece, CopyTarget(reference, np.array(starts), 0))
 
-    def rows_into(self, group: Group, table: int, piece: Piece, target: Bytes) -> None:
+    def rows_into(self, group: SampleGroup, table: int, piece: GroupPiece, target: Bytes) -> None:
         """Copy samples of one width, each to its row of `target`."""
         size_bytes = target.shape[1] * (piece.stop - piece.start)
         reference = self._reference(group, table, target, size_bytes)
@@ -76,14 +81,14 @@ class WorkerReader(SampleReader):
             self._ask(group, table, piece, CopyTarget(reference, where, width))
 
     def _reference(
-        self, group: Group, table: int, target: Bytes, size_bytes: int
+        self, group: SampleGroup, table: int, target: Bytes, size_bytes: int
     ) -> Reference | None:
         """Return where in shared memory a target lies; None if a worker is not to write there."""
         if size_bytes < _HERE_BYTES or not self.can_map(group.bound, table):
             return None
         return self._shared.reference(target)
 
-    def _ask(self, group: Group, table: int, piece: Piece, target: CopyTarget) -> None:
+    def _ask(self, group: SampleGroup, table: int, piece: GroupPiece, target: CopyTarget) -> None:
         local_ids = group.local_ids[piece.start : piece.stop]
         recorder = self._counters.recorder
         work_for = None if recorder is None else (recorder.rank, *recorder.doing[:2])

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.engine.channel import ChannelClosed
 from penstock.engine.engine import RunStart
 from penstock.engine.errors_apart import unpacked_error
-from penstock.engine.job import Slot, batches_of
+from penstock.engine.job import BatchSlot, batches_of
 from penstock.engine.messages import LossNotice, MadeBatches
 from penstock.errors import EngineError
 from penstock.loader.engine_client import EngineClient
@@ -54,7 +54,7 @@ class ApartRun:
         with client.beginning:
             self._number = self._begin()
 
-    def next(self) -> list[tuple[Slot, Any]] | None:
+    def next(self) -> list[tuple[BatchSlot, Any]] | None:
         """Return the next batches, or None when there are no more."""
         made = self._made()
         self._num_taken = 0

@@ -27,7 +27,7 @@ import cloudpickle
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.formats import AddedFormats
 from penstock.dataset.mixture import datasets_of
-from penstock.engine.build import wishes_of
+from penstock.engine.build import sample_options_of
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.convert import pinned_memory
 from penstock.engine.engine import RunStart
@@ -35,6 +35,7 @@ from penstock.engine.errors_apart import packed_error, unpacked_error
 from penstock.engine.messages import (
     BeginRun,
     EngineAnswer,
+    EnginePayload,
     EngineQuestion,
     EngineTold,
     FrontNotice,
@@ -42,12 +43,11 @@ from penstock.engine.messages import (
     LossNotice,
     MadeBatches,
     MeetingCall,
-    Payload,
 )
 from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.shared import Inbox, SharedParcel, SharedSegment, SharedSegments
-from penstock.engine.stats import Counted, Seen
+from penstock.engine.stats import ClusterStats, EngineStats
 from penstock.engine.worker import WorkerJob
 from penstock.errors import EngineError, OptionError
 from penstock.loader.starter import new_spawner
@@ -78,13 +78,13 @@ def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
     """Return what engine and workers are born with; raises if it cannot be pickled."""
     job = WorkerJob(
         dataset=options.dataset,
-        wishes=wishes_of(options),
+        sample_options=sample_options_of(options),
         kept_bytes=min(_WORKER_BYTES_MAX, options.look_ahead_bytes // _WORKER_SHARE),
         at_random=options.order.mode != "sequential",
         trace=None if options.trace is None else str(options.trace),
     )
     out = io.BytesIO()
-    payload = Payload(options=options, worker_job=job, num_workers=num_workers)
+    payload = EnginePayload(options=options, worker_job=job, num_workers=num_workers)
     # Formats first: the data set is unpickled with them.
     _PayloadPacker(out, protocol=5).dump((AddedFormats(), payload))
     return out.getvalue()
@@ -128,9 +128,9 @@ class EngineClient:
         """What page-locks segments, once this process uses a GPU."""
         self.waited_s = 0.0
         """Time that was spent waiting for messages."""
-        self._counted_before = self._counted_now = Counted()
+        self._counted_before = self._counted_now = EngineStats()
         """What engines that are gone have counted, and what this one has."""
-        self._told = EngineTold(seen=Seen(), counted=Counted(), events=())
+        self._told = EngineTold(seen=ClusterStats(), counted=EngineStats(), events=())
         self.events: list[str] = []
         """What happened to engines, in sentences."""
         self._open: list[FrameChannel] = []
@@ -373,7 +373,7 @@ class EngineClient:
         return [value] if made.is_joined else list(value)
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> EngineStats:
         """What all engines of this loader have counted."""
         return self._counted_before + self._counted_now
 
@@ -382,7 +382,7 @@ class EngineClient:
     def died(self) -> str:
         """Take note that the engine is gone; return how it ended."""
         self._close_channels()
-        self._counted_before, self._counted_now = self.counted, Counted()
+        self._counted_before, self._counted_now = self.counted, EngineStats()
         self.events += self._told.events
         self._told = replace(self._told, events=())
         try:

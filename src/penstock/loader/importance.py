@@ -17,9 +17,9 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.engine.draws_seen import DrawsSeen
-from penstock.engine.job import Slot
+from penstock.engine.job import BatchSlot
 from penstock.engine.opening import number_of_meeting, rendezvous_for
-from penstock.engine.stats import Seen
+from penstock.engine.stats import ClusterStats
 from penstock.errors import OptionError, StateError
 from penstock.loader.losses import AloneExchange, LossExchange, ObservedLosses
 from penstock.order.importance import ImportanceCourse, ImportanceOrder, ScoreTable, StepLosses
@@ -50,7 +50,7 @@ class LoaderImportance:
         self._meets_at = meets_at
         self._world: World | None = None
         self._global_batch_size = 0
-        self.seen: Callable[[], Seen] = Seen
+        self.seen: Callable[[], ClusterStats] = ClusterStats
         """Returns what the engine has seen; set when an iteration begins."""
         self._take(ImportanceCourse(order))
 
@@ -113,7 +113,7 @@ class LoaderImportance:
             begin_anew()
             return self._course.to_state()
 
-    def delivered(self, slot: Slot) -> None:
+    def delivered(self, slot: BatchSlot) -> None:
         """Take note that a batch is handed to the training loop."""
         self._observed.delivered(slot)
 

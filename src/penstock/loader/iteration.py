@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine.convert import Convert, profiled
-from penstock.engine.job import Slot, batches_of
+from penstock.engine.job import BatchSlot, batches_of
 from penstock.engine.runner import Runner
-from penstock.engine.stats import Delivered
+from penstock.engine.stats import DeliveryCounters
 from penstock.errors import OptionError, StateError
 from penstock.loader.batch import Batch
 from penstock.trace import Recorder
@@ -32,7 +32,7 @@ class BatchRun(Protocol):
     made_bytes: int
     """Bytes of the latest batches, as far as they are known."""
 
-    def next(self) -> list[tuple[Slot, Any]] | None:
+    def next(self) -> list[tuple[BatchSlot, Any]] | None:
         """Return the next batches, or None when there are no more."""
         ...
 
@@ -72,7 +72,7 @@ class HereRun:
         """Processor time of its threads."""
         return self.runner.cpu_s
 
-    def next(self) -> list[tuple[Slot, Any]] | None:
+    def next(self) -> list[tuple[BatchSlot, Any]] | None:
         """Return the batches of the next job."""
         begin = time.perf_counter()
         try:
@@ -108,10 +108,10 @@ class Iteration(Iterator[Any]):
     def __init__(
         self,
         run: BatchRun,
-        counters: Delivered,
+        counters: DeliveryCounters,
         convert: Convert,
         *,
-        delivered: Callable[[Slot], None],
+        delivered: Callable[[BatchSlot], None],
         recorded: Recorded | None,
         windows: ResidentWindows | None = None,
         holds: object = None,
@@ -131,7 +131,7 @@ class Iteration(Iterator[Any]):
             )
         self._batch_bytes = 0
         """Of each batch that is ready, where their job makes several."""
-        self._ready: deque[tuple[Slot, Any]] = deque()
+        self._ready: deque[tuple[BatchSlot, Any]] = deque()
         self._pid = os.getpid()
         self._began = time.perf_counter()
         # Runs when nobody holds this any more, at `close`, or when the interpreter ends.
@@ -183,13 +183,13 @@ class Iteration(Iterator[Any]):
             self._loop.got(asked_ns, wait_ns=0, step=step, epoch=epoch, flags=Flag.RESIDENT)
         return batch
 
-    def made(self) -> tuple[Slot, Any]:
+    def made(self) -> tuple[BatchSlot, Any]:
         """Return the next batch, and what `deliver` wants when somebody has it."""
         self.check_process()
         takes_job = not self._ready
         begin_cpu_s = time.thread_time() if takes_job else 0.0
         begin_ns, waited_s = time.perf_counter_ns(), self.run.wait_s
-        slot: Slot | None = None
+        slot: BatchSlot | None = None
         if self._loop is not None:
             self._loop.asked_at(begin_ns)
         try:
@@ -218,7 +218,7 @@ class Iteration(Iterator[Any]):
                 "does not exist in a forked one. Call iter(loader) in the process that needs them"
             )
 
-    def deliver(self, slot: Slot) -> None:
+    def deliver(self, slot: BatchSlot) -> None:
         """Move the cursor behind a batch."""
         self._counters.samples += slot.num_counted
         self._counters.batches += 1
@@ -252,7 +252,7 @@ class Iteration(Iterator[Any]):
                 size_bytes=self.run.made_bytes,
             )
 
-    def _batch(self, slot: Slot, fields: Any) -> Any:
+    def _batch(self, slot: BatchSlot, fields: Any) -> Any:
         if not isinstance(fields, Mapping):
             if slot.weights is not None:
                 raise OptionError(
@@ -279,7 +279,7 @@ class Iteration(Iterator[Any]):
 
 
 def _end(
-    run: BatchRun, counters: Delivered, began: float, pid: int, loop: LoopRecorder | None
+    run: BatchRun, counters: DeliveryCounters, began: float, pid: int, loop: LoopRecorder | None
 ) -> None:
     if os.getpid() != pid:
         return  # A forked child has none of these threads and processes.

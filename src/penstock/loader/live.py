@@ -19,7 +19,7 @@ from penstock.engine.stats import Stats
 from penstock.world import World
 
 if TYPE_CHECKING:
-    from penstock.engine.web import Web
+    from penstock.engine.web import WebPages
 
 
 def open_metrics(loader: Any, world: World) -> Callable[[], Any] | None:
@@ -38,7 +38,7 @@ def open_metrics(loader: Any, world: World) -> Callable[[], Any] | None:
     return end
 
 
-def _stop(web: Web, pid: int) -> None:
+def _stop(web: WebPages, pid: int) -> None:
     if os.getpid() == pid:  # A forked child has the socket, but no thread that could stop.
         web.stop()
 

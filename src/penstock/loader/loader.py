@@ -24,18 +24,18 @@ import xxhash
 from penstock.arguments import count_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
-from penstock.engine.build import Span
+from penstock.engine.build import StreamSpan
 from penstock.engine.choice import WorkerChoice, choose_workers
 from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
 from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.engine import Engine, RunStart
-from penstock.engine.job import Slot
+from penstock.engine.job import BatchSlot
 from penstock.engine.messages import EngineTold
 from penstock.engine.opening import refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
-from penstock.engine.stats import Counted, Delivered, Seen, Stats
+from penstock.engine.stats import ClusterStats, DeliveryCounters, EngineStats, Stats
 from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
 from penstock.loader.apart import ApartRun
@@ -103,7 +103,7 @@ class Loader:
         trace: a folder to record the run in; `penstock report` and `penstock export` read it.
     """
 
-    _moves: Callable[[Slot], None] | None = None
+    _moves: Callable[[BatchSlot], None] | None = None
     """What moves the cursor: only the latest iteration does."""
     _chosen_by = 0
     """The process that has decided where batches are made."""
@@ -163,8 +163,8 @@ class Loader:
                 trace=trace,
             )
         )
-        self._counters = Delivered()
-        self._begun_before = Counted()
+        self._counters = DeliveryCounters()
+        self._begun_before = EngineStats()
         """What engines have counted that read another version of the data set."""
         self._cursor = self._begin_at = (0, 0)
         self._current: weakref.ref[Iteration] | None = None
@@ -321,7 +321,7 @@ class Loader:
         self._cursor = self._begin_at
         epoch = self._begin_at[0]
         end_epoch = None if self.epochs is None else (epoch // self.epochs + 1) * self.epochs
-        span = Span(start=self._begin_at, end_epoch=end_epoch, part=part)
+        span = StreamSpan(start=self._begin_at, end_epoch=end_epoch, part=part)
         if self.importance is not None:
             total = stream_of(self._options, world).global_batch_size
             self.importance.begin(span.start, world, total, part)
@@ -366,7 +366,7 @@ class Loader:
         return recorded_of(self, recorder, is_loop=stages is None)
 
     def _run(
-        self, span: Span, world: World, stages: StageOptions | None
+        self, span: StreamSpan, world: World, stages: StageOptions | None
     ) -> tuple[BatchRun, object]:
         """Return what makes the batches of an iteration, and what it uses while it lives."""
         options = self._options
@@ -434,7 +434,7 @@ class Loader:
         self._end_iteration()
         self._close_engine()
 
-    def _close_engine(self) -> Counted:
+    def _close_engine(self) -> EngineStats:
         """End what makes batches; return what it has counted."""
         if self._end_metrics is not None:
             self._end_metrics()
@@ -444,8 +444,8 @@ class Loader:
                 engine.close()
         return self._counted()
 
-    def _counted(self) -> Counted:
-        counted = Counted()
+    def _counted(self) -> EngineStats:
+        counted = EngineStats()
         if self._client is not None:
             counted += self._client.counted
         if self._engine is not None:
@@ -511,14 +511,14 @@ class Loader:
         """Return what is known of tiers, other nodes and our processes."""
         if self._client is not None:
             return self._client.told()
-        seen = Seen() if self._engine is None else self._engine.seen()
-        return EngineTold(seen=seen, counted=Counted(), events=())
+        seen = ClusterStats() if self._engine is None else self._engine.seen()
+        return EngineTold(seen=seen, counted=EngineStats(), events=())
 
     def _progress(self) -> float:
         """Return the epochs that were delivered, in samples of the whole world."""
         return self._counters.samples * self.world.num_ranks / self.order.num_samples
 
-    def _bound_bytes(self, seen: Seen) -> int | None:
+    def _bound_bytes(self, seen: ClusterStats) -> int | None:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
             return None  # Not every sample once an epoch.
@@ -559,20 +559,20 @@ class Loader:
             return f"nowhere: {error}"
 
 
-def _seer(loader: weakref.ref[Loader]) -> Callable[[], Seen]:
+def _seer(loader: weakref.ref[Loader]) -> Callable[[], ClusterStats]:
     """Return what asks a loader for what its engine has seen, and does not keep the loader."""
 
-    def seen() -> Seen:
+    def seen() -> ClusterStats:
         owner = loader()
-        return Seen() if owner is None else owner._told().seen
+        return ClusterStats() if owner is None else owner._told().seen
 
     return seen
 
 
-def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Slot], None]:
+def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[BatchSlot], None]:
     """Return what moves the loader's cursor when a batch is delivered."""
 
-    def delivered(slot: Slot) -> None:
+    def delivered(slot: BatchSlot) -> None:
         owner = loader()
         if owner is not None and owner._moves is delivered:
             owner._cursor = slot.cursor_after

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.engine.job import Slot
+from penstock.engine.job import BatchSlot
 from penstock.errors import StateError
 from penstock.order.importance import ImportanceCourse, StepLosses
 from penstock.order.importance.options import Floats
@@ -38,7 +38,7 @@ class StepMark(NamedTuple):
     """Of the scores that the samples were drawn from."""
 
     @classmethod
-    def of(cls, slot: Slot) -> StepMark:
+    def of(cls, slot: BatchSlot) -> StepMark:
         """Return the mark of a batch."""
         return cls(slot.epoch, slot.step, slot.digest)
 
@@ -126,7 +126,7 @@ class ObservedLosses:
         """Made when the first losses come; None where the world has changed."""
         self.forward: Callable[[list[StepLosses], bool], None] = lambda steps, closes: None
         """Tells whoever draws: losses of the window, and whether it is over."""
-        self._slots: dict[tuple[int, int], Slot] = {}
+        self._slots: dict[tuple[int, int], BatchSlot] = {}
         self._queue: deque[PendingLosses] = deque()
         self.num_observed = 0
         # Held while the course changes and whoever draws is told, so that a thread that replaces a
@@ -143,7 +143,7 @@ class ObservedLosses:
 
     # -- batches -----------------------------------------------------------------------------
 
-    def delivered(self, slot: Slot) -> None:
+    def delivered(self, slot: BatchSlot) -> None:
         """Take note of a batch; the first one of a window ends the window before."""
         order = self.course.order
         epoch, position = slot.cursor_after

@@ -19,7 +19,7 @@ from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.engine import RunStart
 from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.fetch_answers import FetchedJob
-from penstock.engine.job import Slot
+from penstock.engine.job import BatchSlot
 from penstock.engine.messages import LossNotice
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
@@ -134,7 +134,7 @@ class StagedApart(ApartRun):
         self._fetches = fetches
         return number
 
-    def next(self) -> list[tuple[Slot, Any]] | None:
+    def next(self) -> list[tuple[BatchSlot, Any]] | None:
         """Return the next batches, or None when there are no more."""
         with self._taking:
             made = super().next()
@@ -219,7 +219,7 @@ class InStages:
         self._num_asked = 0
         self._left: deque[FetchedJob] = deque()
         """One entry for each batch of the latest job that was not asked for yet."""
-        self._made: deque[Slot] = deque()
+        self._made: deque[BatchSlot] = deque()
         """Of the batches that are made and not used yet."""
 
     def fetch(self) -> Ticket:

@@ -11,7 +11,7 @@ import sys
 import threading
 
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
-from penstock.engine.spawner import Surroundings
+from penstock.engine.spawner import ProcessSurroundings
 from penstock.errors import EngineError
 
 _CLOSE_S = 5.0
@@ -35,7 +35,7 @@ class Starter:
             self._process = subprocess.Popen(
                 [*command, str(end.fileno()), str(self.pid)],
                 pass_fds=[end.fileno()],
-                env=Surroundings.here().environment,
+                env=ProcessSurroundings.here().environment,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C in a terminal is for the training loop.
             )
@@ -49,7 +49,7 @@ class Starter:
         """Return a channel to a new spawner."""
         channel, end = channel_pair()
         with end:
-            self._channel.send(pickle.dumps(Surroundings.here(modules)), [end.fileno()])
+            self._channel.send(pickle.dumps(ProcessSurroundings.here(modules)), [end.fileno()])
         return channel
 
     def close(self) -> None:

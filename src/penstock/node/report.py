@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import penstock
-from penstock.engine.prometheus import Metric, Row, one
+from penstock.engine.prometheus import Metric, MetricRow, one
 from penstock.node.grants import Key
 from penstock.node.sets import KnownSet
 from penstock.peers.status import NodeStatus, RunStatus, TierStatus
@@ -56,7 +56,7 @@ def _of_sets(service: Service) -> list[Metric]:
 
     def by_set(name: str, text: str, value: Callable[[KnownSet, int], int]) -> Metric:
         rows = [
-            Row(
+            MetricRow(
                 value=value(each, number),
                 labels={**_labels(place.kind, place.root.path), **_names(each)},
             )
@@ -66,7 +66,7 @@ def _of_sets(service: Service) -> list[Metric]:
         return Metric(name=name, kind="gauge", help=text, rows=tuple(rows))
 
     capacities = [
-        Row(value=place.capacity_bytes, labels=_labels(place.kind, place.root.path))
+        MetricRow(value=place.capacity_bytes, labels=_labels(place.kind, place.root.path))
         for place in places
     ]
     return [
@@ -86,7 +86,7 @@ def _of_sets(service: Service) -> list[Metric]:
             name="dataset_processes",
             kind="gauge",
             help="Processes that have a data set open.",
-            rows=tuple(Row(value=each.num_clients, labels=_names(each)) for each in known),
+            rows=tuple(MetricRow(value=each.num_clients, labels=_names(each)) for each in known),
         ),
         one("dropped_total", "counter", "Parts of data sets dropped to make room.",
             service.sets.num_dropped),
@@ -120,7 +120,7 @@ def _of_server(service: Service) -> list[Metric]:
     ]  # fmt: skip
 
 
-def _served(service: Service) -> tuple[Row, ...]:
+def _served(service: Service) -> tuple[MetricRow, ...]:
     """Bytes by data set; what cannot be told apart any more is counted under no name."""
     names = service.runs.datasets_by_shelf()
     uris = {each.key: each.about.get("uri", "") for each in service.known}
@@ -130,7 +130,7 @@ def _served(service: Service) -> tuple[Row, ...]:
         total[names.get(shelf, Key("", ""))] += count
     total[Key("", "")] += max(0, all_bytes - sum(total.values()))
     return tuple(
-        Row(
+        MetricRow(
             value=count,
             labels={"owner": key.owner, "dataset": key.dataset, "uri": uris.get(key, "")},
         )
@@ -152,7 +152,7 @@ def _of_service(service: Service) -> list[Metric]:
             kind="gauge",
             help="Always 1; who this is.",
             rows=(
-                Row(value=1, labels={"version": penstock.__version__, "name": service.name}),
+                MetricRow(value=1, labels={"version": penstock.__version__, "name": service.name}),
             ),
         ),
     ]  # fmt: skip

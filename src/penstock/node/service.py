@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.engine.prometheus import text_of
-from penstock.engine.web import Web
+from penstock.engine.web import WebPages
 from penstock.errors import OptionError, PeerError
 from penstock.node.door import Client, Door
 from penstock.node.folders import check_dataset
@@ -121,12 +121,12 @@ class Service:
                 count=num_ranges,
             )
 
-    def _web(self) -> Web | None:
+    def _web(self) -> WebPages | None:
         if self.options.http is None:
             return None
         address = self.options.http
         try:
-            web = Web(address, lambda: text_of(metrics_of(self)), self.health)
+            web = WebPages(address, lambda: text_of(metrics_of(self)), self.health)
         except OSError as error:
             raise OptionError(
                 f"no HTTP at {address}: {error.strerror}; give another address with --http, or "

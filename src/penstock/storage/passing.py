@@ -22,7 +22,7 @@ from typing import IO
 from penstock.errors import OptionError
 from penstock.storage.base import Buffer, ObjectInfo, Store
 from penstock.storage.tier_files import punch, write_all
-from penstock.storage.tier_sizes import Wish, room_for, usable_bytes, wished_bytes
+from penstock.storage.tier_sizes import Wish, allowance_for, usable_bytes, wished_bytes
 
 _log = logging.getLogger("penstock.storage")
 
@@ -211,7 +211,7 @@ def passing_to(
     total_bytes = 0
     for tier in tiers:
         try:
-            room = room_for(tier, tier.place)
+            room = allowance_for(tier, tier.place)
         except OSError as error:
             _log.info("%s keeps nothing of what is read while indexing: %s", tier.place, error)
             continue

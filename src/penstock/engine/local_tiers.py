@@ -1,7 +1,7 @@
 """What the tiers of this node hold of a data set, seen by sample.
 
-A holding knows the unit of every sample, the tier that each unit belongs to, and where in it. Bytes
-of samples are read from the tiers' files, and checked, in the thread that needs them; nothing
+`LocalTiers` knows the unit of every sample, the tier that each unit belongs to, and where in it.
+Bytes of samples are read from the tiers' files, and checked, in the thread that needs them; nothing
 passes through another process. What is damaged is told to the caller as if it were absent.
 """
 
@@ -23,9 +23,9 @@ from penstock.dataset.mixture import Mixture, datasets_of
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
 from penstock.engine.cache_hits import CacheHits, HitCounter
-from penstock.engine.job import Group, Piece
+from penstock.engine.job import GroupPiece, SampleGroup
+from penstock.engine.page_cache import PageCacheState
 from penstock.engine.stats import Counters, TierStats
-from penstock.engine.warmth import Warmth
 from penstock.plan.cuts import UNITS_MAX
 from penstock.plan.placement import Floats, Kept, kept_by, layout_of, paged, paged_layout_of
 from penstock.plan.units import UnitExtent, Units
@@ -42,20 +42,20 @@ _BLOCKS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class SamplePlaces:
     """Where some samples of one table lie."""
 
     units: Ints
     inside: Ints
     """Where in its unit each sample begins."""
 
-    def part(self, piece: Piece) -> Places:
+    def part(self, piece: GroupPiece) -> SamplePlaces:
         """Return the places of a piece's samples."""
         chosen = slice(piece.start, piece.stop)
-        return Places(units=self.units[chosen], inside=self.inside[chosen])
+        return SamplePlaces(units=self.units[chosen], inside=self.inside[chosen])
 
 
-class Holding:
+class LocalTiers:
     """A data set's units in the tiers of this node."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Holding:
         self._passed_bytes = sum(p.held_bytes for p in set(self._passed.values()))
         self.warm_bytes = self.tiers.present_bytes + self._passed_bytes
         """What was there already, in tiers or from indexing."""
-        self._warmth = [Warmth() for _ in self.tiers.tiers]
+        self._page_cache = [PageCacheState() for _ in self.tiers.tiers]
 
     def place(self, span_bytes: int, spans: Flags) -> None:
         """Keep the units of some spans of the layout here."""
@@ -155,22 +155,22 @@ class Holding:
 
     # -- by sample ---------------------------------------------------------------------------
 
-    def places(self, group: Group) -> list[Places]:
+    def places(self, group: SampleGroup) -> list[SamplePlaces]:
         """Return the units of a group's samples, table by table; looked up once for a group."""
         if group.places is None:
             object.__setattr__(group, "places", self._look_up(group))
-        found: list[Places] = group.places
+        found: list[SamplePlaces] = group.places
         return found
 
-    def _look_up(self, group: Group) -> list[Places]:
+    def _look_up(self, group: SampleGroup) -> list[SamplePlaces]:
         number = self._numbers[id(group.bound)]
         out = []
         for table in range(len(group.bound.part.tables)):
             units, inside = self.units.locate(number, table, group.local_ids)
-            out.append(Places(units=units, inside=inside))
+            out.append(SamplePlaces(units=units, inside=inside))
         return out
 
-    def is_placed(self, places: list[Places]) -> Flags:
+    def is_placed(self, places: list[SamplePlaces]) -> Flags:
         """Return which samples have all their units in tiers that hold them or have room."""
         flags = self.has_place(places[0].units)
         for table in places[1:]:
@@ -250,7 +250,7 @@ class Holding:
         """Return decoded samples: from the tiers, and from the store what they do not hold."""
         out: list[dict[str, Any]] = [{}] * len(ids)
         for bound, where, local_ids in dataset.groups(ids):
-            group = Group(bound=bound, where=where, local_ids=local_ids)
+            group = SampleGroup(bound=bound, where=where, local_ids=local_ids)
             places = self.places(group)
             for j, (i, local) in enumerate(zip(where.tolist(), local_ids.tolist(), strict=True)):
                 if bound.by_block:
@@ -261,7 +261,7 @@ class Holding:
                     out[i] = bound.decoded_all(local_ids[j : j + 1], [raws])[0]
         return out
 
-    def _block(self, group: Group, places: Places, j: int) -> Block:
+    def _block(self, group: SampleGroup, places: SamplePlaces, j: int) -> Block:
         unit = int(places.units[j])
         for number, block in self._recent:
             if number == unit:
@@ -270,7 +270,7 @@ class Holding:
         self._recent = [(unit, block), *self._recent[: _BLOCKS_KEPT - 1]]
         return block
 
-    def _raw(self, group: Group, table: int, places: Places, j: int) -> memoryview:
+    def _raw(self, group: SampleGroup, table: int, places: SamplePlaces, j: int) -> memoryview:
         inside, length = int(places.inside[j]), int(group.extents[table].length[j])
         data = self.read(int(places.units[j]), inside, length)
         if data is None:
@@ -280,7 +280,7 @@ class Holding:
     # -- copying -----------------------------------------------------------------------------
 
     def copy_into(
-        self, places: Places, lengths: Ints, target: Bytes, starts: Ints, counters: Counters
+        self, places: SamplePlaces, lengths: Ints, target: Bytes, starts: Ints, counters: Counters
     ) -> Ints:
         """Copy samples into `target`, each to its start; return which ones are not there."""
         held = self.tiers.held(places.units)
@@ -291,7 +291,7 @@ class Holding:
             if len(chosen):
                 begin = time.perf_counter()
                 units, inside, sizes = places.units[chosen], places.inside[chosen], lengths[chosen]
-                with self._warmth[number].asked(
+                with self._page_cache[number].asked(
                     partial(self._ranges_in, tier, units, inside, sizes)
                 ):
                     damaged = tier.copy(units, inside, sizes, view, starts[chosen])
@@ -306,7 +306,7 @@ class Holding:
         offsets = (self.layout.offsets[units] + inside).tolist()
         return ((tier, o, size) for o, size in zip(offsets, sizes.tolist(), strict=True))
 
-    def count(self, places: Places, lengths: Ints, counters: Counters) -> None:
+    def count(self, places: SamplePlaces, lengths: Ints, counters: Counters) -> None:
         """Count samples as read from their tiers."""
         held = self.tiers.held(places.units)
         tier_of = self.tiers.tier_of(places.units)

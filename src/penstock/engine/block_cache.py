@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 
-class _Load:
+class _PendingLoad:
     """What those wait for who come while a value is loaded."""
 
     __slots__ = ("error", "is_over", "num_loading", "num_waiting")
@@ -24,18 +24,18 @@ class _Load:
         self.error: BaseException | None = None
 
 
-class _Entry:
+class _CachedBlock:
     __slots__ = ("load", "pins", "size_bytes", "value")
 
     def __init__(self) -> None:
-        self.load: _Load | None = None
+        self.load: _PendingLoad | None = None
         """Under way, and nobody has brought the value yet."""
         self.value: Any = None
         self.size_bytes = 0
         self.pins = 0
 
 
-class BlockStage:
+class BlockCache:
     """Values by name within a number of bytes; each is loaded by one thread at a time.
 
     Only a second copy of a request that is late loads beside another thread.
@@ -44,7 +44,7 @@ class BlockStage:
     def __init__(self, size_bytes_max: int) -> None:
         self._size_bytes_max = size_bytes_max
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _CachedBlock] = OrderedDict()
         self.size_bytes = 0
 
     def has(self, name: Hashable) -> bool:
@@ -85,7 +85,7 @@ class BlockStage:
             if entry.value is not None:
                 return entry.value
             loads = beside or entry.load is None
-            under_way = entry.load = entry.load or _Load()
+            under_way = entry.load = entry.load or _PendingLoad()
             under_way.num_loading += loads
             under_way.num_waiting += not loads
         if loads:
@@ -95,13 +95,15 @@ class BlockStage:
             raise under_way.error
         return entry.value
 
-    def _entry(self, name: Hashable) -> _Entry:
+    def _entry(self, name: Hashable) -> _CachedBlock:
         entry = self._entries.get(name)
         if entry is None:
-            entry = self._entries[name] = _Entry()
+            entry = self._entries[name] = _CachedBlock()
         return entry
 
-    def _loaded(self, entry: _Entry, under_way: _Load, load: Callable[[], tuple[Any, int]]) -> Any:
+    def _loaded(
+        self, entry: _CachedBlock, under_way: _PendingLoad, load: Callable[[], tuple[Any, int]]
+    ) -> Any:
         error: BaseException | None = None
         value, size_bytes = None, 0
         try:

@@ -16,15 +16,15 @@ import numpy as np
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.engine.fills import Fill, FillRun
-from penstock.engine.job import Group, Slot
+from penstock.engine.job import BatchSlot, SampleGroup
 from penstock.engine.staging import Stager
 from penstock.flow.filling import FillCourse, FillProgress
 
-SlotsFrom = Callable[[int, int], Iterator[Slot]]
+SlotsFrom = Callable[[int, int], Iterator[BatchSlot]]
 """Returns the batches from an epoch and a position on, until each sample was seen once."""
 
 
-class FillAhead:
+class FillPlanner:
     """The units that later batches need, in their order."""
 
     def __init__(
@@ -39,7 +39,7 @@ class FillAhead:
     ) -> None:
         """`num_known` grows when more of the order has become known, where not all of it is."""
         self._num_known = num_known
-        self._course: FillCourse[tuple[int, int], Slot] = FillCourse(
+        self._course: FillCourse[tuple[int, int], BatchSlot] = FillCourse(
             lambda place: slots_from(*place), start, version=stager.homes_version + num_known()
         )
         self._dataset = dataset
@@ -73,7 +73,7 @@ class FillAhead:
         out: list[tuple[int, FillRun]] = []
         under_way: list[Fill] = []
         for bound, where, local_ids in self._dataset.groups(ids):
-            group = Group(bound=bound, where=where, local_ids=local_ids)
+            group = SampleGroup(bound=bound, where=where, local_ids=local_ids)
             reads, fills = self._stager.fills_ahead(
                 group, job_of[where], slots[0].epoch, of_others=self._course.is_for_others
             )
@@ -88,7 +88,7 @@ class FillAhead:
         return out
 
 
-def _num_samples(slot: Slot) -> int:
+def _num_samples(slot: BatchSlot) -> int:
     return len(slot.ids)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.engine.holding import Holding
+from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.stats import Counters
 from penstock.flow.live import LiveRates
 from penstock.trace import Recorder
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Around:
+class RunContext:
     """Objects that a run uses and does not own."""
 
     counters: Counters
     live: LiveRates | None = None
-    holding: Holding | None = None
+    local_tiers: LocalTiers | None = None
     """The tiers of this node."""
     cluster: Cluster | None = None
     """The other nodes."""
@@ -35,4 +35,4 @@ class Around:
         """Capacity of the tiers of this node, or of all nodes that share theirs."""
         if self.cluster is not None:
             return self.cluster.capacity_bytes
-        return 0 if self.holding is None else self.holding.tiers.capacity_bytes
+        return 0 if self.local_tiers is None else self.local_tiers.tiers.capacity_bytes

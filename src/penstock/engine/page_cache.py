@@ -17,7 +17,7 @@ _LOOK_EVERY = 16
 """While files are in memory, so many pieces are read between two looks whether they still are."""
 
 
-class Opened(Protocol):
+class OpenDescriptor(Protocol):
     """A file that is open for as long as somebody holds this."""
 
     @property
@@ -26,7 +26,7 @@ class Opened(Protocol):
         ...
 
 
-class Warmth:
+class PageCacheState:
     """What the latest reads of some files have shown; shared by all threads."""
 
     def __init__(self) -> None:
@@ -34,7 +34,9 @@ class Warmth:
         self._num_looks = 0
 
     @contextmanager
-    def asked(self, ranges: Callable[[], Iterable[tuple[Opened, int, int]]]) -> Iterator[None]:
+    def asked(
+        self, ranges: Callable[[], Iterable[tuple[OpenDescriptor, int, int]]]
+    ) -> Iterator[None]:
         """Ask for ranges, if the last time showed that it pays, and see what it takes to read them.
 
         Ranges are file, offset and length, made only if they are needed.

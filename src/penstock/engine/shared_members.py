@@ -16,7 +16,7 @@ from penstock.peers.members import Member, Members
 _log = logging.getLogger("penstock.loader")
 
 
-class Neighbours:
+class SharedMembers:
     """One node's view of the others; safe for threads."""
 
     def __init__(
