@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 
-from penstock.node.door import Door
+from penstock.node.job_listener import JobListener
 from penstock.peers import facts, handshake, node_messages, wire
 from penstock.peers.base import Address, Shelves
 from penstock.peers.node_messages import (
@@ -173,7 +173,7 @@ class NodeSocket:
     def prepare(self, folder: Path) -> None:
         """Listen."""
         self._path = str(folder / "socket")
-        door = Door(self._path, lambda client, word: Acknowledged(), lambda client: None)
+        door = JobListener(self._path, lambda client, word: Acknowledged(), lambda client: None)
         door.take()
         door.start()
         member = RunMember(name="n", host="h", addresses=(("127.0.0.1", 7),))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.cluster_page import page_of, text_of
-from penstock.node.survey import Link, NodeView, View
+from penstock.node.survey import NodeTraffic, NodeView, RunView
 from penstock.peers.base import Address, Shelves
 from penstock.peers.local import ListedRun, RunMember, write_run_file
 from penstock.peers.server import PeerServer
@@ -106,12 +106,12 @@ def test_a_large_run_fits_80_columns() -> None:
         member=nodes[7].member, status=None, run=RunStatus(), error="no connection " * 20
     )
     links = [
-        Link(source=a.member.name, to=b.member.name, size_bytes=10**12, bytes_per_s=1e9)
+        NodeTraffic(source=a.member.name, to=b.member.name, size_bytes=10**12, bytes_per_s=1e9)
         for a in nodes[:5]
         for b in nodes[:5]
     ]
     run = ListedRun(run_id=RUN, secret=SECRET, dataset="s3://" + "bucket/" * 30)
-    page = text_of(page_of(View(run=run, nodes=tuple(nodes), links=tuple(links), at_s=0.0)))
+    page = text_of(page_of(RunView(run=run, nodes=tuple(nodes), links=tuple(links), at_s=0.0)))
     assert max(map(len, page.splitlines())) <= 80
     assert "99 of 100 nodes answer" in page
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node.grants import Key
-from penstock.node.runs import Runs
+from penstock.node.grants import DatasetKey
+from penstock.node.runs import ServedRuns
 from penstock.peers.base import Address, Shelves
 from penstock.peers.local import RegisterRun, RunMember, write_run_file
 from penstock.peers.run_files import read_run_files
@@ -134,9 +134,9 @@ def test_a_machine_that_was_started_again_has_none_of_its_runs(tmp_path: Path) -
 
 
 def test_a_run_whose_last_rank_has_left_a_service_is_told_apart() -> None:
-    runs = Runs(Shelves())
+    runs = ServedRuns(Shelves())
     word = RegisterRun(run_id=LIVE, secret=SECRET, shelf=bytes(16), dataset="set")
-    runs.register(1, os.geteuid(), Key(dataset="set", owner="u0"), word, ())
+    runs.register(1, os.geteuid(), DatasetKey(dataset="set", owner="u0"), word, ())
     assert [run.is_left for run in runs.seen(os.geteuid())] == [False]
     runs.leave(1)
     assert [run.is_left for run in runs.seen(os.geteuid())] == [True]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.node.options import options_of
-from penstock.node.service import Service
+from penstock.node.service import NodeService
 from penstock.node.signals import Signals
 from penstock.peers.local import LocalNode, TiersOpened
 from penstock.storage.tier import Tiers
@@ -100,7 +100,7 @@ def _serve(given: Mapping[str, object], log: Path, user: int | None, writing: in
         logger.setLevel(logging.INFO)
         if user is not None:
             become(user, user)
-        with Signals() as signals, Service(options_of(given, {})) as service:
+        with Signals() as signals, NodeService(options_of(given, {})) as service:
             assert service.web is not None
             os.write(
                 writing, f"{service.server.address.port} {service.web.address.port}\n".encode()

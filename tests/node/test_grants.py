@@ -5,28 +5,41 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.node.grants import Decision, Key, Limits, Request, Room, Taken, decide
+from penstock.node.grants import (
+    DatasetKey,
+    GrantDecision,
+    GrantLimits,
+    GrantPlace,
+    GrantRequest,
+    TakenSpace,
+    decide,
+)
 
-ROOMS = (Room(kind="memory", capacity_bytes=100), Room(kind="disk", capacity_bytes=1000))
-NEW = Key("u1", "new")
+ROOMS = (
+    GrantPlace(kind="memory", capacity_bytes=100),
+    GrantPlace(kind="disk", capacity_bytes=1000),
+)
+NEW = DatasetKey("u1", "new")
 
 
-def taken(name: str, memory: int, disk: int, *, at: float = 0, is_open: bool = False) -> Taken:
+def taken(name: str, memory: int, disk: int, *, at: float = 0, is_open: bool = False) -> TakenSpace:
     owner, _, dataset = name.partition("/")
-    return Taken(key=Key(owner, dataset), size_bytes=(memory, disk), is_open=is_open, used_at_s=at)
+    return TakenSpace(
+        key=DatasetKey(owner, dataset), size_bytes=(memory, disk), is_open=is_open, used_at_s=at
+    )
 
 
-def wanted(size_bytes: int, **more: object) -> Request:
-    return Request(key=NEW, size_bytes=size_bytes, **more)  # type: ignore[arg-type]
+def wanted(size_bytes: int, **more: object) -> GrantRequest:
+    return GrantRequest(key=NEW, size_bytes=size_bytes, **more)  # type: ignore[arg-type]
 
 
 def test_the_fastest_place_is_filled_first() -> None:
-    assert decide(ROOMS, [], wanted(300), Limits()).granted_bytes == (100, 200)
+    assert decide(ROOMS, [], wanted(300), GrantLimits()).granted_bytes == (100, 200)
 
 
 def test_what_was_wished_for_by_kind_is_not_exceeded() -> None:
     wished = {"memory": 30}
-    decision = decide(ROOMS, [], wanted(300, wished_bytes=wished), Limits())
+    decision = decide(ROOMS, [], wanted(300, wished_bytes=wished), GrantLimits())
     assert (decision.granted_bytes, decision.bound) == ((30, 0), "what the job wished for")
 
 
@@ -36,14 +49,14 @@ def test_the_longest_unused_goes_first_and_only_where_room_is_needed() -> None:
         taken("u2/old", 40, 300, at=1),
         taken("u2/open", 10, 300, at=0, is_open=True),
     ]
-    decision = decide(ROOMS, others, wanted(50), Limits())
-    assert decision == Decision(granted_bytes=(50, 0), drops=((Key("u2", "old"), 0),))
+    decision = decide(ROOMS, others, wanted(50), GrantLimits())
+    assert decision == GrantDecision(granted_bytes=(50, 0), drops=((DatasetKey("u2", "old"), 0),))
 
 
 def test_a_user_at_his_limit_loses_his_own_idle_sets_and_no_one_elses() -> None:
     others = [taken("u2/old", 0, 500, at=0), taken("u1/mine", 0, 100, at=5)]
-    decision = decide(ROOMS, others, wanted(150), Limits(owner_bytes=150))
-    assert decision.drops == ((Key("u1", "mine"), 1),)
+    decision = decide(ROOMS, others, wanted(150), GrantLimits(owner_bytes=150))
+    assert decision.drops == ((DatasetKey("u1", "mine"), 1),)
     assert sum(decision.granted_bytes) == 150
 
 
@@ -65,9 +78,13 @@ any_taken = st.builds(
     slack=st.integers(0, 50),
 )
 def test_no_bound_is_exceeded_and_nothing_in_use_is_dropped(
-    others: list[Taken], size_bytes: int, limit: int | None, owner_limit: int | None, slack: int
+    others: list[TakenSpace],
+    size_bytes: int,
+    limit: int | None,
+    owner_limit: int | None,
+    slack: int,
 ) -> None:
-    limits = Limits(dataset_bytes=limit, owner_bytes=owner_limit)
+    limits = GrantLimits(dataset_bytes=limit, owner_bytes=owner_limit)
     decision = decide(ROOMS, others, wanted(size_bytes, slack_bytes=slack), limits)
     granted = sum(decision.granted_bytes)
     assert granted <= size_bytes + (slack if all(decision.granted_bytes) else 0)
@@ -80,10 +97,10 @@ def test_no_bound_is_exceeded_and_nothing_in_use_is_dropped(
         for one in others
         for place, size in enumerate(one.size_bytes)
     }
-    for place, room in enumerate(ROOMS):
+    for place, grant_place in enumerate(ROOMS):
         beside = sum(size for (_, where), size in left.items() if where == place)
         here = decision.granted_bytes[place]
-        assert here == 0 or beside + here <= room.capacity_bytes
+        assert here == 0 or beside + here <= grant_place.capacity_bytes
     if owner_limit is not None:
         own = sum(size for (key, _), size in left.items() if key.owner == NEW.owner)
         assert granted == 0 or own + granted <= owner_limit

@@ -16,7 +16,7 @@ from penstock.cli.options import add_json
 from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.errors import OptionError
 from penstock.node.options import address_of
-from penstock.node.survey import RunsHere, Survey, View, found_here
+from penstock.node.survey import RunsFound, RunSurvey, RunView, found_here
 from penstock.peers.base import Address
 from penstock.peers.local import ListedRun, RunsListed
 from penstock.peers.run_files import runs_folder
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         _tell_of_silent(found.silent)
         return 0
     chosen = _chosen(found, args.run)
-    with Survey(chosen, only) as survey:
+    with RunSurvey(chosen, only) as survey:
         if args.json:
             print_json(_as_json(_looked(survey)))
         elif args.once or not sys.stdout.isatty():
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(found: RunsHere, wanted: str | None) -> ListedRun:
+def _chosen(found: RunsFound, wanted: str | None) -> ListedRun:
     # A run that is named is shown even if it is silent: who asks for it wants to know why.
     named = found.live + (found.silent if wanted else [])
     matching = [run for run in named if run.run_id.hex().startswith((wanted or "").lower())]
@@ -102,7 +102,7 @@ def _tell_of_silent(silent: Sequence[ListedRun]) -> None:
         print(_silence(silent), file=sys.stderr)
 
 
-def _looked(survey: Survey) -> View:
+def _looked(survey: RunSurvey) -> RunView:
     survey.look()
     time.sleep(_ONCE_S)
     return survey.look()
@@ -120,7 +120,7 @@ def _tell_of_others(runs: Sequence[ListedRun], chosen: ListedRun) -> None:
         print(f"other runs here: {', '.join(others)}; choose with --run", file=sys.stderr)
 
 
-def _live(survey: Survey) -> None:
+def _live(survey: RunSurvey) -> None:
     """Show it until Ctrl-C; on a terminal that cannot move its cursor, page after page."""
     width = Screen().width
     if not can_move_cursor(sys.stdout):
@@ -159,7 +159,7 @@ def _show_service(seen: RunsListed, *, as_json: bool) -> None:
         _print(service_page(seen.status, addresses))
 
 
-def _as_json(view: View) -> dict[str, Any]:
+def _as_json(view: RunView) -> dict[str, Any]:
     return {
         "run": view.run.run_id.hex(),
         "dataset": view.dataset,

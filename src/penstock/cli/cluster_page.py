@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.cli.charts import bar
 from penstock.cli.screen import Span, cut, plain
-from penstock.node.survey import Link, NodeView, View
+from penstock.node.survey import NodeTraffic, NodeView, RunView
 from penstock.peers.status import NodeStatus, ReadCounts
 from penstock.units import show_bytes, show_seconds
 
@@ -20,7 +20,7 @@ _SENTENCES_MAX = 5
 _HOST_WIDTH = 14
 
 
-def page_of(view: View, width: int = 80) -> list[Line]:
+def page_of(view: RunView, width: int = 80) -> list[Line]:
     """Return what there is to see of a run."""
     names = _names(view)
     lines = [_title(view, width), []]
@@ -30,7 +30,7 @@ def page_of(view: View, width: int = 80) -> list[Line]:
     return lines
 
 
-def _title(view: View, width: int) -> Line:
+def _title(view: RunView, width: int) -> Line:
     answering = sum(node.status is not None for node in view.nodes)
     text = f"{answering} of {len(view.nodes)} nodes answer"
     head = f"run {view.run.run_id.hex()[:8]}"
@@ -41,7 +41,7 @@ def _title(view: View, width: int) -> Line:
     return [(head, "bold"), "  ", what, gap, (text, style)]
 
 
-def _nodes(view: View, width: int) -> list[Line]:
+def _nodes(view: RunView, width: int) -> list[Line]:
     head = f"  {'node':<18}{'by':<6}{'held':>8}  {'of':<8}  {'':<{_BAR_WIDTH}} {'':>4}"
     lines: list[Line] = [[(f"{head}  {'tier':>5} {'peers':>5} {'store':>5}", "dim")]]
     lines += [_node(node, width) for node in view.nodes[:_NODES_MAX]]
@@ -65,7 +65,7 @@ def _node(node: NodeView, width: int) -> Line:
     ]
 
 
-def _total(view: View) -> Line:
+def _total(view: RunView) -> Line:
     statuses = [node.status for node in view.nodes if node.status is not None]
     filled = [_filled(status) for status in statuses]
     shares = _shares(sum((node.run.reads for node in view.nodes), ReadCounts()))
@@ -98,7 +98,7 @@ def _shares(reads: ReadCounts) -> str:
     return " ".join(f"{part / total:>5.0%}" if total else f"{'–':>5}" for part in parts)
 
 
-def _links(links: Sequence[Link], names: dict[str, str]) -> list[Line]:
+def _links(links: Sequence[NodeTraffic], names: dict[str, str]) -> list[Line]:
     if not links:
         return []
     lines: list[Line] = [[]]
@@ -122,7 +122,7 @@ def _links(links: Sequence[Link], names: dict[str, str]) -> list[Line]:
     return lines
 
 
-def _by_node(links: Sequence[Link], names: dict[str, str]) -> list[Line]:
+def _by_node(links: Sequence[NodeTraffic], names: dict[str, str]) -> list[Line]:
     """What comes to and goes from each node, where there are too many links to show all."""
     lines: list[Line] = [[(f"{'Links':<20}{'in':>11}{'out':>11}   in, out so far", "bold")]]
     for name, called in list(names.items())[:_NODES_MAX]:
@@ -138,7 +138,7 @@ def _rate(bytes_per_s: float) -> str:
     return f"{show_bytes(bytes_per_s) + '/s':>11}"
 
 
-def _troubles(view: View, names: dict[str, str], width: int) -> list[Line]:
+def _troubles(view: RunView, names: dict[str, str], width: int) -> list[Line]:
     """What does not go as it should, and what was done about it."""
     rows: list[tuple[str, str]] = []
     suspected: dict[str, list[str]] = {}
@@ -172,7 +172,7 @@ def service_page(status: NodeStatus, addresses: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _names(view: View) -> dict[str, str]:
+def _names(view: RunView) -> dict[str, str]:
     return {node.member.name: _called(node) for node in view.nodes}
 
 

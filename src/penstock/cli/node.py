@@ -8,7 +8,7 @@ import logging
 from penstock.cli.options import add_tiers
 from penstock.cli.screen import Screen
 from penstock.node.options import HTTP, LISTEN, SHARES, NodeOptions, config_here, options_of
-from penstock.node.service import Service
+from penstock.node.service import NodeService
 from penstock.node.signals import Signals
 from penstock.units import show_bytes
 
@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     config, path = config_here()
     given = {name.replace("_", "-"): value for name, value in vars(args).items()}
     options = options_of(given, config)
-    with Signals() as signals, Service(options) as service:
+    with Signals() as signals, NodeService(options) as service:
         _show(service, options, path)
         return service.wait(signals)
 
 
-def _show(service: Service, options: NodeOptions, config: str) -> None:
+def _show(service: NodeService, options: NodeOptions, config: str) -> None:
     screen = Screen()
     screen.line(("penstock node", "bold"), f"  {service.name[:8]}, ready")
     rows = {}

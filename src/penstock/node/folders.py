@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import OptionError
-from penstock.node.grants import Key
+from penstock.node.grants import DatasetKey
 from penstock.storage.tier_folders import (
     IDENTITY,
     LOCK,
@@ -71,7 +71,7 @@ class OwnedFolder(Folder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class FolderOwner:
     """Who shares a folder of data sets."""
 
     name: str
@@ -87,25 +87,25 @@ class Owner:
         return self.user is None
 
 
-def owner_named(name: str) -> Owner:
+def owner_named(name: str) -> FolderOwner:
     """Return an owner by the name of its folder.
 
     >>> owner_named("u1000").user, oct(owner_named("g100").mode)
     (1000, '0o2770')
     """
     if name == "all":
-        return Owner(name=name, user=None, mode=0o777)
+        return FolderOwner(name=name, user=None, mode=0o777)
     number = int(name[1:])
     if name[0] == "u":
-        return Owner(name=name, user=number)
-    return Owner(name=name, user=None, group=number, mode=0o2770)
+        return FolderOwner(name=name, user=number)
+    return FolderOwner(name=name, user=None, group=number, mode=0o2770)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSet:
     """What lies of one data set in one place."""
 
-    key: Key
+    key: DatasetKey
     held_bytes: int
     used_at_s: float
     about: dict[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def check_dataset(name: str) -> None:
         raise OptionError(f"{name!r} cannot be the name of a data set's folder")
 
 
-def make_base(root: Folder, owner: Owner, dataset: str) -> str:
+def make_base(root: Folder, owner: FolderOwner, dataset: str) -> str:
     """Make the folder where an owner's jobs open the tiers of a data set; return its path."""
     check_dataset(dataset)
     owned = _made(root, owner.name, 0o711)
@@ -150,7 +150,7 @@ def _made(parent: Folder, name: str, mode: int | None) -> Folder:
 
 
 @contextlib.contextmanager
-def tier_folders(root: Folder, key: Key) -> Iterator[list[tuple[OwnedFolder, OwnedFolder]]]:
+def tier_folders(root: Folder, key: DatasetKey) -> Iterator[list[tuple[OwnedFolder, OwnedFolder]]]:
     """Give the folders of a data set's tiers, each with the one above it; most often one."""
     with contextlib.ExitStack() as stack:
         found: list[tuple[OwnedFolder, OwnedFolder]] = []
@@ -162,7 +162,7 @@ def tier_folders(root: Folder, key: Key) -> Iterator[list[tuple[OwnedFolder, Own
         yield [(above, inner) for above, inner in found if LOCK in inner.names()]
 
 
-def _base(root: Folder, key: Key) -> OwnedFolder:
+def _base(root: Folder, key: DatasetKey) -> OwnedFolder:
     user = owner_named(key.owner).user
     owned = os.open(key.owner, _FLAGS, dir_fd=root.descriptor)
     try:
@@ -187,7 +187,7 @@ def _inners(folder: OwnedFolder, stack: contextlib.ExitStack) -> list[OwnedFolde
 def found_sets(root: Folder) -> list[FoundSet]:
     """Return which data sets lie in a place."""
     return [
-        _found_set(root, Key(owner, dataset))
+        _found_set(root, DatasetKey(owner, dataset))
         for owner in filter(_OWNERS.fullmatch, root.names())
         for dataset in filter(_DATASETS.fullmatch, _names_in(root, owner))
     ]
@@ -204,7 +204,7 @@ def _names_in(root: Folder, name: str) -> list[str]:
         os.close(descriptor)
 
 
-def _found_set(root: Folder, key: Key) -> FoundSet:
+def _found_set(root: Folder, key: DatasetKey) -> FoundSet:
     held_bytes, used_at_s = 0, 0.0
     about: dict[object, object] = {}
     with tier_folders(root, key) as found:
@@ -229,7 +229,7 @@ def clear_tier(folder: OwnedFolder, above: OwnedFolder) -> None:
         remove_lock(folder, above)
 
 
-def clear_base(root: Folder, key: Key) -> None:
+def clear_base(root: Folder, key: DatasetKey) -> None:
     """Remove the folders of a data set where nothing is left in them."""
     with contextlib.suppress(OSError):
         base = _base(root, key)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Key(NamedTuple):
+class DatasetKey(NamedTuple):
     """A data set of an owner."""
 
     owner: str
@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class GrantPlace:
     """A place, as far as grants are concerned."""
 
     kind: str
@@ -30,17 +30,17 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class TakenSpace:
     """What one data set takes in each place."""
 
-    key: Key
+    key: DatasetKey
     size_bytes: tuple[int, ...]
     is_open: bool
     used_at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class GrantLimits:
     """The most that is granted, over all places."""
 
     dataset_bytes: int | None = None
@@ -48,10 +48,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GrantRequest:
     """A data set that somebody wants to open."""
 
-    key: Key
+    key: DatasetKey
     size_bytes: int
     overhead_bytes: int = 0
     """What its tables take in every place where it is."""
@@ -62,25 +62,25 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class GrantDecision:
     """What is granted in each place, and which parts of which data sets go first."""
 
     granted_bytes: tuple[int, ...]
-    drops: tuple[tuple[Key, int], ...] = ()
+    drops: tuple[tuple[DatasetKey, int], ...] = ()
     """Keys, and numbers of places."""
     bound: str = ""
     """What kept it from being more, in words; empty where all fits."""
 
 
 @dataclass(slots=True)
-class _Books:
+class _SpaceLedger:
     """What is taken while a decision is made."""
 
-    rooms: Sequence[Room]
-    taken: dict[Key, list[int]]
-    idle: list[Key]
+    grant_places: Sequence[GrantPlace]
+    taken: dict[DatasetKey, list[int]]
+    idle: list[DatasetKey]
     """Data sets that may go, longest unused first."""
-    drops: list[tuple[Key, int]] = field(default_factory=list)
+    drops: list[tuple[DatasetKey, int]] = field(default_factory=list)
 
     def in_place(self, place: int) -> int:
         return sum(sizes[place] for sizes in self.taken.values())
@@ -88,72 +88,83 @@ class _Books:
     def of_owner(self, owner: str) -> int:
         return sum(sum(sizes) for key, sizes in self.taken.items() if key.owner == owner)
 
-    def drop(self, key: Key, place: int) -> None:
+    def drop(self, key: DatasetKey, place: int) -> None:
         self.taken[key][place] = 0
         self.drops.append((key, place))
 
 
 def decide(
-    rooms: Sequence[Room], others: Sequence[Taken], request: Request, limits: Limits
-) -> Decision:
+    grant_places: Sequence[GrantPlace],
+    others: Sequence[TakenSpace],
+    request: GrantRequest,
+    limits: GrantLimits,
+) -> GrantDecision:
     """Return what a data set gets beside all others; its own old part is not among them."""
     assert all(other.key != request.key for other in others)
     idle = sorted((other for other in others if not other.is_open), key=lambda one: one.used_at_s)
-    books = _Books(
-        rooms=rooms,
+    ledger = _SpaceLedger(
+        grant_places=grant_places,
         taken={other.key: list(other.size_bytes) for other in others},
         idle=[other.key for other in idle],
     )
-    wanted_bytes, bound = _allowed(books, request, limits)
+    wanted_bytes, bound = _allowed(ledger, request, limits)
     granted: list[int] = []
-    for place, room in enumerate(rooms):
+    for place, grant_place in enumerate(grant_places):
         slack_bytes = request.slack_bytes if sum(granted) else 0
         most = min(wanted_bytes, request.size_bytes + slack_bytes) - sum(granted)
         if request.wished_bytes is not None:
-            same = sum(granted[p] for p in range(place) if rooms[p].kind == room.kind)
-            most = min(most, request.wished_bytes.get(room.kind, 0) - same)
-        granted.append(_granted(books, place, most, request.overhead_bytes))
+            same = sum(granted[p] for p in range(place) if grant_places[p].kind == grant_place.kind)
+            most = min(most, request.wished_bytes.get(grant_place.kind, 0) - same)
+        granted.append(_granted(ledger, place, most, request.overhead_bytes))
     if sum(granted) >= request.size_bytes:
         bound = ""
     elif sum(granted) < wanted_bytes:
-        bound = "what the job wished for" if _is_as_wished(rooms, granted, request) else "the room"
-    return Decision(granted_bytes=tuple(granted), drops=tuple(books.drops), bound=bound)
+        bound = (
+            "what the job wished for"
+            if _is_as_wished(grant_places, granted, request)
+            else "the room"
+        )
+    return GrantDecision(granted_bytes=tuple(granted), drops=tuple(ledger.drops), bound=bound)
 
 
-def _allowed(books: _Books, request: Request, limits: Limits) -> tuple[int, str]:
+def _allowed(ledger: _SpaceLedger, request: GrantRequest, limits: GrantLimits) -> tuple[int, str]:
     """Return how much limits leave of what is wanted, after the owner's own idle sets went."""
     wanted_bytes, bound = request.size_bytes + request.slack_bytes, ""
     if limits.dataset_bytes is not None and limits.dataset_bytes < wanted_bytes:
         wanted_bytes, bound = limits.dataset_bytes, "the limit of a data set"
     if limits.owner_bytes is None:
         return wanted_bytes, bound
-    own = [key for key in books.idle if key.owner == request.key.owner]
-    for key, place in [(key, place) for key in own for place in range(len(books.rooms))]:
-        if books.of_owner(request.key.owner) + wanted_bytes <= limits.owner_bytes:
+    own = [key for key in ledger.idle if key.owner == request.key.owner]
+    for key, place in [(key, place) for key in own for place in range(len(ledger.grant_places))]:
+        if ledger.of_owner(request.key.owner) + wanted_bytes <= limits.owner_bytes:
             break
-        if books.taken[key][place]:
-            books.drop(key, place)
-    left_bytes = max(0, limits.owner_bytes - books.of_owner(request.key.owner))
+        if ledger.taken[key][place]:
+            ledger.drop(key, place)
+    left_bytes = max(0, limits.owner_bytes - ledger.of_owner(request.key.owner))
     return (
         (left_bytes, "the limit of a user") if left_bytes < wanted_bytes else (wanted_bytes, bound)
     )
 
 
-def _granted(books: _Books, place: int, most_bytes: int, overhead_bytes: int) -> int:
+def _granted(ledger: _SpaceLedger, place: int, most_bytes: int, overhead_bytes: int) -> int:
     if most_bytes <= 0:
         return 0
-    room_bytes = books.rooms[place].capacity_bytes - overhead_bytes
-    for key in books.idle:
-        if room_bytes - books.in_place(place) >= most_bytes:
+    room_bytes = ledger.grant_places[place].capacity_bytes - overhead_bytes
+    for key in ledger.idle:
+        if room_bytes - ledger.in_place(place) >= most_bytes:
             break
-        if books.taken[key][place]:
-            books.drop(key, place)
-    return max(0, min(most_bytes, room_bytes - books.in_place(place)))
+        if ledger.taken[key][place]:
+            ledger.drop(key, place)
+    return max(0, min(most_bytes, room_bytes - ledger.in_place(place)))
 
 
-def _is_as_wished(rooms: Sequence[Room], granted: Sequence[int], request: Request) -> bool:
+def _is_as_wished(
+    grant_places: Sequence[GrantPlace], granted: Sequence[int], request: GrantRequest
+) -> bool:
     if request.wished_bytes is None:
         return False
-    kinds = {room.kind for room in rooms}
-    had = {k: sum(g for r, g in zip(rooms, granted, strict=True) if r.kind == k) for k in kinds}
+    kinds = {grant_place.kind for grant_place in grant_places}
+    had = {
+        k: sum(g for r, g in zip(grant_places, granted, strict=True) if r.kind == k) for k in kinds
+    }
     return all(had[kind] >= request.wished_bytes.get(kind, 0) for kind in kinds)

@@ -161,7 +161,7 @@ def _taken(locks: RecordLocks, byte: int, clock: Clock | None = None) -> bool:
 class KeptShelf(Shelf):
     """A data set's kept tiers, as they are served to one run."""
 
-    def __init__(self, name: bytes, tiers: tuple[KeptTier, ...], progress: Progress) -> None:
+    def __init__(self, name: bytes, tiers: tuple[KeptTier, ...], progress: RunProgress) -> None:
         self.name = name
         self._tiers = tiers
         self._progress = progress
@@ -251,7 +251,7 @@ class KeptShelf(Shelf):
             self._spoilt.add(unit)
 
 
-class Progress:
+class RunProgress:
     """How far a run's ranks on this node are; all words of one run share it."""
 
     cursor: int = 0

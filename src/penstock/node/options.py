@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import OptionError
-from penstock.node.folders import Owner, owner_named
-from penstock.node.grants import Limits
+from penstock.node.folders import FolderOwner, owner_named
+from penstock.node.grants import GrantLimits
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address
 from penstock.peers.local import SYSTEM_SOCKET
@@ -53,9 +53,9 @@ class NodeOptions:
     socket: str
     http: Address | None
     share: str = "user"
-    limits: Limits = field(default_factory=Limits)
+    limits: GrantLimits = field(default_factory=GrantLimits)
 
-    def owner_of(self, user: int, group: int) -> Owner:
+    def owner_of(self, user: int, group: int) -> FolderOwner:
         """Return whose data sets a process gets to see; refuse those that are not served."""
         if os.geteuid() not in (0, user):
             raise OptionError(
@@ -86,7 +86,7 @@ def options_of(given: Mapping[str, Any], config: Mapping[str, Any]) -> NodeOptio
         socket=_socket(str(said.get("socket", ""))),
         http=None if http == "none" else address_of(http, "http"),
         share=_share(str(said.get("share", "user"))),
-        limits=Limits(
+        limits=GrantLimits(
             dataset_bytes=_limit(said, "limit-dataset"), owner_bytes=_limit(said, "limit-user")
         ),
     )

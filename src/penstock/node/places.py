@@ -23,7 +23,7 @@ _log = logging.getLogger("penstock.node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TierPlace:
     """A memory or a disk, held by this service alone."""
 
     kind: str
@@ -38,9 +38,9 @@ class Place:
         os.close(self.lock)
 
 
-def take_places(wishes: Sequence[Wish]) -> list[Place]:
+def take_places(wishes: Sequence[Wish]) -> list[TierPlace]:
     """Take hold of all places; what cannot be had is an error: a service is set up by hand."""
-    places: list[Place] = []
+    places: list[TierPlace] = []
     try:
         for wish in wishes:
             places.append(_place(wish))  # noqa: PERF401 - those taken so far are given back
@@ -51,7 +51,7 @@ def take_places(wishes: Sequence[Wish]) -> list[Place]:
     return places
 
 
-def _place(wish: Wish) -> Place:
+def _place(wish: Wish) -> TierPlace:
     root = _root(wish)
     try:
         lock = take_lock(root.path, _LOCK, f"the {wish.kind} in {wish.place}")
@@ -59,7 +59,7 @@ def _place(wish: Wish) -> Place:
         root.close()
         raise
     held_bytes = sum(found.held_bytes for found in found_sets(root))
-    return Place(
+    return TierPlace(
         kind=wish.kind, capacity_bytes=_capacity(wish, root, held_bytes), root=root, lock=lock
     )
 
@@ -142,7 +142,7 @@ def take_lock(folder: str, name: str, what: str) -> int:
     return descriptor
 
 
-def identity_of(places: Sequence[Place], beside: str) -> str:
+def identity_of(places: Sequence[TierPlace], beside: str) -> str:
     """Return who this node is: it follows the data on the first disk, else the running system.
 
     Memory is gone after a restart of the machine, and so is what lies beside the socket.

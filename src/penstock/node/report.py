@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock.engine.prometheus import Metric, MetricRow, one
-from penstock.node.grants import Key
+from penstock.node.grants import DatasetKey
 from penstock.node.sets import KnownSet
 from penstock.peers.status import NodeStatus, RunStatus, TierStatus
 
 if TYPE_CHECKING:
-    from penstock.node.service import Service
+    from penstock.node.service import NodeService
 
 
-def node_status(service: Service, runs: tuple[RunStatus, ...]) -> NodeStatus:
+def node_status(service: NodeService, runs: tuple[RunStatus, ...]) -> NodeStatus:
     """Return how a node does; of the runs, only those that are given."""
     known, counts = service.known, service.server.counts()
     return NodeStatus(
@@ -46,12 +46,12 @@ def node_status(service: Service, runs: tuple[RunStatus, ...]) -> NodeStatus:
     )
 
 
-def metrics_of(service: Service) -> list[Metric]:
+def metrics_of(service: NodeService) -> list[Metric]:
     """Return all that is counted."""
     return [*_of_sets(service), *_of_server(service), *_of_service(service)]
 
 
-def _of_sets(service: Service) -> list[Metric]:
+def _of_sets(service: NodeService) -> list[Metric]:
     places, known = service.sets.places, service.known
 
     def by_set(name: str, text: str, value: Callable[[KnownSet, int], int]) -> Metric:
@@ -95,7 +95,7 @@ def _of_sets(service: Service) -> list[Metric]:
     ]  # fmt: skip
 
 
-def _of_server(service: Service) -> list[Metric]:
+def _of_server(service: NodeService) -> list[Metric]:
     counts = service.server.counts()
     return [
         Metric(
@@ -120,15 +120,15 @@ def _of_server(service: Service) -> list[Metric]:
     ]  # fmt: skip
 
 
-def _served(service: Service) -> tuple[MetricRow, ...]:
+def _served(service: NodeService) -> tuple[MetricRow, ...]:
     """Bytes by data set; what cannot be told apart any more is counted under no name."""
     names = service.runs.datasets_by_shelf()
     uris = {each.key: each.about.get("uri", "") for each in service.known}
-    total = dict.fromkeys([Key("", ""), *names.values()], 0)
+    total = dict.fromkeys([DatasetKey("", ""), *names.values()], 0)
     all_bytes = service.server.counts()["bytes"]
     for shelf, count in service.server.bytes_by_shelf().items():
-        total[names.get(shelf, Key("", ""))] += count
-    total[Key("", "")] += max(0, all_bytes - sum(total.values()))
+        total[names.get(shelf, DatasetKey("", ""))] += count
+    total[DatasetKey("", "")] += max(0, all_bytes - sum(total.values()))
     return tuple(
         MetricRow(
             value=count,
@@ -138,13 +138,13 @@ def _served(service: Service) -> tuple[MetricRow, ...]:
     )
 
 
-def _of_service(service: Service) -> list[Metric]:
+def _of_service(service: NodeService) -> list[Metric]:
     return [
         one("runs", "gauge", "Runs that are served.", service.runs.num_runs),
         one("registrations_total", "counter", "Data sets of runs registered so far.",
             service.runs.num_registered),
         one("job_processes", "gauge", "Processes of jobs that are connected.",
-            service.door.num_clients),
+            service.listener.num_clients),
         one("draining", "gauge", "1 while the service is being stopped.", service.is_draining),
         one("uptime_seconds", "gauge", "How long the service runs.", service.uptime_s),
         Metric(

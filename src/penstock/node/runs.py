@@ -18,8 +18,8 @@ import msgspec
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import PeerError
-from penstock.node.grants import Key
-from penstock.node.kept import KeptShelf, KeptTier, Progress
+from penstock.node.grants import DatasetKey
+from penstock.node.kept import KeptShelf, KeptTier, RunProgress
 from penstock.peers.base import Gossip, NoGossip, Shelves
 from penstock.peers.node_messages import (
     MEMBERS_MAX,
@@ -40,16 +40,16 @@ _SHELVES_MAX = 65536
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _ServedRun:
     """One run, as far as this node is concerned."""
 
     run_id: bytes
     secret: bytes
     user: int
-    progress: Progress
+    progress: RunProgress
     members: tuple[RunMember, ...] = ()
     dataset: str = ""
-    shelves: dict[Key, KeptShelf] = field(default_factory=dict)
+    shelves: dict[DatasetKey, KeptShelf] = field(default_factory=dict)
     clients: set[int] = field(default_factory=set)
     reports: dict[int, RunStatus] = field(default_factory=dict)
     past: RunStatus = field(default_factory=RunStatus)
@@ -63,17 +63,17 @@ class _Run:
     left_at_s: float | None = None
 
 
-class Runs:
+class ServedRuns:
     """All runs of a service; used by its threads and those of the peer server."""
 
     def __init__(self, shelves: Shelves, clock: Clock | None = None) -> None:
         self._shelves = shelves
         self._clock = clock or SystemClock()
         self._mutex = threading.Lock()
-        self._runs: dict[bytes, _Run] = {}
-        self._keys: dict[bytes, tuple[bytes, Key]] = {}
+        self._runs: dict[bytes, _ServedRun] = {}
+        self._keys: dict[bytes, tuple[bytes, DatasetKey]] = {}
         """By shelf: the run, and the data set."""
-        self._ever: dict[bytes, Key] = {}
+        self._ever: dict[bytes, DatasetKey] = {}
         """Data sets by shelf, of runs that are over too: counters must not lose what they had."""
         self.num_registered = 0
 
@@ -91,9 +91,9 @@ class Runs:
     def gossip_of(self, run_id: bytes) -> Gossip:
         """Return who speaks and listens for a run's ranks here."""
         run = self._runs.get(run_id)
-        return NoGossip() if run is None else _Relay(run, self._mutex)
+        return NoGossip() if run is None else _RunGossip(run, self._mutex)
 
-    def datasets_by_shelf(self) -> dict[bytes, Key]:
+    def datasets_by_shelf(self) -> dict[bytes, DatasetKey]:
         """Return which data set lies, or lay, on which shelf."""
         with self._mutex:
             return dict(self._ever)
@@ -110,7 +110,7 @@ class Runs:
         self,
         client: int,
         user: int,
-        key: Key,
+        key: DatasetKey,
         word: RegisterRun,
         tiers: tuple[KeptTier, ...],
         *,
@@ -140,7 +140,7 @@ class Runs:
                 self.num_registered += 1
             return is_new
 
-    def _check_room(self, run: _Run, num_members: int) -> None:
+    def _check_room(self, run: _ServedRun, num_members: int) -> None:
         """Refuse what one user would keep too much of."""
         others = [r for r in self._runs.values() if r.user == run.user and r is not run]
         members = sum(len(other.members) for other in others) + num_members
@@ -151,14 +151,16 @@ class Runs:
                 kind="refused",
             )
 
-    def _run(self, user: int, word: RegisterRun) -> _Run:
+    def _run(self, user: int, word: RegisterRun) -> _ServedRun:
         run = self._runs.get(word.run_id)
         if run is None:
             if len(self._runs) >= RUNS_MAX:
                 raise PeerError(
                     f"{len(self._runs)} runs are served here, and no more can be", kind="refused"
                 )
-            return _Run(run_id=word.run_id, secret=word.secret, user=user, progress=Progress())
+            return _ServedRun(
+                run_id=word.run_id, secret=word.secret, user=user, progress=RunProgress()
+            )
         if (run.user, run.secret) != (user, word.secret):
             raise PeerError(
                 f"the run {word.run_id.hex()} is registered with another secret or by another user",
@@ -194,10 +196,10 @@ class Runs:
                 if not run.clients:
                     run.left_at_s = self._clock.now_s()
 
-    def take_over(self, linger_s: float = LINGER_S) -> list[Key]:
+    def take_over(self, linger_s: float = LINGER_S) -> list[DatasetKey]:
         """End the runs whose time is over; return a key for each data set that each was served."""
         now_s = self._clock.now_s()
-        ended: list[Key] = []
+        ended: list[DatasetKey] = []
         with self._mutex:
             for run in list(self._runs.values()):
                 if run.left_at_s is None or now_s < run.left_at_s + linger_s:
@@ -245,7 +247,7 @@ class RelayedGossip:
     For all runs together there is nothing to say.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: ServedRuns) -> None:
         self._runs = runs
 
     def __call__(self, run_id: bytes) -> Gossip:
@@ -266,10 +268,10 @@ class RelayedGossip:
         """Forget it."""
 
 
-class _Relay:
+class _RunGossip:
     """A run's gossip: said by its ranks here, heard for them."""
 
-    def __init__(self, run: _Run, mutex: threading.Lock) -> None:
+    def __init__(self, run: _ServedRun, mutex: threading.Lock) -> None:
         self._run = run
         self._mutex = mutex
 
@@ -292,7 +294,7 @@ class _Relay:
         """Nothing is asked from here."""
 
 
-def _reckon(run: _Run) -> None:
+def _reckon(run: _ServedRun) -> None:
     """A node is as far as the slowest of its ranks, and fills while any of them does.
 
     Who has registered and not said anything yet is about to fill.
@@ -303,7 +305,7 @@ def _reckon(run: _Run) -> None:
     run.progress.cursor = max(run.progress.cursor, min(cursors, default=0))
 
 
-def _status(run: _Run) -> RunStatus:
+def _status(run: _ServedRun) -> RunStatus:
     reports = list(run.reports.values())
     return msgspec.structs.replace(
         _merged([run.past, *reports]),

@@ -1,6 +1,6 @@
-"""The service as a whole: places, data sets, runs, the door for jobs, the server for peers.
+"""The service as a whole: places, data sets, runs, the listener for jobs, the server for peers.
 
-    with Signals() as signals, Service(options) as service:
+    with Signals() as signals, NodeService(options) as service:
         service.wait(signals)       # until SIGTERM or SIGINT, then it drains
 
 Draining: nobody new is let in, answers under way are finished within `DRAIN_S_MAX`, memory that no
@@ -23,15 +23,15 @@ from typing import Any, Self
 from penstock.engine.prometheus import text_of
 from penstock.engine.web import WebPages
 from penstock.errors import OptionError, PeerError
-from penstock.node.door import Client, Door
 from penstock.node.folders import check_dataset
-from penstock.node.grants import Key
+from penstock.node.grants import DatasetKey
+from penstock.node.job_listener import JobConnection, JobListener
 from penstock.node.notify import tell_systemd
 from penstock.node.options import NodeOptions
-from penstock.node.places import Place, identity_of, take_places
+from penstock.node.places import TierPlace, identity_of, take_places
 from penstock.node.report import metrics_of, node_status
-from penstock.node.runs import RelayedGossip, Runs
-from penstock.node.sets import KnownSet, Sets
+from penstock.node.runs import RelayedGossip, ServedRuns
+from penstock.node.sets import DatasetRegistry, KnownSet
 from penstock.node.signals import Signals
 from penstock.peers.addresses import addresses_here
 from penstock.peers.base import Address, Shelves
@@ -62,13 +62,13 @@ TICK_S = 1.0
 _log = logging.getLogger("penstock.node")
 
 
-class Service:
+class NodeService:
     """One node service; a context that drains it at the end."""
 
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self._began_s = time.monotonic()
-        self._places: list[Place] = []
+        self._places: list[TierPlace] = []
         self._draining = ""
         """Why nobody is let in any more; empty while all is well."""
         self._draining_since_s = 0.0
@@ -80,15 +80,15 @@ class Service:
 
     def __enter__(self) -> Self:
         _raise_limit_of_files()
-        self.door = Door(self.options.socket, self._answer, self._left)
-        self.door.take()
+        self.listener = JobListener(self.options.socket, self._answer, self._left)
+        self.listener.take()
         self._places = take_places(self.options.wishes)
         self.name = identity_of(self._places, self.options.socket)
-        self.sets = Sets(self._places, self.options.limits)
+        self.sets = DatasetRegistry(self._places, self.options.limits)
         self.sets.sweep()
         recorder = _recorder()
         shelves = Shelves(None if recorder is None else partial(self._served, recorder))
-        self.runs = Runs(shelves)
+        self.runs = ServedRuns(shelves)
         self.server = PeerServer(
             name=self.name,
             shelves=shelves,
@@ -103,7 +103,7 @@ class Service:
         self.server.start()
         threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
         self.web = self._web()
-        self.door.start()
+        self.listener.start()
         tell_systemd(READY=1, STATUS=f"serving at {self.server.address}")
         return self
 
@@ -171,7 +171,7 @@ class Service:
         self._draining = why
         _log.info("%s: draining, at most %g s", why, DRAIN_S_MAX)
         tell_systemd(STOPPING=1, STATUS="draining")
-        self.door.close()
+        self.listener.close()
         self.server.stop(drain_s=DRAIN_S_MAX)
 
     def __exit__(
@@ -183,7 +183,7 @@ class Service:
         if not self._draining:
             self.drain("the end")
         self._has_ended.set()
-        self.door.stop()
+        self.listener.stop()
         self.sets.close()
         if self.web is not None:
             self.web.stop()
@@ -208,7 +208,7 @@ class Service:
 
     # -- what is asked ---------------------------------------------------------------------------
 
-    def _answer(self, client: Client, word: Asked) -> Answered:
+    def _answer(self, client: JobConnection, word: Asked) -> Answered:
         if isinstance(word, ListRuns):
             return self._seen(client)
         if isinstance(word, ReportProgress):
@@ -219,7 +219,7 @@ class Service:
         check_dataset(word.dataset)
         if isinstance(word, OpenTiers):
             return self._opened(client, word)
-        key = Key(owner.name, word.dataset)
+        key = DatasetKey(owner.name, word.dataset)
         tiers = self.sets.keep(client.number, key)
         if isinstance(word, KeepTiers):
             return Acknowledged()
@@ -230,7 +230,7 @@ class Service:
             _log.info("serving %s to the run %s", uri or word.dataset, word.run_id.hex()[:8])
         return Acknowledged()
 
-    def _opened(self, client: Client, word: OpenTiers) -> TiersOpened:
+    def _opened(self, client: JobConnection, word: OpenTiers) -> TiersOpened:
         if word.format > FORMAT:
             raise PeerError(
                 f"this node service speaks format {FORMAT}, the job {word.format}; start it anew "
@@ -255,7 +255,7 @@ class Service:
             served_at=tuple((each.host, each.port) for each in self.addresses),
         )
 
-    def _seen(self, client: Client) -> RunsListed:
+    def _seen(self, client: JobConnection) -> RunsListed:
         mine = os.geteuid() in (0, client.user)
         return RunsListed(
             status=self.status(lambda _, user: mine and client.user in (0, user)),
@@ -263,7 +263,7 @@ class Service:
             runs=self.runs.seen(client.user) if mine else (),
         )
 
-    def _left(self, client: Client) -> None:
+    def _left(self, client: JobConnection) -> None:
         self.runs.leave(client.number)
         self.sets.leave(client.number)
 

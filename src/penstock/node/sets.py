@@ -21,17 +21,25 @@ from dataclasses import dataclass, field
 
 from penstock.errors import OptionError, PeerError
 from penstock.node.folders import (
+    FolderOwner,
     FoundSet,
-    Owner,
     clear_base,
     clear_tier,
     found_sets,
     make_base,
     tier_folders,
 )
-from penstock.node.grants import Decision, Key, Limits, Request, Room, Taken, decide
+from penstock.node.grants import (
+    DatasetKey,
+    GrantDecision,
+    GrantLimits,
+    GrantPlace,
+    GrantRequest,
+    TakenSpace,
+    decide,
+)
 from penstock.node.kept import KeptTier, join, remove_if_unused
-from penstock.node.places import Place
+from penstock.node.places import TierPlace
 from penstock.peers.node_messages import GrantedTier, OpenTiers
 from penstock.units import show_bytes
 
@@ -47,7 +55,7 @@ _log = logging.getLogger("penstock.node")
 
 
 @dataclass(slots=True, kw_only=True)
-class _Entry:
+class _OpenedSet:
     """One data set that was opened since the service began."""
 
     granted_bytes: tuple[int, ...]
@@ -68,7 +76,7 @@ class _Entry:
 class KnownSet:
     """A data set as it is reported."""
 
-    key: Key
+    key: DatasetKey
     held_bytes: tuple[int, ...]
     """By place."""
     granted_bytes: tuple[int, ...]
@@ -79,16 +87,16 @@ class KnownSet:
     about: dict[str, str]
 
 
-class Sets:
+class DatasetRegistry:
     """All data sets of a service; used by the threads of all connections."""
 
-    def __init__(self, places: Sequence[Place], limits: Limits) -> None:
+    def __init__(self, places: Sequence[TierPlace], limits: GrantLimits) -> None:
         self.places = tuple(places)
         self.limits = limits
         self.num_dropped = 0
         self.dropped_bytes = 0
         self._mutex = threading.RLock()
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[DatasetKey, _OpenedSet] = {}
 
     def sweep(self) -> None:
         """Remove from memory what no job uses: at the end, and what is left when there was none."""
@@ -104,9 +112,9 @@ class Sets:
 
     # -- opening ---------------------------------------------------------------------------------
 
-    def open(self, client: int, owner: Owner, word: OpenTiers) -> tuple[GrantedTier, ...]:
+    def open(self, client: int, owner: FolderOwner, word: OpenTiers) -> tuple[GrantedTier, ...]:
         """Grant tiers to a process."""
-        key = Key(owner.name, word.dataset)
+        key = DatasetKey(owner.name, word.dataset)
         with self._mutex:
             entry = self._entries.get(key)
             if entry is None:
@@ -123,7 +131,7 @@ class Sets:
             entry.used_at_s = time.time()
             return self._granted(key, owner, entry)
 
-    def _check_room(self, owner: Owner) -> None:
+    def _check_room(self, owner: FolderOwner) -> None:
         known = sum(key.owner == owner.name for key in self._entries)
         if known >= DATASETS_OF_OWNER_MAX:
             raise PeerError(
@@ -132,7 +140,9 @@ class Sets:
                 kind="refused",
             )
 
-    def _opened(self, key: Key, owner: Owner, word: OpenTiers, old: _Entry | None) -> _Entry:
+    def _opened(
+        self, key: DatasetKey, owner: FolderOwner, word: OpenTiers, old: _OpenedSet | None
+    ) -> _OpenedSet:
         for _, tier in old.kept.values() if old is not None else ():
             tier.leave()
         if word.is_again:
@@ -144,9 +154,9 @@ class Sets:
                 make_base(self.places[number].root, owner, key.dataset)
             else:  # what lies there from better times would only take room
                 self._remove(key, number)
-        return _Entry(granted_bytes=granted, num_units=word.num_units, about=dict(word.about))
+        return _OpenedSet(granted_bytes=granted, num_units=word.num_units, about=dict(word.about))
 
-    def _promised(self, key: Key, number: int) -> int:
+    def _promised(self, key: DatasetKey, number: int) -> int:
         """Return what a running job was granted by the service before this one."""
         promised_bytes = 0
         with tier_folders(self.places[number].root, key) as found:
@@ -158,24 +168,26 @@ class Sets:
                         tier.leave()
         return promised_bytes
 
-    def _decided(self, key: Key, word: OpenTiers) -> Decision:
+    def _decided(self, key: DatasetKey, word: OpenTiers) -> GrantDecision:
         """Decide what is granted, and make room for it."""
         wished: dict[str, int] | None = {} if word.wishes else None
         for wish in word.wishes:
             assert wished is not None
             wished[wish.kind] = wished.get(wish.kind, 0) + max(0, wish.size_bytes)
-        request = Request(
+        request = GrantRequest(
             key=key,
             size_bytes=max(0, word.size_bytes),
             overhead_bytes=_BYTES_A_UNIT * max(0, word.num_units),
             slack_bytes=min(_SLACK_BYTES_MAX, max(0, word.size_bytes) // 8),
             wished_bytes=wished,
         )
-        rooms = [Room(kind=p.kind, capacity_bytes=p.capacity_bytes) for p in self.places]
-        stuck: set[Key] = set()
+        grant_places = [
+            GrantPlace(kind=p.kind, capacity_bytes=p.capacity_bytes) for p in self.places
+        ]
+        stuck: set[DatasetKey] = set()
         while True:
             others = [one for one in self._taken(stuck) if one.key != key]
-            decision = decide(rooms, others, request, self.limits)
+            decision = decide(grant_places, others, request, self.limits)
             failed = {
                 dropped for dropped, place in decision.drops if not self._drop(dropped, place)
             }
@@ -183,9 +195,9 @@ class Sets:
                 return _without_crumbs(decision, request)
             stuck |= failed  # a job has it open that this service has not heard of
 
-    def _taken(self, stuck: set[Key]) -> list[Taken]:
+    def _taken(self, stuck: set[DatasetKey]) -> list[TakenSpace]:
         return [
-            Taken(
+            TakenSpace(
                 key=known.key,
                 size_bytes=tuple(map(max, known.held_bytes, known.granted_bytes))
                 if known.is_open
@@ -196,7 +208,9 @@ class Sets:
             for known in self.known()
         ]
 
-    def _granted(self, key: Key, owner: Owner, entry: _Entry) -> tuple[GrantedTier, ...]:
+    def _granted(
+        self, key: DatasetKey, owner: FolderOwner, entry: _OpenedSet
+    ) -> tuple[GrantedTier, ...]:
         return tuple(
             GrantedTier(
                 kind="memory" if place.kind == "memory" else "disk",
@@ -210,7 +224,7 @@ class Sets:
 
     # -- keeping and letting go ------------------------------------------------------------------
 
-    def keep(self, client: int, key: Key) -> tuple[KeptTier, ...]:
+    def keep(self, client: int, key: DatasetKey) -> tuple[KeptTier, ...]:
         """Join the tiers of a data set that a process has open."""
         with self._mutex:
             entry = self._entries.get(key)
@@ -224,7 +238,7 @@ class Sets:
                 _log.warning("no process has tiers of %s open where they were granted", key.dataset)
             return tuple(tier for _, tier in entry.kept.values())
 
-    def _join(self, key: Key, entry: _Entry, number: int, place: Place) -> None:
+    def _join(self, key: DatasetKey, entry: _OpenedSet, number: int, place: TierPlace) -> None:
         with tier_folders(place.root, key) as found:
             for _, folder in found:
                 if folder.path in entry.kept:
@@ -241,17 +255,17 @@ class Sets:
                     continue
                 entry.kept[folder.path] = (number, tier)
 
-    def uri_of(self, key: Key) -> str:
+    def uri_of(self, key: DatasetKey) -> str:
         """Return what people call a data set that is open."""
         with self._mutex:
             return self._entries[key].about.get("uri", "")
 
-    def begin_run(self, key: Key) -> None:
+    def begin_run(self, key: DatasetKey) -> None:
         """Count a run that is served from a data set."""
         with self._mutex:
             self._entries[key].num_runs += 1
 
-    def end_run(self, key: Key) -> None:
+    def end_run(self, key: DatasetKey) -> None:
         """Count a run no more."""
         with self._mutex:
             self._entries[key].num_runs -= 1
@@ -266,7 +280,7 @@ class Sets:
                     entry.used_at_s = time.time()
                     self._let_go(key)
 
-    def _let_go(self, key: Key) -> None:
+    def _let_go(self, key: DatasetKey) -> None:
         entry = self._entries[key]
         if entry.is_open:
             return
@@ -288,7 +302,7 @@ class Sets:
 
     # -- removing --------------------------------------------------------------------------------
 
-    def _drop(self, key: Key, number: int) -> bool:
+    def _drop(self, key: DatasetKey, number: int) -> bool:
         """Give up what lies of a data set in a place; False where somebody uses it."""
         found = next((f for f in found_sets(self.places[number].root) if f.key == key), None)
         if not self._remove(key, number):
@@ -304,7 +318,7 @@ class Sets:
         )
         return True
 
-    def _remove(self, key: Key, number: int) -> bool:
+    def _remove(self, key: DatasetKey, number: int) -> bool:
         entry = self._entries.get(key)
         if entry is not None and not self._remove_kept(key, entry, number):
             return False
@@ -317,7 +331,7 @@ class Sets:
         clear_base(root, key)
         return all(removed)
 
-    def _remove_kept(self, key: Key, entry: _Entry, number: int) -> bool:
+    def _remove_kept(self, key: DatasetKey, entry: _OpenedSet, number: int) -> bool:
         """Remove the tiers that only this service has open; False where a job has one."""
         root = self.places[number].root
         with tier_folders(root, key) as found:
@@ -342,7 +356,7 @@ class Sets:
             keys = dict.fromkeys([*self._entries, *(key for each in found for key in each)])
             return [self._known(key, [each.get(key) for each in found]) for key in keys]
 
-    def _known(self, key: Key, found: Sequence[FoundSet | None]) -> KnownSet:
+    def _known(self, key: DatasetKey, found: Sequence[FoundSet | None]) -> KnownSet:
         entry = self._entries.get(key)
         seen = [one for one in found if one is not None]
         used = [one.used_at_s for one in seen] + ([entry.used_at_s] if entry else [])
@@ -358,7 +372,7 @@ class Sets:
         )
 
 
-def _about(entry: _Entry | None, found: Iterable[FoundSet]) -> dict[str, str]:
+def _about(entry: _OpenedSet | None, found: Iterable[FoundSet]) -> dict[str, str]:
     told = entry.about if entry is not None else {}
     return told or next((one.about for one in found if one.about), {})
 
@@ -367,7 +381,7 @@ def _called(found: FoundSet) -> str:
     return found.about.get("uri") or found.key.dataset
 
 
-def _without_crumbs(decision: Decision, request: Request) -> Decision:
+def _without_crumbs(decision: GrantDecision, request: GrantRequest) -> GrantDecision:
     least = min(_SMALLEST_BYTES, request.size_bytes)
     granted = tuple(0 if size < least else size for size in decision.granted_bytes)
-    return Decision(granted_bytes=granted, drops=decision.drops, bound=decision.bound)
+    return GrantDecision(granted_bytes=granted, drops=decision.drops, bound=decision.bound)

@@ -42,7 +42,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class NodeTraffic:
     """What one node had from another."""
 
     source: str
@@ -54,12 +54,12 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class RunView:
     """A run at one moment."""
 
     run: ListedRun
     nodes: tuple[NodeView, ...]
-    links: tuple[Link, ...]
+    links: tuple[NodeTraffic, ...]
     at_s: float
 
     @property
@@ -70,7 +70,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunsHere:
+class RunsFound:
     """This user's runs that can be found from this host."""
 
     live: list[ListedRun]
@@ -81,7 +81,7 @@ class RunsHere:
     """What the node service of this host tells."""
 
 
-def found_here() -> RunsHere:
+def found_here() -> RunsFound:
     """Find this user's runs; those that may be over are asked, all at once."""
     sweep_run_files(runs_folder())
     seen: RunsListed | None = None
@@ -110,24 +110,24 @@ def found_here() -> RunsHere:
     silent = [run for run, answered in zip(unsure, answers, strict=True) if not answered]
     over = {run.run_id for run in silent}
     live = [run for run_id, run in runs.items() if run_id not in over]
-    return RunsHere(live=live, silent=silent, service=seen)
+    return RunsFound(live=live, silent=silent, service=seen)
 
 
 def _is_answered(run: ListedRun, but: set[tuple[str, int]]) -> bool:
     """Return whether some member of a run answers at another place than these."""
     members = tuple(member for member in run.members if not but & set(member.addresses))
-    with Survey(msgspec.structs.replace(run, members=members)) as survey:
+    with RunSurvey(msgspec.structs.replace(run, members=members)) as survey:
         return any(node.status is not None for node in survey.look().nodes)
 
 
-class Survey:
+class RunSurvey:
     """Looks at one run as often as wanted; a context."""
 
     def __init__(self, run: ListedRun, only: Sequence[Address] = ()) -> None:
         """`only` these addresses, whether they are known as members or not."""
         self._run = run
         self._members = _members(run, only)
-        self._before: View | None = None
+        self._before: RunView | None = None
         self._pool = ThreadPoolExecutor(_AT_ONCE_MAX, thread_name_prefix="penstock-survey")
         self._client = PeerClient(
             name=f"survey-{os.getpid()}",
@@ -149,11 +149,13 @@ class Survey:
         self._client.stop()
         self._pool.shutdown(cancel_futures=True)
 
-    def look(self) -> View:
+    def look(self) -> RunView:
         """Ask all nodes; rates are since the look before."""
         nodes = tuple(self._pool.map(self._asked, self._members))
         at_s = time.monotonic()
-        view = View(run=self._run, nodes=nodes, links=_links(nodes, at_s, self._before), at_s=at_s)
+        view = RunView(
+            run=self._run, nodes=nodes, links=_links(nodes, at_s, self._before), at_s=at_s
+        )
         self._before = view
         return view
 
@@ -184,7 +186,9 @@ def _members(run: ListedRun, only: Sequence[Address]) -> list[RunMember]:
     return list({member.name: member for member in chosen}.values())
 
 
-def _links(nodes: Sequence[NodeView], at_s: float, before: View | None) -> tuple[Link, ...]:
+def _links(
+    nodes: Sequence[NodeView], at_s: float, before: RunView | None
+) -> tuple[NodeTraffic, ...]:
     known = {(link.source, link.to): link for link in before.links} if before is not None else {}
     found = []
     for node in nodes:
@@ -194,7 +198,7 @@ def _links(nodes: Sequence[NodeView], at_s: float, before: View | None) -> tuple
             if last is not None and before is not None and at_s > before.at_s:
                 per_s = max(0, link.in_bytes - last.size_bytes) / (at_s - before.at_s)
             found.append(
-                Link(
+                NodeTraffic(
                     source=link.peer,
                     to=node.member.name,
                     size_bytes=link.in_bytes,

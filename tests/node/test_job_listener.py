@@ -13,7 +13,7 @@ from tests.node.jobs import StartedNode
 
 from penstock.errors import PeerError
 from penstock.node import runs
-from penstock.node.door import CONNECTIONS_OF_USER_MAX
+from penstock.node.job_listener import CONNECTIONS_OF_USER_MAX
 from penstock.peers import node_messages
 from penstock.peers.node_messages import FRAME_BYTES_MAX, OpenTiers, packed, receive_answered
 

@@ -42,7 +42,7 @@ _log = logging.getLogger("penstock.node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class JobConnection:
     """A process that came in."""
 
     number: int
@@ -51,21 +51,21 @@ class Client:
     group: int
 
 
-class Door:
+class JobListener:
     """Listens at a path, and lets each connection ask until it ends."""
 
     def __init__(
         self,
         path: str,
-        answer: Callable[[Client, Asked], Answered],
-        left: Callable[[Client], None],
+        answer: Callable[[JobConnection, Asked], Answered],
+        left: Callable[[JobConnection], None],
     ) -> None:
         self.path = path
         self._answer = answer
         self._left = left
         self._numbers = itertools.count(1)
         self._mutex = threading.Lock()
-        self._inside: dict[int, tuple[Client, socket.socket]] = {}
+        self._inside: dict[int, tuple[JobConnection, socket.socket]] = {}
         self._listener: socket.socket | None = None
         self._large: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         """By user: held while a large ask of that user is read, so that there is one at a time."""
@@ -101,7 +101,7 @@ class Door:
         path.chmod(0o666)
         listener.listen(128)
         self._listener = listener
-        threading.Thread(target=self._let_in, name="penstock-door", daemon=True).start()
+        threading.Thread(target=self._let_in, name="penstock-listener", daemon=True).start()
 
     def _let_in(self) -> None:
         listener = self._listener
@@ -114,7 +114,7 @@ class Door:
                     threading.Event().wait(0.2)
                 continue
             pid, user, group = user_of(connection)
-            client = Client(number=next(self._numbers), pid=pid, user=user, group=group)
+            client = JobConnection(number=next(self._numbers), pid=pid, user=user, group=group)
             if self._has_room(user):
                 self._inside[client.number] = (client, connection)
                 threading.Thread(
@@ -129,7 +129,7 @@ class Door:
             users = Counter(client.user for client, _ in self._inside.values())
         return users.total() < CONNECTIONS_MAX and users[user] < CONNECTIONS_OF_USER_MAX
 
-    def _serve(self, client: Client, connection: socket.socket) -> None:
+    def _serve(self, client: JobConnection, connection: socket.socket) -> None:
         try:
             large = self._large[client.user]
             while (word := receive_asked(connection, large)) is not None:
@@ -142,7 +142,7 @@ class Door:
             connection.close()
             self._left(client)
 
-    def _answered(self, client: Client, word: Asked) -> Answered:
+    def _answered(self, client: JobConnection, word: Asked) -> Answered:
         try:
             return self._answer(client, word)
         except (PenstockError, OSError) as error:
