@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.simulate import Result, load_scenario, sweep
+from penstock.simulate import PolicyResult, load_scenario, sweep
 from penstock.simulate.page import LATER_EPOCH, results_html, title_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "The job grows, the store does not"
 
-COLUMNS: dict[str, Callable[[Result], str]] = {
+COLUMNS: dict[str, Callable[[PolicyResult], str]] = {
     "time over the least possible": lambda r: f"{r.least_ratio:.2f}",
     "seconds an epoch, the first included": lambda r: f"{r.time_s / len(r.epoch_s):.2f}",
     "seconds of a later epoch": lambda r: f"{r.epoch_s[-1]:.2f}",
@@ -28,7 +28,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
 }
 
 
-def table(results: Sequence[Result], of: Callable[[Result], str]) -> None:
+def table(results: Sequence[PolicyResult], of: Callable[[PolicyResult], str]) -> None:
     nodes = sorted({r.nodes for r in results})
     print(f"  {'':20}" + "".join(f"{n:>9,}" for n in nodes))
     for policy in dict.fromkeys(r.policy for r in results):

@@ -23,7 +23,7 @@ The second table has the same policies when nodes share what the file system rea
 
 import argparse
 
-from penstock.simulate import Result, Scenario, run, scenario_of
+from penstock.simulate import PolicyResult, Scenario, run, scenario_of
 from penstock.simulate.policies.nopfs import Nopfs
 
 MB = 10**6
@@ -112,7 +112,7 @@ def published_ratio(policy: str | type, column: str) -> float | None:
     return time_s / bound_s if time_s is not None else None
 
 
-def cell(result: Result, published: float | None) -> str:
+def cell(result: PolicyResult, published: float | None) -> str:
     if result.why_not:
         return "n/a" if published is None else "n/a, but published"
     if published is None:

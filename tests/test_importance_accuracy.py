@@ -13,7 +13,7 @@ from benchmarks.importance_accuracy.summary import interval, time_to  # noqa: E4
 from benchmarks.importance_accuracy.training import Late, Stream  # noqa: E402
 from benchmarks.importance_accuracy.wall_time import Clock, wall_s  # noqa: E402
 
-from penstock.simulate.importance import Drawn  # noqa: E402
+from penstock.simulate.importance import DrawnStretch  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -27,10 +27,10 @@ class Counting:
         self.num_drawn = 0
         self.observed: list[int] = []
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         ids = np.arange(self.num_drawn, self.num_drawn + 5)
         self.num_drawn += 5
-        return Drawn(ids=ids, weights=ids.astype(np.float32))
+        return DrawnStretch(ids=ids, weights=ids.astype(np.float32))
 
     def observe(self, ids: np.ndarray, losses: np.ndarray) -> None:
         assert np.array_equal(ids, losses)

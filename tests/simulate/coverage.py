@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.simulate.job import Job
-from penstock.simulate.policies.frequency import Copies, OwnCopies, known_holders
+from penstock.simulate.job import SimulatedJob
+from penstock.simulate.policies.frequency import OwnCopies, PlacedCopies, known_holders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Coverage:
     """Bytes read from the store in the whole run, over those of the set; each copy is read once."""
 
 
-def coverage_of(job: Job, copies: Copies) -> Coverage:
+def coverage_of(job: SimulatedJob, copies: PlacedCopies) -> Coverage:
     """Return what a placement is worth; sizes are taken as equal."""
     known, mine = known_holders(job, copies), OwnCopies(job, copies)
     own = other = uses = 0

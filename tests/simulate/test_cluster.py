@@ -11,7 +11,7 @@ from penstock.peers.members import Members
 from penstock.simulate import cluster
 from penstock.simulate.cluster import play, replay_line
 from penstock.simulate.cluster_check import ClusterVerdict, judged
-from penstock.simulate.cluster_faults import Fault, Kind
+from penstock.simulate.cluster_faults import ClusterFault, Kind
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_rank import ClusterRank
 from penstock.simulate.cluster_reads import ClusterReads
@@ -64,7 +64,7 @@ def test_the_same_seed_is_the_same_run_to_the_last_event() -> None:
 @pytest.mark.parametrize("kind", ["kill", "vanish"])
 def test_a_lost_node_costs_its_share_of_the_store_once(kind: Kind) -> None:
     """And what was asked of it before everybody knew: about a stage of each rank."""
-    fault = Fault(kind=kind, start_s=9.0, node=1)
+    fault = ClusterFault(kind=kind, start_s=9.0, node=1)
     job = ClusterJob(seed=5, steps=64, capacity=1.5, faults=(fault,))
     world, verdict = judge(job)
     extra_bytes = verdict.extra_share * job.size_bytes
@@ -76,7 +76,7 @@ def test_a_lost_node_costs_its_share_of_the_store_once(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", ["freeze", "kill", "wipe", "vanish", "cut", "corrupt"])
 def test_a_node_that_comes_back_is_used_again(kind: Kind) -> None:
     other = 2 if kind == "cut" else -1
-    fault = Fault(kind=kind, start_s=2.0, stop_s=5.0, node=1, other=other)
+    fault = ClusterFault(kind=kind, start_s=2.0, stop_s=5.0, node=1, other=other)
     job = ClusterJob(seed=3, steps=64, lockstep=False, faults=(fault,))
     world, _ = judge(job)
     served_s = [rank.links[1].served_s for rank in world.ranks.values() if 1 in rank.links]
@@ -84,7 +84,7 @@ def test_a_node_that_comes_back_is_used_again(kind: Kind) -> None:
 
 
 def test_a_store_that_refuses_for_half_a_minute_makes_nobody_lose_anybody() -> None:
-    fault = Fault(kind="refuse", start_s=0.3, stop_s=30.3)
+    fault = ClusterFault(kind="refuse", start_s=0.3, stop_s=30.3)
     job = ClusterJob(seed=1, nodes=6, capacity=1.5, faults=(fault,))
     world, verdict = judge(job)
     assert world.log.lost_sets == set()
@@ -92,7 +92,7 @@ def test_a_store_that_refuses_for_half_a_minute_makes_nobody_lose_anybody() -> N
 
 
 def test_a_node_ten_times_slower_holds_up_no_step() -> None:
-    fault = Fault(kind="slow", start_s=4.0, stop_s=12.0, node=1)
+    fault = ClusterFault(kind="slow", start_s=4.0, stop_s=12.0, node=1)
     plain = judge(ClusterJob(seed=2, steps=64, capacity=1.5))[1]
     slow = judge(ClusterJob(seed=2, steps=64, capacity=1.5, faults=(fault,)))[1]
     assert slow.time_s < 1.05 * plain.time_s
@@ -100,7 +100,7 @@ def test_a_node_ten_times_slower_holds_up_no_step() -> None:
 
 
 def test_a_full_tier_costs_what_it_does_not_hold_and_no_more() -> None:
-    fault = Fault(kind="full", start_s=0.0, node=1)
+    fault = ClusterFault(kind="full", start_s=0.0, node=1)
     job = ClusterJob(seed=4, capacity=1.05, faults=(fault,))
     _, verdict = judge(job)
     uses = job.epochs * job.home_bytes(1)
@@ -109,7 +109,7 @@ def test_a_full_tier_costs_what_it_does_not_hold_and_no_more() -> None:
 
 
 def test_a_node_that_gets_nothing_from_the_store_costs_others_one_long_wait() -> None:
-    fault = Fault(kind="dry", start_s=0.3, stop_s=60.0, node=1)
+    fault = ClusterFault(kind="dry", start_s=0.3, stop_s=60.0, node=1)
     job = ClusterJob(seed=6, capacity=1.05, lockstep=False, faults=(fault,))
     world, _ = judge(job)
     for rank in (0, 2, 3):
@@ -172,6 +172,9 @@ def test_a_failure_is_printed_with_what_went_wrong(
 
 
 def test_a_fault_without_end_says_so() -> None:
-    assert str(Fault(kind="full", start_s=1.0, node=2)) == "full 2 1.00.."
-    assert str(Fault(kind="cut", start_s=0.0, stop_s=2.5, node=0, other=3)) == "cut 0-3 0.00..2.50"
-    assert Fault(kind="kill", start_s=0.0).stop_s == math.inf
+    assert str(ClusterFault(kind="full", start_s=1.0, node=2)) == "full 2 1.00.."
+    assert (
+        str(ClusterFault(kind="cut", start_s=0.0, stop_s=2.5, node=0, other=3))
+        == "cut 0-3 0.00..2.50"
+    )
+    assert ClusterFault(kind="kill", start_s=0.0).stop_s == math.inf

@@ -10,7 +10,7 @@ from tests.simulate.scenarios import cached
 
 from penstock.charts import BarChart, LineChart
 from penstock.cli.main import main
-from penstock.simulate import Result, run, sweep
+from penstock.simulate import PolicyResult, run, sweep
 from penstock.simulate.page import (
     COLUMNS,
     LATER_EPOCH,
@@ -96,7 +96,7 @@ def test_the_page_has_the_chart_and_every_row_escaped() -> None:
 def test_a_row_has_a_word_for_every_column() -> None:
     for name in ("ours", "lbann-dynamic"):
         assert len(row_of(run(cached(0.5), name))) == len(COLUMNS)
-    assert row_of(Result(policy="mine", nodes=1, cache_share=0.0, time_s=5.0))[0] == "mine"
+    assert row_of(PolicyResult(policy="mine", nodes=1, cache_share=0.0, time_s=5.0))[0] == "mine"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.simulate.scenarios import cached, flat, scenario, tables, tier
 
 from penstock.plan.bound import belady_bytes, lru_hit_ratio
 from penstock.simulate import run
-from penstock.simulate.job import Job
+from penstock.simulate.job import SimulatedJob
 from penstock.simulate.policies.base import sharded
 from penstock.simulate.policies.evicting import lru_hits, min_hits
 from penstock.simulate.policies.frequency import place
@@ -132,7 +132,7 @@ def _coverage(nodes: int, epochs: int, held: float, ties: str, num_samples: int)
         job={"nodes": nodes, "epochs": epochs, "batch": 4},
         machine=machine,
     ).with_cache(held, num_samples * 1000)
-    job = Job(made)
+    job = SimulatedJob(made)
     return coverage_of(job, place(job, ties=ties))
 
 
@@ -154,7 +154,7 @@ def test_reassigning_keeps_global_batches_and_shares(
     nodes: int, ranks: int, batch: int, share: float
 ) -> None:
     made = cached(1.0, job={"nodes": nodes, "ranks": ranks, "batch": batch})
-    job = Job(made.with_cache(share, 1_200_000))
+    job = SimulatedJob(made.with_cache(share, 1_200_000))
     uses, held = job.accesses(1), sharded(job, 0)
     moved = reassigned(job, uses, held[uses.ids])
     for step in range(job.num_steps):
@@ -169,7 +169,7 @@ def test_reassigning_keeps_global_batches_and_shares(
 
 def test_reassigning_moves_about_the_root_of_the_batch() -> None:
     made = cached(1.0, dataset={"num_samples": 40_960}, job={"nodes": 16, "batch": 64})
-    job = Job(made)
+    job = SimulatedJob(made)
     held = np.random.default_rng(1).permutation(sharded(job, 0))  # As a hash would spread them.
     uses = job.accesses(0)
     moved = reassigned(job, uses, held[uses.ids])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import OptionError
 from penstock.machine import Curve, StoreModel
-from penstock.simulate.virtual import Pipe, Servers, VirtualTime
+from penstock.simulate.virtual import SharedPipe, VirtualServers, VirtualTime
 from penstock.simulate.virtual_store import VirtualStore
-from penstock.simulate.weather import Draws, Refusals, Slow, Stalls, Weather
+from penstock.simulate.weather import Refusals, RequestWeather, Slow, Stalls, Weather
 
 
 def test_events_of_one_time_happen_in_the_order_of_asking() -> None:
@@ -32,7 +32,7 @@ def test_a_pipe_carries_everything_and_never_more_than_it_can(
     sends: list[tuple[float, int]], each: float
 ) -> None:
     time, ends = VirtualTime(), []
-    pipe = Pipe(time, 100.0, each_bytes_s=each)
+    pipe = SharedPipe(time, 100.0, each_bytes_s=each)
 
     def begin(size: int) -> None:
         began = time.now_s
@@ -50,7 +50,7 @@ def test_a_pipe_carries_everything_and_never_more_than_it_can(
 
 def test_a_pipe_slows_down_what_is_under_way() -> None:
     time, ends = VirtualTime(), []
-    pipe = Pipe(time, 100.0)
+    pipe = SharedPipe(time, 100.0)
     pipe.send(100, lambda: ends.append(time.now_s))
     time.at(0.5, partial(pipe.slow_down, 10.0))
     time.at(1.5, partial(pipe.slow_down, 1.0))
@@ -60,7 +60,7 @@ def test_a_pipe_slows_down_what_is_under_way() -> None:
 
 def test_servers_count_their_work() -> None:
     time, done = VirtualTime(), []
-    servers = Servers(time, 1)
+    servers = VirtualServers(time, 1)
     for seconds in (1.0, 2.0):
         servers.ask(seconds, lambda: done.append(time.now_s))
     time.run(lambda: False)
@@ -71,14 +71,14 @@ STORE = StoreModel(latency_s=0.01, latency_p99_s=0.1, throughput=Curve.flat(1e6)
 
 
 def test_latencies_have_the_median_and_the_tail_of_the_machine() -> None:
-    draws = Draws(STORE, Weather(seed=1))
+    draws = RequestWeather(STORE, Weather(seed=1))
     seen = sorted(draws.latency_s(0.0) for _ in range(20_000))
     assert seen[10_000] == pytest.approx(0.01, rel=0.05)
     assert seen[19_800] == pytest.approx(0.1, rel=0.15)
 
 
 def test_measured_latencies_are_drawn_as_they_are() -> None:
-    draws = Draws(STORE, Weather(latencies_s=(0.5, 0.7)))
+    draws = RequestWeather(STORE, Weather(latencies_s=(0.5, 0.7)))
     assert {draws.latency_s(0.0) for _ in range(50)} == {0.5, 0.7}
 
 
@@ -89,7 +89,7 @@ def test_troubles_have_their_time() -> None:
         stalls=(Stalls(share=1.0, stall_s=3.0, start_s=6, stop_s=7),),
         refusals=(Refusals(share=1.0, start_s=8, stop_s=9),),
     )
-    draws = Draws(STORE, weather)
+    draws = RequestWeather(STORE, weather)
     assert [draws.latency_s(t) for t in (1, 2, 4, 6, 7)] == [0.5, 5.0, 0.5, 3.5, 0.5]
     assert [draws.is_refused(t) for t in (7, 8, 9)] == [False, True, False]
     assert weather.changes_s() == [2, 4]

@@ -24,7 +24,7 @@ from penstock.simulate.page import (
     title_of,
 )
 from penstock.simulate.policies import POLICIES, check_policy
-from penstock.simulate.result import Result
+from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario, load_scenario
 from penstock.simulate.sweep import sweep
 from penstock.units import show_bytes, show_count
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _results(scenario: Scenario, args: argparse.Namespace) -> list[Result]:
+def _results(scenario: Scenario, args: argparse.Namespace) -> list[PolicyResult]:
     policies = [word.strip() for word in args.policies.split(",") if word.strip()]
     for name in policies:
         check_policy(name)
@@ -89,7 +89,7 @@ def _results(scenario: Scenario, args: argparse.Namespace) -> list[Result]:
         * len(nodes or plan.nodes or (0,))
         * len(cache or plan.cache or (0,))
     )
-    out: list[Result] = []
+    out: list[PolicyResult] = []
     with Progress("simulating", "runs") as progress:
         for result in sweep(scenario, policies=policies, nodes=nodes, cache=cache):
             out.append(result)
@@ -110,7 +110,7 @@ def _numbers(text: str, option: str, least: float) -> list[float]:
     return numbers
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _plain(result: PolicyResult) -> dict[str, Any]:
     ratios = ("time_ratio", "byte_ratio", "stall_share", "visited_share")
     return {**asdict(result), **{name: getattr(result, name) for name in ratios}}
 
@@ -137,8 +137,8 @@ def _show_scenario(screen: Screen, scenario: Scenario, title: str) -> None:
     )
 
 
-def _show_results(screen: Screen, results: Sequence[Result]) -> None:
-    points: dict[tuple[int, float], list[Result]] = {}
+def _show_results(screen: Screen, results: Sequence[PolicyResult]) -> None:
+    points: dict[tuple[int, float], list[PolicyResult]] = {}
     for r in results:
         points.setdefault((r.nodes, round(r.cache_share, 3)), []).append(r)
     for (nodes, share), part in points.items():
@@ -155,7 +155,7 @@ def _show_results(screen: Screen, results: Sequence[Result]) -> None:
         _show_course(screen, results)
 
 
-def _show_table(screen: Screen, results: Sequence[Result]) -> None:
+def _show_table(screen: Screen, results: Sequence[PolicyResult]) -> None:
     keep = [i for i, name in enumerate(COLUMNS) if name not in ("nodes", "cache")]
     able = [row_of(r) for r in results if not r.why_not]
     rows = [[row[i] for i in keep] for row in able]
@@ -167,7 +167,7 @@ def _show_table(screen: Screen, results: Sequence[Result]) -> None:
                 screen.line((f"  {line}", "dim"))
 
 
-def _show_bars(screen: Screen, results: Sequence[Result]) -> None:
+def _show_bars(screen: Screen, results: Sequence[PolicyResult]) -> None:
     shown = [r for r in results if not r.why_not]
     most = max((r.time_ratio for r in shown), default=1.0)
     room = screen.width - 34
@@ -177,7 +177,7 @@ def _show_bars(screen: Screen, results: Sequence[Result]) -> None:
         screen.line(f"  {title_of(r.policy):<20} ", (drawn, style), f" {r.time_ratio:.2f}")
 
 
-def _show_course(screen: Screen, results: Sequence[Result]) -> None:
+def _show_course(screen: Screen, results: Sequence[PolicyResult]) -> None:
     """Show the time of each policy at every point of a sweep, and its course."""
     for name, part in panels_of([r for r in results if not r.why_not]):
         by_nodes = len({r.nodes for r in part}) > 1

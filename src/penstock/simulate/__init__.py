@@ -12,10 +12,10 @@ Three models over the same values.
 
 from penstock.simulate.bulk import run
 from penstock.simulate.predict import LoaderRun, Prediction, predict
-from penstock.simulate.result import Result
+from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario, load_scenario, scenario_of
 from penstock.simulate.sweep import sweep
-from penstock.simulate.virtual_node import Costs, Samples
+from penstock.simulate.virtual_node import Costs, VirtualSamples
 from penstock.simulate.weather import Refusals, Slow, Stalls, Weather
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "LoaderRun",
     "Prediction",
     "Refusals",
-    "Result",
-    "Samples",
+    "PolicyResult",
+    "VirtualSamples",
     "Scenario",
     "Slow",
     "Stalls",

@@ -21,24 +21,24 @@ from penstock.errors import OptionError
 from penstock.plan.bound import epoch_bound, epochs_bound
 from penstock.simulate.devices import Devices
 from penstock.simulate.in_turn import in_turn_s, overtaking_s
-from penstock.simulate.job import Floats, Job
-from penstock.simulate.load import Load, load_of
+from penstock.simulate.job import Floats, SimulatedJob
+from penstock.simulate.load import StepTraffic, load_of
 from penstock.simulate.policies import Policy, make_policy
 from penstock.simulate.reads import Flags, Reads
-from penstock.simulate.result import Result
+from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario
 
 
-def run(scenario: Scenario, policy: str | type[Policy]) -> Result:
+def run(scenario: Scenario, policy: str | type[Policy]) -> PolicyResult:
     """Return what a policy comes to in a scenario; a policy is a name or a class of one's own."""
-    job = Job(scenario)
+    job = SimulatedJob(scenario)
     made = make_policy(policy, job) if isinstance(policy, str) else policy(job)
     name = policy if isinstance(policy, str) else made.title
     share = job.capacity_bytes / job.size_bytes
     why_not = made.why_not()
     if why_not:
-        return Result(policy=name, nodes=job.num_nodes, cache_share=share, why_not=why_not)
-    running = _Run(job, made)
+        return PolicyResult(policy=name, nodes=job.num_nodes, cache_share=share, why_not=why_not)
+    running = _BulkRun(job, made)
     running.start()
     for epoch in range(scenario.job.epochs):
         running.epoch(made.reads(epoch))
@@ -46,7 +46,7 @@ def run(scenario: Scenario, policy: str | type[Policy]) -> Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seconds:
+class _StepSeconds:
     """What steps take, by step and node."""
 
     read: Floats
@@ -56,18 +56,18 @@ class _Seconds:
     is_filling: bool
     """Whether nodes fill their tiers for others."""
 
-    def of(self, step: int) -> _Seconds:
-        return _Seconds(
+    def of(self, step: int) -> _StepSeconds:
+        return _StepSeconds(
             read=self.read[step],
             used=self.used[step],
             is_filling=self.is_filling,
         )
 
 
-class _Run:
+class _BulkRun:
     """The state of a run: when each node has fetched, when each step has ended."""
 
-    def __init__(self, job: Job, policy: Policy) -> None:
+    def __init__(self, job: SimulatedJob, policy: Policy) -> None:
         self._job, self._policy = job, policy
         self._devices = Devices(job)
         self._in_turn = job.scenario.model.readers == "in_turn"
@@ -117,7 +117,7 @@ class _Run:
             self._plain_epoch(reads.decided(began_s) if reads.options else reads, compute)
         self._epoch_s.append(self._ends[-1] - began_s)
 
-    def result(self, policy: str) -> Result:
+    def result(self, policy: str) -> PolicyResult:
         """Return what it all came to."""
         job, time_s = self._job, self._ends[-1]
         own, peer, store = np.split(self._bytes, [job.num_tiers, job.store])
@@ -126,7 +126,7 @@ class _Run:
         bound_bytes = epochs_bound(job.size_bytes, job.capacity_bytes, epochs)
         later_bytes = epoch_bound(job.size_bytes, job.capacity_bytes)
         rate = self._devices.all_bytes_s()
-        return Result(
+        return PolicyResult(
             policy=policy,
             nodes=job.num_nodes,
             cache_share=job.capacity_bytes / job.size_bytes,
@@ -176,10 +176,10 @@ class _Run:
 
     # -- seconds of steps ----------------------------------------------------------------------
 
-    def _seconds(self, reads: Reads, compute: Floats, left: float) -> _Seconds:
+    def _seconds(self, reads: Reads, compute: Floats, left: float) -> _StepSeconds:
         zero = np.zeros_like(compute)
         if reads.free:
-            return _Seconds(read=zero, used=compute, is_filling=False)
+            return _StepSeconds(read=zero, used=compute, is_filling=False)
         ahead = reads.is_ahead()
         if ahead.all():
             load = self._load(reads, None, len(compute))
@@ -189,15 +189,15 @@ class _Run:
             wait = self._waited(reads, ~ahead, compute, load)
         read = self._read(reads, load, left)
         is_filling = bool(load.filled.any())
-        return _Seconds(read=read, used=compute + wait, is_filling=is_filling)
+        return _StepSeconds(read=read, used=compute + wait, is_filling=is_filling)
 
-    def _load(self, reads: Reads, chosen: Flags | None, num_steps: int) -> Load:
+    def _load(self, reads: Reads, chosen: Flags | None, num_steps: int) -> StepTraffic:
         load = load_of(self._job, reads, chosen, num_steps)
         self._bytes += load.bytes.sum(axis=(0, 1))
         self._filled += float(load.filled.sum())
         return load
 
-    def _read(self, reads: Reads, load: Load, left: float) -> Floats:
+    def _read(self, reads: Reads, load: StepTraffic, left: float) -> Floats:
         """Return the seconds that reading ahead takes."""
         job, devices = self._job, self._devices
         threads = (reads.threads or job.scenario.loader.threads) * job.ranks
@@ -212,7 +212,7 @@ class _Run:
             mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / threads
         return np.maximum(mine, devices.limits_s(load, readers, threads, left))
 
-    def _waited(self, reads: Reads, late: Flags, compute: Floats, ahead: Load) -> Floats:
+    def _waited(self, reads: Reads, late: Flags, compute: Floats, ahead: StepTraffic) -> Floats:
         """Return the seconds that the training loop waits for what it reads itself."""
         job, devices = self._job, self._devices
         load = self._load(reads, late, len(compute))
@@ -245,7 +245,7 @@ class _Run:
         freed = max(0, len(self._ends) - 1 - depth)
         return np.maximum(self._fetched, self._ends[freed])
 
-    def _advance(self, begin: Floats, step: _Seconds) -> None:
+    def _advance(self, begin: Floats, step: _StepSeconds) -> None:
         self._fetched = begin + step.read
         now = self._ends[-1]
         # What a peer has to fetch first is there when the slowest of them has it.

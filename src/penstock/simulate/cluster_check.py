@@ -33,9 +33,9 @@ from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
 from penstock.peers.client_link import SILENCE_S
 from penstock.peers.members import QUORUM, RETRY_MAX_S
 from penstock.plan.homes import NOBODY
-from penstock.simulate.cluster_faults import DEADLY, Fault
+from penstock.simulate.cluster_faults import DEADLY, ClusterFault
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_world import GIVE_UP_S, ClusterWorld, Log
+from penstock.simulate.cluster_world import GIVE_UP_S, ClusterLog, ClusterWorld
 from penstock.storage.retry import RetryPolicy
 
 _AGREE_S = 3.0
@@ -109,7 +109,7 @@ def judged(world: ClusterWorld) -> ClusterVerdict:
     )
 
 
-def _wrong(world: ClusterWorld, log: Log) -> Iterator[str]:
+def _wrong(world: ClusterWorld, log: ClusterLog) -> Iterator[str]:
     job = world.job
     for rank in range(job.num_ranks):
         if log.steps[rank] == job.num_steps and log.hashes[rank] != job.hash_of(rank):
@@ -118,7 +118,7 @@ def _wrong(world: ClusterWorld, log: Log) -> Iterator[str]:
             yield f"rank {rank} lives and took {log.steps[rank]} of {job.num_steps} steps"
 
 
-def _slow(job: ClusterJob, log: Log) -> Iterator[str]:
+def _slow(job: ClusterJob, log: ClusterLog) -> Iterator[str]:
     lasting_s = sum(_lasts_s(fault) + _LAST_S for fault in job.faults)
     limit_s = 3 * job.quick_s + lasting_s
     if log.done_s > limit_s:
@@ -133,7 +133,7 @@ def _slow(job: ClusterJob, log: Log) -> Iterator[str]:
             yield f"a step waited {wait_s:.1f} s at {at_s:.1f} s, {limit_s:.1f} s are explained"
 
 
-def _impatient(job: ClusterJob, log: Log) -> Iterator[str]:
+def _impatient(job: ClusterJob, log: ClusterLog) -> Iterator[str]:
     for rank in range(job.num_ranks):
         node = rank // job.ranks
         lives = 1 + sum(f.kind in DEADLY and f.node == node for f in job.faults)
@@ -147,13 +147,13 @@ def _impatient(job: ClusterJob, log: Log) -> Iterator[str]:
                 )
 
 
-def _may_silence(fault: Fault, asker: int, server: int) -> bool:
+def _may_silence(fault: ClusterFault, asker: int, server: int) -> bool:
     """Return whether a fault explains a time-out; a new life is tried, though a link may be cut."""
     is_new = fault.kind in DEADLY and fault.stop_s < math.inf
     return (fault.kind in _SILENT or is_new) and fault.strikes(asker, server)
 
 
-def _disowned(job: ClusterJob, log: Log) -> Iterator[str]:
+def _disowned(job: ClusterJob, log: ClusterLog) -> Iterator[str]:
     for lost in log.lost_sets:
         quorum = max(1, min(QUORUM, job.nodes - len(lost)))
         for node in sorted(lost):
@@ -184,7 +184,7 @@ def _bound(job: ClusterJob) -> float:
     return job.size_bytes + (job.epochs - 1) * bare
 
 
-def _allowed(job: ClusterJob, log: Log) -> float:
+def _allowed(job: ClusterJob, log: ClusterLog) -> float:
     home_bytes = [job.home_bytes(node) for node in range(job.nodes)]
     again = sum(home_bytes[node] for lost in log.lost_sets for node in lost)
     again += sum(home_bytes[fault.node] for fault in job.faults if fault.kind == "wipe")
@@ -194,7 +194,7 @@ def _allowed(job: ClusterJob, log: Log) -> float:
     return _bound(job) + again + under_way + direct
 
 
-def _direct_bytes(job: ClusterJob, log: Log, fault: Fault) -> int:
+def _direct_bytes(job: ClusterJob, log: ClusterLog, fault: ClusterFault) -> int:
     """Return the bytes that ranks use of nodes which a fault keeps from them."""
     total = 0
     for rank in range(job.num_ranks):
@@ -207,7 +207,7 @@ def _direct_bytes(job: ClusterJob, log: Log, fault: Fault) -> int:
     return total
 
 
-def _window(fault: Fault) -> tuple[float, float]:
+def _window(fault: ClusterFault) -> tuple[float, float]:
     """Return from when to when a fault may keep ranks from using a node.
 
     One that is dead for good is known to be after a silence. One that comes back is tried again
@@ -221,7 +221,9 @@ def _window(fault: Fault) -> tuple[float, float]:
     return fault.start_s, fault.stop_s + min(RETRY_MAX_S, 2 * lasts_s) + SILENCE_S + _AGREE_S
 
 
-def _steps_in(job: ClusterJob, log: Log, rank: int, start_s: float, stop_s: float) -> Iterator[int]:
+def _steps_in(
+    job: ClusterJob, log: ClusterLog, rank: int, start_s: float, stop_s: float
+) -> Iterator[int]:
     """Yield the steps of a rank that were taken after a time and planned before another."""
     ahead = math.ceil(STAGE_BYTES / (job.batch * min(job.lengths))) + 1
     before = [step for step in range(job.num_steps) if log.taken_s.get((rank, step), 0) <= stop_s]
@@ -238,5 +240,5 @@ def _own_s(job: ClusterJob, rank: int) -> float:
     return sum(2 * _lasts_s(fault) + _RETRY_S for fault in own)
 
 
-def _lasts_s(fault: Fault) -> float:
+def _lasts_s(fault: ClusterFault) -> float:
     return 0.0 if fault.stop_s == math.inf else fault.stop_s - fault.start_s

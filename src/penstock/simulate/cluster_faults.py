@@ -40,7 +40,7 @@ _STORM_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ClusterFault:
     """One thing that goes wrong."""
 
     kind: Kind
@@ -68,9 +68,9 @@ class Fault:
 
 def drawn_faults(
     draws: random.Random, *, num_nodes: int, num_faults: int, within_s: float
-) -> tuple[Fault, ...]:
+) -> tuple[ClusterFault, ...]:
     """Draw a schedule; all faults begin within a time."""
-    faults: list[Fault] = []
+    faults: list[ClusterFault] = []
     for _ in range(num_faults):
         fault = _drawn(draws, num_nodes, within_s)
         dead = [f.node for f in (*faults, fault) if f.kind in DEADLY]
@@ -80,17 +80,17 @@ def drawn_faults(
     return tuple(sorted(faults, key=lambda fault: fault.start_s))
 
 
-def _drawn(draws: random.Random, num_nodes: int, within_s: float) -> Fault:
+def _drawn(draws: random.Random, num_nodes: int, within_s: float) -> ClusterFault:
     kind = draws.choice(_KINDS)
     start_s = draws.uniform(0.0, within_s)
     length_s = _SHORT_S * (_LONG_S / _SHORT_S) ** draws.random()
     if kind in _STORE:
         length_s = draws.choice((length_s, _STORM_S)) if kind == "refuse" else length_s
-        return Fault(kind=kind, start_s=start_s, stop_s=start_s + length_s)
+        return ClusterFault(kind=kind, start_s=start_s, stop_s=start_s + length_s)
     node, other = draws.sample(range(num_nodes), 2)
     if kind == "full" or (kind in DEADLY and draws.random() < 0.5):
         length_s = math.inf
-    return Fault(
+    return ClusterFault(
         kind=kind,
         start_s=start_s,
         stop_s=start_s + length_s,

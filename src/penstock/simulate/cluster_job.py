@@ -18,7 +18,7 @@ from penstock.order import GlobalOrder, Steps, StreamHash
 from penstock.plan.homes import Homes, Node, cluster_homes
 from penstock.plan.placement import Layout, offsets_of
 from penstock.plan.spans import spans_of
-from penstock.simulate.cluster_faults import Fault, drawn_faults
+from penstock.simulate.cluster_faults import ClusterFault, drawn_faults
 
 STAGE_BYTES = 2 << 20
 """Memory of a rank for batches in the making."""
@@ -46,7 +46,7 @@ class ClusterJob:
     """The training loop's own time for a step."""
     lockstep: bool = True
     """Whether ranks wait for each other at each step, as a real job does."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ClusterFault, ...] = ()
     _batches: dict[tuple[int, int], list[int]] = field(default_factory=dict, repr=False, init=False)
 
     @classmethod

@@ -13,14 +13,14 @@ from typing import Protocol
 
 from penstock.peers.client_link import SILENCE_S, STUCK_S
 from penstock.simulate.cluster_net import LATENCY_S
-from penstock.simulate.cluster_node import Answered, Asked, ClusterNode
+from penstock.simulate.cluster_node import ClusterNode, UnitReply, UnitRequest
 from penstock.simulate.virtual import Call
 
 _CHECK_S = 1.0
 _EPSILON_S = 1e-6
 
 
-class Opinion(Protocol):
+class MembershipView(Protocol):
     """What becomes of what a connection sees: `peers.members.Members`."""
 
     def say(self) -> bytes:
@@ -40,18 +40,18 @@ class Opinion(Protocol):
         ...
 
 
-class Link:
+class ClusterLink:
     """The way of one rank to one other node."""
 
-    def __init__(self, node: ClusterNode, server: ClusterNode, opinion: Opinion) -> None:
+    def __init__(self, node: ClusterNode, server: ClusterNode, members: MembershipView) -> None:
         self.node, self.server = node, server
-        self._opinion = opinion
+        self._members = members
         self._node_life = node.life
         self.life = 0
         """Grows when the connection is given up."""
         self._server_life = 0
         """Of the process at the other end."""
-        self.outstanding: dict[int, Asked] = {}
+        self.outstanding: dict[int, UnitRequest] = {}
         self.silences_s: list[float] = []
         """When requests on the way of a step were waited for in vain."""
         self.served_s = -math.inf
@@ -79,19 +79,19 @@ class Link:
         *,
         may_wait: bool,
         parked: Call,
-        answered: Callable[[Answered], None],
+        answered: Callable[[UnitReply], None],
         failed: Callable[[str], None],
     ) -> None:
         """Ask for units; none of them is only a question whether somebody is there."""
         if not self.outstanding:
             self._heard_s = self._now_s
             self._server_life = self.server.life
-        asked = Asked(
+        asked = UnitRequest(
             link=self,
             life=self.life,
             units=units,
             may_wait=may_wait,
-            gossip=self._opinion.say(),
+            gossip=self._members.say(),
             parked=parked,
             answered=answered,
             failed=failed,
@@ -106,12 +106,12 @@ class Link:
             else:
                 self.reset(asked.life)  # Nobody listens there, or not who did.
 
-        self.node.time.after(LATENCY_S, lambda: self.node.ways.pass_on(*way, arrive))
+        self.node.time.after(LATENCY_S, lambda: self.node.reachability.pass_on(*way, arrive))
         if not self._is_checking:
             self._is_checking = True
             self.node.after(_CHECK_S, self._check)
 
-    def take(self, asked: Asked, call: Call) -> None:
+    def take(self, asked: UnitRequest, call: Call) -> None:
         """Take what has come for something that was asked."""
         if asked.is_over:
             return
@@ -120,7 +120,7 @@ class Link:
         else:
             asked.is_over = True
             del self.outstanding[id(asked)]
-            self._opinion.heard(self.server.name, self._now_s)
+            self._members.heard(self.server.name, self._now_s)
             if asked.units:
                 self.served_s = self._now_s
         call()
@@ -146,12 +146,12 @@ class Link:
         wait_s = _CHECK_S
         is_same = self.server.life == self._server_life
         self._heard_s = max(self._heard_s, self.node.thawed_s)  # Its own sleep does not count.
-        if is_same and self.node.ways.is_open(*way):
+        if is_same and self.node.reachability.is_open(*way):
             self._heard_s = now_s
             self._look_for_stuck()
         else:
             if is_same:
-                self._heard_s = max(self._heard_s, self.node.ways.closed_since_s(*way))
+                self._heard_s = max(self._heard_s, self.node.reachability.closed_since_s(*way))
             wait_s = self._heard_s + SILENCE_S - now_s
             if wait_s <= _EPSILON_S:
                 if any(asked.units for asked in self.outstanding.values()):
@@ -178,10 +178,10 @@ class Link:
         self.life += 1
         self._finish(list(self.outstanding.values()), kind)
 
-    def _finish(self, due: list[Asked], kind: str) -> None:
+    def _finish(self, due: list[UnitRequest], kind: str) -> None:
         if not due:
             return
-        self._opinion.silent(self.server.name, kind, self._now_s)
+        self._members.silent(self.server.name, kind, self._now_s)
         for asked in due:
             asked.is_over = True
             del self.outstanding[id(asked)]

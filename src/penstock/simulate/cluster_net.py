@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
-from penstock.simulate.virtual import Call, Pipe, VirtualTime
+from penstock.simulate.virtual import Call, SharedPipe, VirtualTime
 from penstock.storage.retry import RetryPolicy, waits
 
 LATENCY_S = 0.0005
@@ -26,7 +26,7 @@ _RETRIES = RetryPolicy(attempts_max=sys.maxsize)
 EVERYBODY = -1
 
 
-class Ways:
+class NodeReachability:
     """Which node can reach which, and since when it cannot."""
 
     def __init__(self, num_nodes: int) -> None:
@@ -74,7 +74,7 @@ class SharedStore:
 
     def __init__(self, time: VirtualTime, bytes_s: float, seed: int) -> None:
         self._time = time
-        self._pipe = Pipe(time, bytes_s)
+        self._pipe = SharedPipe(time, bytes_s)
         self._draws = random.Random(seed)
         self._refusing: Counter[int] = Counter()
         self._num_lagging = 0

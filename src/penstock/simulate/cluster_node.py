@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.simulate.cluster_net import LATENCY_S, Ways
-from penstock.simulate.virtual import Call, Pipe, VirtualTime
+from penstock.simulate.cluster_net import LATENCY_S, NodeReachability
+from penstock.simulate.virtual import Call, SharedPipe, VirtualTime
 
 if TYPE_CHECKING:
-    from penstock.simulate.cluster_link import Link
+    from penstock.simulate.cluster_link import ClusterLink
 
 
-class Voice(Protocol):
+class GossipSource(Protocol):
     """What a server says and hears about other nodes: `peers.members.Members`."""
 
     def say(self) -> bytes:
@@ -31,10 +31,10 @@ class Voice(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class UnitRequest:
     """Units that one rank wants from another node."""
 
-    link: Link
+    link: ClusterLink
     life: int
     """Of the connection."""
     units: tuple[int, ...]
@@ -42,14 +42,14 @@ class Asked:
     """Whether it may be parked; else what is there is answered at once."""
     gossip: bytes
     parked: Call
-    answered: Callable[[Answered], None]
+    answered: Callable[[UnitReply], None]
     failed: Callable[[str], None]
     parked_s: float | None = None
     is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class UnitReply:
     """What a server has sent."""
 
     payload: dict[int, int]
@@ -64,10 +64,10 @@ class ClusterNode:
     number: int
     name: str
     time: VirtualTime
-    ways: Ways
+    reachability: NodeReachability
     lengths: list[int]
     """Of all units, in bytes."""
-    egress: Pipe
+    egress: SharedPipe
     life: int = 1
     is_up: bool = True
     is_corrupt: bool = False
@@ -76,14 +76,14 @@ class ClusterNode:
     thawed_s: float = 0.0
     """When it went on last."""
     present: set[int] = field(default_factory=set)
-    voice: Voice | None = None
+    gossip: GossipSource | None = None
     is_coming: Callable[[int], bool] = lambda unit: False
     """Whether a unit that is not there is at home here, and on its way."""
     cursor: Callable[[], int] = lambda: 0
     """What beats carry: it stands still only where nothing is even tried (`flow.filling`)."""
     _backlog: list[tuple[int, Call]] = field(default_factory=list)
     _claims: dict[int, list[Call]] = field(default_factory=dict)
-    _parked: list[Asked] = field(default_factory=list)
+    _parked: list[UnitRequest] = field(default_factory=list)
 
     # -- the process -------------------------------------------------------------------------
 
@@ -110,8 +110,8 @@ class ClusterNode:
         self.num_frozen += 1
         if self.num_frozen > 1:
             return
-        for way in self.ways.to_and_from(self.number):
-            self.ways.close(*way, self.time.now_s)
+        for way in self.reachability.to_and_from(self.number):
+            self.reachability.close(*way, self.time.now_s)
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -122,8 +122,8 @@ class ClusterNode:
         backlog, self._backlog = self._backlog, []
         for life, call in backlog:
             self.do(life, call)
-        for way in self.ways.to_and_from(self.number):
-            self.ways.open(*way)
+        for way in self.reachability.to_and_from(self.number):
+            self.reachability.open(*way)
 
     def die(self, *, keeps_tier: bool) -> None:
         """End the process."""
@@ -159,11 +159,11 @@ class ClusterNode:
 
     # -- the server --------------------------------------------------------------------------
 
-    def asked(self, asked: Asked) -> None:
+    def asked(self, asked: UnitRequest) -> None:
         """Answer what is there, park what is coming."""
-        assert self.voice is not None
+        assert self.gossip is not None
         if asked.gossip:
-            self.voice.hear(asked.link.asker_name, asked.gossip, self.time.now_s)
+            self.gossip.hear(asked.link.asker_name, asked.gossip, self.time.now_s)
         if self._may_wait(asked):
             self._parked.append(asked)
             self._reply(asked, asked.parked)
@@ -181,19 +181,19 @@ class ClusterNode:
             else:
                 self._answer(asked)
 
-    def _may_wait(self, asked: Asked) -> bool:
+    def _may_wait(self, asked: UnitRequest) -> bool:
         """Whether all that is missing will come; else nobody waits for the rest of it."""
         missing = [unit for unit in asked.units if unit not in self.present]
         if not missing or self.is_full or not asked.may_wait:
             return False
         return all(map(self.is_coming, missing))
 
-    def _answer(self, asked: Asked) -> None:
-        assert self.voice is not None
+    def _answer(self, asked: UnitRequest) -> None:
+        assert self.gossip is not None
         here = [unit for unit in asked.units if unit in self.present]
         wrong = -1 if self.is_corrupt else 0
         payload = {unit: unit ^ wrong for unit in here}
-        answer = Answered(payload=payload, gossip=self.voice.say())
+        answer = UnitReply(payload=payload, gossip=self.gossip.say())
         size_bytes = sum(self.lengths[unit] for unit in here)
         life = self.life
 
@@ -203,7 +203,7 @@ class ClusterNode:
 
         self.egress.send(size_bytes, sent)
 
-    def _reply(self, asked: Asked, call: Call) -> None:
+    def _reply(self, asked: UnitRequest, call: Call) -> None:
         """Send something back on the connection of an ask, if that is still the same."""
         link, life = asked.link, self.life
 
@@ -212,4 +212,4 @@ class ClusterNode:
                 link.do(lambda: link.take(asked, call))
 
         way = link.node.number, self.number
-        self.time.after(LATENCY_S, lambda: self.ways.pass_on(*way, arrive))
+        self.time.after(LATENCY_S, lambda: self.reachability.pass_on(*way, arrive))

@@ -24,10 +24,10 @@ from penstock.flow.planning import may_fill, may_plan
 from penstock.flow.routes import Route, routes_of
 from penstock.peers.members import Members
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_link import Link
+from penstock.simulate.cluster_link import ClusterLink
 from penstock.simulate.cluster_net import SharedStore
-from penstock.simulate.cluster_node import Answered, ClusterNode
-from penstock.simulate.cluster_reads import STORE, ClusterReads, Read
+from penstock.simulate.cluster_node import ClusterNode, UnitReply
+from penstock.simulate.cluster_reads import STORE, ClusterRead, ClusterReads
 from penstock.simulate.virtual import Call
 
 _FILL_SAMPLES = 32
@@ -37,7 +37,7 @@ _TEND_S = 0.25
 _FROM_STORE = Sources(names=(STORE,), home="")
 
 
-class Batch:
+class ClusterBatch:
     """A batch in the making."""
 
     __slots__ = ("content", "num_waiting", "size_bytes", "step", "units")
@@ -75,7 +75,7 @@ class ClusterRank:
             num_local_ranks=job.ranks,
         )
         self.links = {
-            other.number: Link(node, other, self) for other in others if other is not node
+            other.number: ClusterLink(node, other, self) for other in others if other is not node
         }
         self.reads = ClusterReads(
             job,
@@ -96,7 +96,7 @@ class ClusterRank:
         self._version = members.version
         self._planned = step
         self._was_near = False
-        self._stage: deque[Batch] = deque()
+        self._stage: deque[ClusterBatch] = deque()
         self._fills: dict[int, list[Call]] = {}
         """Units that this rank has wanted for the tier, and who waits for each."""
         self._taker: Call | None = None
@@ -183,7 +183,7 @@ class ClusterRank:
             self._has_place(units), is_spread=lambda: self.holders.peers_of(units)[0] >= 0
         )
         staged = self._size_bytes(units[routes != Route.TIER])
-        batch = Batch(self._planned, units.tolist(), self._size_bytes(units) + staged)
+        batch = ClusterBatch(self._planned, units.tolist(), self._size_bytes(units) + staged)
         self._planned += 1
         self._stage.append(batch)
         fetches = self._fetches_of(batch, units[routes == Route.TIER])
@@ -210,21 +210,21 @@ class ClusterRank:
         if fetches:
             self.reads.driver.tell(Wanted(fetches=tuple(fetches), at_s=self._now_s))
 
-    def _staged(self, batch: Batch, units: Ints, sources: Sources, why: str) -> Fetch:
+    def _staged(self, batch: ClusterBatch, units: Ints, sources: Sources, why: str) -> Fetch:
         """Return the fetch of units that are read for a batch alone."""
         batch.num_waiting += 1
-        read = Read(tuple(units.tolist()), sources, why, lambda: None, staged=True)
+        read = ClusterRead(tuple(units.tolist()), sources, why, lambda: None, staged=True)
         read.done = partial(self._some_there, batch, read)
         return self.reads.fetch_of(read, batch.step)
 
-    def _some_there(self, batch: Batch, read: Read) -> None:
+    def _some_there(self, batch: ClusterBatch, read: ClusterRead) -> None:
         batch.content.update(read.got)
         batch.num_waiting -= 1
         self._give()
 
     # -- filling -------------------------------------------------------------------------------
 
-    def _fetches_of(self, batch: Batch, units: Ints) -> list[Fetch]:
+    def _fetches_of(self, batch: ClusterBatch, units: Ints) -> list[Fetch]:
         """Return the new fetches of what a batch needs of the tier; it waits for the others too."""
         new: list[int] = []
         for unit in units.tolist():
@@ -236,7 +236,7 @@ class ClusterRank:
             self._fills.setdefault(unit, []).append(partial(self._one_there, batch, unit))
         return self._fill_fetches(np.array(new, np.int64), batch.step)
 
-    def _one_there(self, batch: Batch, unit: int) -> None:
+    def _one_there(self, batch: ClusterBatch, unit: int) -> None:
         batch.content[unit] = unit
         batch.num_waiting -= 1
         self._give()
@@ -280,7 +280,7 @@ class ClusterRank:
             for unit in units[numbers].tolist():
                 why = "copy" if sources.home else "home"
                 filled = partial(self._filled, unit)
-                read = Read((unit,), sources, why, filled, staged=False)
+                read = ClusterRead((unit,), sources, why, filled, staged=False)
                 fetches.append(self.reads.fetch_of(read, step))
         return fetches
 
@@ -334,6 +334,6 @@ class ClusterRank:
         hear = partial(self._greeted, self._job.name_of(node))
         link.ask((), may_wait=False, parked=lambda: None, answered=hear, failed=lambda kind: None)
 
-    def _greeted(self, peer: str, answer: Answered) -> None:
+    def _greeted(self, peer: str, answer: UnitReply) -> None:
         self._heard(peer, answer.gossip)
         self.look()

@@ -18,16 +18,16 @@ from penstock.flow.holders import Holders, Sources
 from penstock.flow.reading import ClaimPatience, stores_of
 from penstock.peers.members import Members
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_link import Link
+from penstock.simulate.cluster_link import ClusterLink
 from penstock.simulate.cluster_net import SharedStore
-from penstock.simulate.cluster_node import Answered, ClusterNode
+from penstock.simulate.cluster_node import ClusterNode, UnitReply
 from penstock.simulate.driver import FlowDriver
 from penstock.simulate.virtual import Call
 
 STORE = "store"
 
 
-class Read:
+class ClusterRead:
     """Units on their way: into the stage of a batch, or one into the tier."""
 
     __slots__ = ("done", "got", "is_over", "num_open", "sources", "staged", "units", "why")
@@ -65,7 +65,7 @@ class ClusterReads:
         members: Members,
         *,
         store: SharedStore,
-        links: dict[int, Link],
+        links: dict[int, ClusterLink],
         heard: Callable[[str, bytes], None],
         moved: Callable[[], None],
     ) -> None:
@@ -76,7 +76,7 @@ class ClusterReads:
         flow = Flow(budget=FlowBudget(stage_bytes_max=STAGE_BYTES))
         self.driver = FlowDriver(flow, now_s=lambda: self._now_s, at=node.at, begin=self._begin)
         self._patience = ClaimPatience()
-        self._reads: dict[int, Read] = {}
+        self._reads: dict[int, ClusterRead] = {}
         self._num_fetches = 0
         self.num_waiting = 0
         """Reads that are wanted from the store and not done."""
@@ -90,7 +90,7 @@ class ClusterReads:
         """Return whether a peer can be asked now."""
         return name != self._node.name and self._members.is_usable(name, self._now_s)
 
-    def fetch_of(self, read: Read, step: int) -> Fetch:
+    def fetch_of(self, read: ClusterRead, step: int) -> Fetch:
         """Return a read as the flow knows it."""
         number = self._num_fetches
         self._num_fetches += 1
@@ -124,7 +124,9 @@ class ClusterReads:
             # A second copy claims nothing and waits for nobody: the first one takes too long.
             self._read_store(begin, read, self._why(begin, read))
 
-    def _over(self, begin: Begin, read: Read, *, moved: bool = True, num_retries: int = 0) -> None:
+    def _over(
+        self, begin: Begin, read: ClusterRead, *, moved: bool = True, num_retries: int = 0
+    ) -> None:
         """Take note that a request has brought all that was missing."""
         read.num_open -= 1
         self.driver.arrived(begin, moved=moved, num_retries=num_retries)
@@ -135,14 +137,14 @@ class ClusterReads:
             read.done()
         self._moved()
 
-    def _failed(self, begin: Begin, read: Read, kind: str) -> None:
+    def _failed(self, begin: Begin, read: ClusterRead, kind: str) -> None:
         read.num_open -= 1
         self.driver.failed(begin)
         self._moved()
 
     # -- the store -------------------------------------------------------------------------------
 
-    def _why(self, begin: Begin, read: Read) -> str:
+    def _why(self, begin: Begin, read: ClusterRead) -> str:
         """Return the reason for which bytes of the store are counted."""
         if len(read.sources.names) > 1:
             is_late = read.num_open > 1 or begin.attempt == 0
@@ -150,7 +152,13 @@ class ClusterReads:
         return "again" if begin.attempt else read.why
 
     def _read_store(
-        self, begin: Begin, read: Read, why: str, *, claimed: bool = False, moved: bool = True
+        self,
+        begin: Begin,
+        read: ClusterRead,
+        why: str,
+        *,
+        claimed: bool = False,
+        moved: bool = True,
     ) -> None:
         units = read.missing()
         node, life = self._node, self._node.life
@@ -171,7 +179,7 @@ class ClusterReads:
 
     # -- the tier --------------------------------------------------------------------------------
 
-    def _fill(self, begin: Begin, read: Read, give_up_s: float, *, has_waited: bool) -> None:
+    def _fill(self, begin: Begin, read: ClusterRead, give_up_s: float, *, has_waited: bool) -> None:
         """Fetch a unit that nobody else is fetching; wait for who does, but not for ever."""
         unit, node = read.units[0], self._node
         if unit in node.present or unit in read.got:
@@ -194,7 +202,7 @@ class ClusterReads:
             node.when_free(unit, look)
             node.at(give_up_s, look)
 
-    def _bring(self, begin: Begin, read: Read, *, moved: bool) -> None:
+    def _bring(self, begin: Begin, read: ClusterRead, *, moved: bool) -> None:
         """Fetch a claimed unit: from whoever has kept it in our place, else from the store."""
         why = self._why(begin, read)
         from_store = partial(self._read_store, begin, read, why, claimed=True, moved=moved)
@@ -205,7 +213,7 @@ class ClusterReads:
             from_store()
             return
 
-        def answered(answer: Answered) -> None:
+        def answered(answer: UnitReply) -> None:
             self._take(read, peer, answer)
             if read.missing():
                 from_store()
@@ -227,7 +235,7 @@ class ClusterReads:
     def _number_of(peer: str) -> int:
         return int(peer.rsplit("-", 1)[1])
 
-    def _ask(self, begin: Begin, read: Read, peer: str) -> None:
+    def _ask(self, begin: Begin, read: ClusterRead, peer: str) -> None:
         if not self.is_usable(peer):
             # It fell silent since this was planned: a step waits for that once, not twice.
             read.num_open -= 1
@@ -245,7 +253,7 @@ class ClusterReads:
     def _parked(self, begin: Begin) -> None:
         self.driver.tell(Deferred(number=begin.number, attempt=begin.attempt, at_s=self._now_s))
 
-    def _answered(self, begin: Begin, read: Read, peer: str, answer: Answered) -> None:
+    def _answered(self, begin: Begin, read: ClusterRead, peer: str, answer: UnitReply) -> None:
         self._take(read, peer, answer)
         if read.missing():
             self._failed(begin, read, "absent")
@@ -254,7 +262,7 @@ class ClusterReads:
             self._node.fill(read.units[0])
         self._over(begin, read)
 
-    def _take(self, read: Read, peer: str, answer: Answered) -> None:
+    def _take(self, read: ClusterRead, peer: str, answer: UnitReply) -> None:
         """Take what is good of an answer."""
         good = {unit: data for unit, data in answer.payload.items() if data == unit}
         for unit, data in good.items():

@@ -14,12 +14,12 @@ from functools import partial
 from penstock.order import StreamHash
 from penstock.peers.base import Address
 from penstock.peers.members import Member, Members
-from penstock.simulate.cluster_faults import DEADLY, SLOW, Fault
+from penstock.simulate.cluster_faults import DEADLY, SLOW, ClusterFault
 from penstock.simulate.cluster_job import ClusterJob
-from penstock.simulate.cluster_net import LATENCY_S, SharedStore, Ways
+from penstock.simulate.cluster_net import LATENCY_S, NodeReachability, SharedStore
 from penstock.simulate.cluster_node import ClusterNode
 from penstock.simulate.cluster_rank import ClusterRank
-from penstock.simulate.virtual import Pipe, VirtualTime
+from penstock.simulate.virtual import SharedPipe, VirtualTime
 
 GIVE_UP_S = 900.0
 """No schedule takes so long unless it is stuck."""
@@ -29,7 +29,7 @@ _TALK_S = 1.0
 
 
 @dataclass(slots=True)
-class Log:
+class ClusterLog:
     """What has come of it."""
 
     hashes: list[StreamHash] = field(default_factory=list)
@@ -54,9 +54,9 @@ class ClusterWorld:
     def __init__(self, job: ClusterJob) -> None:
         self.job = job
         self.time = VirtualTime()
-        self.ways = Ways(job.nodes)
+        self.reachability = NodeReachability(job.nodes)
         self.store = SharedStore(self.time, job.store_bytes_s, job.seed)
-        self.log = Log(
+        self.log = ClusterLog(
             hashes=[StreamHash()] * job.num_ranks,
             steps=[0] * job.num_ranks,
         )
@@ -65,9 +65,9 @@ class ClusterWorld:
                 number=number,
                 name=job.name_of(number),
                 time=self.time,
-                ways=self.ways,
+                reachability=self.reachability,
                 lengths=job.lengths,
-                egress=Pipe(self.time, job.node_bytes_s),
+                egress=SharedPipe(self.time, job.node_bytes_s),
             )
             for number in range(job.nodes)
         ]
@@ -79,7 +79,7 @@ class ClusterWorld:
         self._talk = random.Random(job.seed)
         self._has_ended = False
 
-    def run(self) -> Log:
+    def run(self) -> ClusterLog:
         """Let everything happen."""
         for node in self.nodes:
             self._start(node)
@@ -131,7 +131,7 @@ class ClusterWorld:
             rank.on_views = self.log.lost_sets.add
             ranks.append(rank)
             self.ranks[rank.number] = rank
-        node.voice = ranks[0]
+        node.gossip = ranks[0]
         # The first rank serves, and sees to what the others of its node leave undone.
         node.cursor = ranks[0].cursor
         node.is_coming = ranks[0].is_coming
@@ -204,13 +204,13 @@ class ClusterWorld:
 
     # -- faults ------------------------------------------------------------------------------
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: ClusterFault) -> None:
         now_s, node = self.time.now_s, self.nodes[fault.node] if fault.node >= 0 else None
         if fault.kind == "cut":
-            self.ways.close(fault.node, fault.other, now_s)
-            self.ways.close(fault.other, fault.node, now_s)
+            self.reachability.close(fault.node, fault.other, now_s)
+            self.reachability.close(fault.other, fault.node, now_s)
         elif fault.kind == "one-way":
-            self.ways.close(fault.node, fault.other, now_s)
+            self.reachability.close(fault.node, fault.other, now_s)
         elif fault.kind == "refuse":
             self.store.refuse(1)
         elif fault.kind == "lag":
@@ -232,13 +232,13 @@ class ClusterWorld:
             node.is_full = True
             node.look_at_parked()
 
-    def _heal(self, fault: Fault) -> None:
+    def _heal(self, fault: ClusterFault) -> None:
         node = self.nodes[fault.node] if fault.node >= 0 else None
         if fault.kind == "cut":
-            self.ways.open(fault.node, fault.other)
-            self.ways.open(fault.other, fault.node)
+            self.reachability.open(fault.node, fault.other)
+            self.reachability.open(fault.other, fault.node)
         elif fault.kind == "one-way":
-            self.ways.open(fault.node, fault.other)
+            self.reachability.open(fault.node, fault.other)
         elif fault.kind == "refuse":
             self.store.refuse(-1)
         elif fault.kind == "lag":
@@ -248,8 +248,8 @@ class ClusterWorld:
         elif fault.kind in DEADLY:
             self._start(node)
             if fault.kind == "vanish":
-                for way in self.ways.to_and_from(node.number):
-                    self.ways.open(*way)
+                for way in self.reachability.to_and_from(node.number):
+                    self.reachability.open(*way)
         elif fault.kind == "freeze":
             node.thaw()
         elif fault.kind == "slow":
@@ -260,7 +260,7 @@ class ClusterWorld:
         elif fault.kind == "dry":
             self.store.refuse(-1, fault.node)
 
-    def _kill(self, node: ClusterNode, fault: Fault) -> None:
+    def _kill(self, node: ClusterNode, fault: ClusterFault) -> None:
         self._collect(node)
         for number in [n for n, rank in self.ranks.items() if rank.node is node]:
             del self.ranks[number]
@@ -270,11 +270,11 @@ class ClusterWorld:
             link = rank.links[node.number]
             if fault.kind != "vanish" and link.outstanding:
                 way = rank.node.number, node.number
-                tell = partial(self.ways.pass_on, *way, partial(link.reset, link.life))
+                tell = partial(self.reachability.pass_on, *way, partial(link.reset, link.life))
                 self.time.after(LATENCY_S, tell)
         if fault.kind == "vanish":
-            for way in self.ways.to_and_from(node.number):
-                self.ways.close(*way, self.time.now_s)
+            for way in self.reachability.to_and_from(node.number):
+                self.reachability.close(*way, self.time.now_s)
         self._look_for_end()
         self._release()
 

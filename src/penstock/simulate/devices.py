@@ -19,8 +19,8 @@ import numpy as np
 
 from penstock.errors import OptionError
 from penstock.machine import Curve
-from penstock.simulate.job import Floats, Job
-from penstock.simulate.load import Load
+from penstock.simulate.job import Floats, SimulatedJob
+from penstock.simulate.load import StepTraffic
 
 
 def at(curve: Curve, counts: Floats) -> Floats:
@@ -31,7 +31,7 @@ def at(curve: Curve, counts: Floats) -> Floats:
 class Devices:
     """The machine of a scenario as rates, one number per source."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimulatedJob) -> None:
         machine, model = job.scenario.machine, job.scenario.model
         self.job, self.machine = job, machine
         self.store = machine.store.without_latency()
@@ -96,7 +96,7 @@ class Devices:
         out: Floats = size_bytes * max(byte_s / threads, 1 / limit)
         return out
 
-    def thread_s(self, load: Load) -> tuple[Floats, Floats]:
+    def thread_s(self, load: StepTraffic) -> tuple[Floats, Floats]:
         """Return thread seconds of everything but the store's bytes, and those bytes."""
         store = self.job.store
         own = load.bytes.copy()
@@ -107,7 +107,7 @@ class Devices:
         other_s += load.bytes.sum(axis=-1) * self.decode_s
         return other_s, from_store
 
-    def limits_s(self, load: Load, num_readers: Floats, threads: int, left: float) -> Floats:
+    def limits_s(self, load: StepTraffic, num_readers: Floats, threads: int, left: float) -> Floats:
         """Return what the busiest device of each node needs for a step, however many threads."""
         job, machine = self.job, self.machine
         tiers = job.num_tiers

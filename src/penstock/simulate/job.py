@@ -39,7 +39,7 @@ class Accesses:
 
 
 @dataclass(frozen=True)
-class Job:
+class SimulatedJob:
     """A scenario with its samples drawn and its steps cut."""
 
     scenario: Scenario

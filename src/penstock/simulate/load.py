@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Codes, Floats, Job, added
+from penstock.simulate.job import Codes, Floats, SimulatedJob, added
 from penstock.simulate.reads import Flags, Reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class StepTraffic:
     """Bytes and requests of steps, by step and node; `bytes` and `counts` also by source."""
 
     bytes: Floats
@@ -24,7 +24,7 @@ class Load:
     num_filled: Floats
 
 
-def load_of(job: Job, reads: Reads, chosen: Flags | None, num_steps: int) -> Load:
+def load_of(job: SimulatedJob, reads: Reads, chosen: Flags | None, num_steps: int) -> StepTraffic:
     """Return what the chosen accesses come to; None chooses all."""
     which = slice(None) if chosen is None else chosen
     nodes, sources = job.nodes_of(reads.workers[which]), reads.sources[which]
@@ -43,7 +43,7 @@ def load_of(job: Job, reads: Reads, chosen: Flags | None, num_steps: int) -> Loa
         brought = sizes if reads.fill_bytes is None else reads.fill_bytes[which].astype(np.float64)
         filled = added((rows + fillers)[real], brought[real], cells)
         num_filled = added((rows + fillers)[real], None, cells)
-    return Load(
+    return StepTraffic(
         bytes=added(keys, sizes, cells * kinds).reshape(*shape, kinds),
         counts=added(keys, None, cells * kinds).reshape(*shape, kinds),
         served=served.reshape(*shape, tiers),

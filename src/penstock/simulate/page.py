@@ -24,7 +24,7 @@ from penstock.charts import (
     page_html,
 )
 from penstock.simulate.policies import POLICIES
-from penstock.simulate.result import Result
+from penstock.simulate.result import PolicyResult
 from penstock.units import show_bytes
 
 COLUMNS = (
@@ -40,28 +40,30 @@ LEGEND = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class PlottedMeasure:
     """What is drawn of a result."""
 
     axis: Axis
     """What its values mean."""
-    of: Callable[[Result], float]
+    of: Callable[[PolicyResult], float]
     """The value of a result."""
-    least: Callable[[Result], float] | None = None
+    least: Callable[[PolicyResult], float] | None = None
     """What no policy can go below, for a line of its own."""
 
 
-OVER_COMPUTING = Measure(
+OVER_COMPUTING = PlottedMeasure(
     axis=Axis(name="time over computing alone", log=True), of=lambda r: r.time_ratio
 )
-LATER_EPOCH = Measure(
+LATER_EPOCH = PlottedMeasure(
     axis=Axis(name="time of an epoch after the first", unit="s", log=True),
     of=lambda r: r.epoch_s[-1],
     least=lambda r: r.least_later_s,
 )
 
 
-def results_html(results: Sequence[Result], title: str, measure: Measure = OVER_COMPUTING) -> str:
+def results_html(
+    results: Sequence[PolicyResult], title: str, measure: PlottedMeasure = OVER_COMPUTING
+) -> str:
     """Return the page."""
     rows = [row_of(r)[:4] if r.why_not else row_of(r) for r in results]
     ours = [number for number, r in enumerate(results) if r.policy == "ours"]
@@ -74,7 +76,9 @@ def results_html(results: Sequence[Result], title: str, measure: Measure = OVER_
     return page_html(Page(title=title, sections=sections))
 
 
-def results_charts(results: Sequence[Result], measure: Measure = OVER_COMPUTING) -> list[Chart]:
+def results_charts(
+    results: Sequence[PolicyResult], measure: PlottedMeasure = OVER_COMPUTING
+) -> list[Chart]:
     """Return bars of one point, or lines of a sweep: a chart for each of `panels_of`."""
     shown = [r for r in results if not r.why_not]
     if not shown:
@@ -96,7 +100,7 @@ def results_charts(results: Sequence[Result], measure: Measure = OVER_COMPUTING)
     ]
 
 
-def panels_of(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+def panels_of(results: Sequence[PolicyResult]) -> list[tuple[str, list[PolicyResult]]]:
     """Return results apart by capacity where both nodes and capacity were swept, else together."""
     nodes = {r.nodes for r in results}
     shares = sorted({round(r.cache_share, 3) for r in results})
@@ -117,10 +121,10 @@ def title_of(policy: str) -> str:
     return POLICIES[policy].title if policy in POLICIES else policy
 
 
-def row_of(result: Result) -> list[str]:
+def row_of(result: PolicyResult) -> list[str]:
     """Return a result as words, one for each of `COLUMNS`.
 
-    >>> row_of(Result(policy="ours", nodes=4, cache_share=0.5, why_not="no tier"))
+    >>> row_of(PolicyResult(policy="ours", nodes=4, cache_share=0.5, why_not="no tier"))
     ['Penstock', '4', '50%', 'no tier', '', '', '', '', '', '', '']
     """
     first = [title_of(result.policy), str(result.nodes), f"{result.cache_share:.0%}"]
@@ -140,7 +144,7 @@ def row_of(result: Result) -> list[str]:
     ]
 
 
-def _bars(results: Sequence[Result], measure: Measure) -> BarChart:
+def _bars(results: Sequence[PolicyResult], measure: PlottedMeasure) -> BarChart:
     return BarChart(
         title=measure.axis.name,
         reading="Shorter is better.",
@@ -155,7 +159,11 @@ def _bars(results: Sequence[Result], measure: Measure) -> BarChart:
 
 
 def _lines(
-    results: Sequence[Result], measure: Measure, names: Sequence[str], *, by_nodes: bool
+    results: Sequence[PolicyResult],
+    measure: PlottedMeasure,
+    names: Sequence[str],
+    *,
+    by_nodes: bool,
 ) -> list[Line]:
     """Return the lines of one chart; a policy has the same colour in all of them."""
     points: dict[str, dict[float, float]] = {}

@@ -19,7 +19,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class SourceOption:
     """A place that holds samples from some time on. The first option that is there is taken."""
 
     sources: Codes
@@ -52,7 +52,7 @@ class Reads:
     """The node that reads each access from the store into its tier first; -1 where none does."""
     fill_bytes: Ints | None = None
     """How much it reads then, by access; None for the sample alone."""
-    options: tuple[Option, ...] = ()
+    options: tuple[SourceOption, ...] = ()
     """Faster places than `sources`, best first, that exist from some time on."""
     threads: int | None = None
     """Reads in flight per rank; None for the scenario's."""
@@ -76,7 +76,9 @@ class Reads:
             sources=self.sources[part],
             ahead=self.ahead[part] if isinstance(self.ahead, np.ndarray) else self.ahead,
             options=tuple(
-                Option(sources=o.sources[part], holders=o.holders[part], from_s=o.from_s[part])
+                SourceOption(
+                    sources=o.sources[part], holders=o.holders[part], from_s=o.from_s[part]
+                )
                 for o in self.options
             ),
         )
@@ -98,7 +100,7 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StagingWork:
     """What has to happen before the first step."""
 
     store_bytes: Floats

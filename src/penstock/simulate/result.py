@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class PolicyResult:
     """One policy in one scenario."""
 
     policy: str

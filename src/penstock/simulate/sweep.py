@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.simulate.bulk import run
 from penstock.simulate.policies import POLICIES
-from penstock.simulate.result import Result
+from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario
 
 
@@ -16,7 +16,7 @@ def sweep(
     policies: Sequence[str] = (),
     nodes: Sequence[int] = (),
     cache: Sequence[float] = (),
-) -> Iterator[Result]:
+) -> Iterator[PolicyResult]:
     """Yield a result for every combination, as soon as it is known.
 
     What is not given is the scenario's: its `[sweep]`, else all policies, its own nodes and its own

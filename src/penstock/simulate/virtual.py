@@ -2,8 +2,8 @@
 
 A device is asked with a callback, and calls it when it is done. Three kinds of queue are enough:
 
-* `Servers`: so many at once, first come first served, each for its own time (cores, a lock);
-* `Pipe`: all at once, sharing a bandwidth fairly, no one faster than its own limit (a link);
+* `VirtualServers`: so many at once, first come first served, each for its own time (cores, a lock);
+* `SharedPipe`: all at once, sharing a bandwidth fairly, no one faster than its own limit (a link);
 * waiting, which is only an event later on (a latency, a pause).
 """
 
@@ -42,11 +42,11 @@ class VirtualTime:
             call()
 
 
-class Servers:
+class VirtualServers:
     """Servers with one queue.
 
     >>> time, done = VirtualTime(), []
-    >>> servers = Servers(time, 2)
+    >>> servers = VirtualServers(time, 2)
     >>> for name in "abc":
     ...     servers.ask(1.0, lambda name=name: done.append((name, time.now_s)))
     >>> time.run(lambda: False)
@@ -79,14 +79,14 @@ class Servers:
         call()
 
 
-class Pipe:
+class SharedPipe:
     """A bandwidth shared fairly by all transfers under way.
 
     All move at the same rate, so it is enough to count how far a transfer that never ends would
     have come: one of s bytes ends when that has grown by s since it began.
 
     >>> time, done = VirtualTime(), []
-    >>> pipe = Pipe(time, 100.0)
+    >>> pipe = SharedPipe(time, 100.0)
     >>> pipe.send(100, lambda: done.append(time.now_s))
     >>> time.after(0.5, lambda: pipe.send(25, lambda: done.append(time.now_s)))
     >>> time.run(lambda: False)

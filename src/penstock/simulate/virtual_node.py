@@ -20,7 +20,7 @@ from penstock.errors import OptionError
 from penstock.machine import Machine, TierModel
 from penstock.plan.placement import offsets_of
 from penstock.plan.units import Units
-from penstock.simulate.virtual import Pipe, Servers, VirtualTime
+from penstock.simulate.virtual import SharedPipe, VirtualServers, VirtualTime
 from penstock.simulate.virtual_store import VirtualStore
 from penstock.simulate.weather import Weather
 from penstock.storage.tier_places import places_of
@@ -51,7 +51,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class VirtualSamples:
     """A data set as units and their uses: what a tier keeps, and what a sample needs of it."""
 
     lengths: Ints
@@ -68,12 +68,12 @@ class Samples:
             )
 
     @classmethod
-    def alone(cls, lengths: Ints) -> Samples:
+    def alone(cls, lengths: Ints) -> VirtualSamples:
         """Return samples that are units of their own."""
         return cls(lengths=lengths, units=np.arange(len(lengths))[:, None], unit_lengths=lengths)
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Samples:
+    def of(cls, dataset: Dataset) -> VirtualSamples:
         """Return the samples of a data set with the units that tiers really keep."""
         units = Units.of(dataset)
         columns: list[Ints] = []
@@ -94,17 +94,17 @@ class VirtualNode:
     """What the ranks of a node share."""
 
     def __init__(
-        self, time: VirtualTime, machine: Machine, samples: Samples, weather: Weather
+        self, time: VirtualTime, machine: Machine, samples: VirtualSamples, weather: Weather
     ) -> None:
         self.time, self.machine, self.samples = time, machine, samples
         self.store = VirtualStore(time, machine.store, weather)
-        self.cores = Servers(time, machine.cores)
+        self.cores = VirtualServers(time, machine.cores)
         self.tier_of = self._tiers_of(machine.tiers)
         """The tier that each unit belongs to; -1 where none holds it."""
         self.present: npt.NDArray[np.bool_] = np.zeros(len(samples.unit_lengths), np.bool_)
         self._waiting: dict[int, list[Callable[[], None]]] = {}
         self._disks = {
-            number: Pipe(time, max(tier.read.bytes_s), each_bytes_s=tier.read.at(1))
+            number: SharedPipe(time, max(tier.read.bytes_s), each_bytes_s=tier.read.at(1))
             for number, tier in enumerate(machine.tiers)
             if tier.kind == "disk"
         }

@@ -29,13 +29,13 @@ from penstock.flow.filling import FillCourse
 from penstock.flow.planning import may_fill, may_plan
 from penstock.flow.routes import Route, routes_of
 from penstock.simulate.driver import FlowDriver
-from penstock.simulate.virtual import Call, Servers
+from penstock.simulate.virtual import Call, VirtualServers
 from penstock.simulate.virtual_node import Costs, VirtualNode
 
 STORE = "store"
 
 
-class Batch:
+class VirtualBatch:
     """A batch in the making."""
 
     __slots__ = ("ids", "is_done", "num_waiting", "number", "size_bytes", "staged_bytes")
@@ -48,7 +48,7 @@ class Batch:
         self.is_done = False
 
 
-class _Memory:
+class _BufferMemory:
     """Buffers that are used again: only the first use of a byte is dear."""
 
     __slots__ = ("_free_bytes",)
@@ -67,7 +67,7 @@ class _Memory:
         self._free_bytes += size_bytes
 
 
-class _Read:
+class _VirtualRead:
     """A read that is wanted: for one batch, or into a tier."""
 
     __slots__ = ("done", "is_over", "size_bytes", "unit")
@@ -97,13 +97,13 @@ class VirtualRank:
         self.flow = Flow(budget=budget, prior={STORE: prior} if prior else None)
         self._stage_max = budget.stage_bytes_max
         self._threads = threads
-        self._python = Servers(node.time, 1)
-        self._memory = _Memory()
-        self._stage: deque[Batch] = deque()
+        self._python = VirtualServers(node.time, 1)
+        self._memory = _BufferMemory()
+        self._stage: deque[VirtualBatch] = deque()
         self._stage_bytes = 0
         self._num_planned = self._num_fetches = self._num_open = 0
         self._was_near = self._is_planning = self._is_filling = self._is_exhausted = False
-        self._reads: dict[int, _Read] = {}
+        self._reads: dict[int, _VirtualRead] = {}
         self._driver = FlowDriver(
             self.flow, now_s=lambda: node.time.now_s, at=node.time.at, begin=self._begin
         )
@@ -158,7 +158,7 @@ class VirtualRank:
 
     def _plan(self, ids: Ints) -> None:
         node = self._node
-        batch = Batch(self._num_planned, ids, int(node.samples.lengths[ids].sum()))
+        batch = VirtualBatch(self._num_planned, ids, int(node.samples.lengths[ids].sum()))
         self._num_planned += 1
         self._stage.append(batch)
         self._stage_bytes += batch.size_bytes
@@ -175,7 +175,7 @@ class VirtualRank:
         done = partial(self._one_there, batch)
         sizes = node.samples.lengths[alone].tolist()
         batch.staged_bytes = sum(sizes)
-        fetches = [self._want(_Read(size, -1, done), batch.number) for size in sizes]
+        fetches = [self._want(_VirtualRead(size, -1, done), batch.number) for size in sizes]
         for unit in absent.tolist():
             if node.claim(unit):
                 fetches.append(self._fill(unit, batch.number))
@@ -200,9 +200,9 @@ class VirtualRank:
 
     def _fill(self, unit: int, step: int) -> Fetch:
         size_bytes = int(self._node.samples.unit_lengths[unit])
-        return self._want(_Read(size_bytes, unit, partial(self._node.filled, unit)), step)
+        return self._want(_VirtualRead(size_bytes, unit, partial(self._node.filled, unit)), step)
 
-    def _want(self, read: _Read, step: int) -> Fetch:
+    def _want(self, read: _VirtualRead, step: int) -> Fetch:
         number = self._num_fetches
         self._num_fetches += 1
         self._num_open += 1
@@ -221,14 +221,14 @@ class VirtualRank:
         ask = partial(self._node.store.read, read.size_bytes, answered)
         self._python.ask(self._costs.request_s, ask)
 
-    def _answered(self, begin: Begin, read: _Read, num_retries: int) -> None:
+    def _answered(self, begin: Begin, read: _VirtualRead, num_retries: int) -> None:
         seconds = read.size_bytes * self._costs.byte_s
         seconds += self._memory.take(read.size_bytes) * self._costs.fresh_byte_s
         if read.unit >= 0:
             seconds += self._node.write_s(read.unit)
         self._node.cores.ask(seconds, partial(self._arrived, begin, read, num_retries))
 
-    def _arrived(self, begin: Begin, read: _Read, num_retries: int) -> None:
+    def _arrived(self, begin: Begin, read: _VirtualRead, num_retries: int) -> None:
         self._driver.arrived(begin, num_retries=num_retries)
         if read.unit >= 0 or read.is_over:
             self._memory.give(read.size_bytes)
@@ -241,12 +241,12 @@ class VirtualRank:
 
     # -- batches -------------------------------------------------------------------------------
 
-    def _one_there(self, batch: Batch) -> None:
+    def _one_there(self, batch: VirtualBatch) -> None:
         batch.num_waiting -= 1
         if not batch.num_waiting:
             self._make(batch)
 
-    def _make(self, batch: Batch) -> None:
+    def _make(self, batch: VirtualBatch) -> None:
         """Read what lies on disk, then copy all samples together."""
         node = self._node
         tiers = node.tier_of[node.samples.units[batch.ids, 0]]
@@ -262,7 +262,7 @@ class VirtualRank:
             node.read_tier(tier, float(lengths[tiers == tier].sum()), read)
         read()
 
-    def _copy(self, batch: Batch) -> None:
+    def _copy(self, batch: VirtualBatch) -> None:
         left = [self._threads]
 
         def copied() -> None:
@@ -275,7 +275,7 @@ class VirtualRank:
         for _ in range(self._threads):
             self._node.cores.ask(seconds, copied)
 
-    def _made(self, batch: Batch) -> None:
+    def _made(self, batch: VirtualBatch) -> None:
         batch.is_done = True
         self._memory.give(batch.staged_bytes)
         self._give()

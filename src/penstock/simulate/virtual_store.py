@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 from penstock.machine import StoreModel
-from penstock.simulate.virtual import Pipe, VirtualTime
-from penstock.simulate.weather import Draws, Weather
+from penstock.simulate.virtual import SharedPipe, VirtualTime
+from penstock.simulate.weather import RequestWeather, Weather
 
 _BURST_S = 0.1
 """Requests of so much time may come at once."""
@@ -23,9 +23,11 @@ class VirtualStore:
     def __init__(self, time: VirtualTime, model: StoreModel, weather: Weather) -> None:
         self._time, self._weather = time, weather
         plain = model.without_latency()
-        self._draws = Draws(plain, weather)
+        self._draws = RequestWeather(plain, weather)
         connection = plain.throughput.at(1)
-        self._pipe = Pipe(time, max(*plain.throughput.bytes_s, connection), each_bytes_s=connection)
+        self._pipe = SharedPipe(
+            time, max(*plain.throughput.bytes_s, connection), each_bytes_s=connection
+        )
         self._each_s = 1 / model.requests_s_max if model.requests_s_max else 0.0
         self._used_until_s = -math.inf
         self.num_requests = 0

@@ -95,7 +95,7 @@ class Weather:
         return sorted(t for t in times if math.isfinite(t))
 
 
-class Draws:
+class RequestWeather:
     """What happens to each request."""
 
     def __init__(self, store: StoreModel, weather: Weather) -> None:

@@ -8,7 +8,7 @@ from penstock.report.model import bands
 from penstock.report.model.lru import lru_hits, node_hits
 from penstock.report.model.resources import _least
 from penstock.report.model.store_fit import Requests, fit_store
-from penstock.simulate.virtual import Pipe, VirtualTime
+from penstock.simulate.virtual import SharedPipe, VirtualTime
 
 
 def played_hits(share: float, items: int = 3000, epochs: int = 5) -> float:
@@ -38,7 +38,7 @@ def test_on_many_nodes_a_cache_hits_what_it_holds_of_the_set() -> None:
 def requests(at_once: int, *, latency_s: float, bytes_s: float, seed: int) -> Requests:
     """Return requests of a closed loop: so many at once, each begun when another ends."""
     rng, time, rows = np.random.default_rng(seed), VirtualTime(), []
-    pipe = Pipe(time, bytes_s)
+    pipe = SharedPipe(time, bytes_s)
 
     def begin() -> None:
         start_s, size = time.now_s, float(rng.integers(50_000, 150_000))

@@ -26,7 +26,7 @@ from penstock.report.model.played import NO_CHANCE, Chance
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.store_fit import Floats, StoreFit
 from penstock.report.model.what_if import WhatIf
-from penstock.simulate.virtual import Pipe, VirtualTime
+from penstock.simulate.virtual import SharedPipe, VirtualTime
 
 RANKS_MAX = 16
 """Ranks that are replayed one by one."""
@@ -145,7 +145,9 @@ class _Node:
 
     def __init__(self, time: VirtualTime, job: _ReplayedJob) -> None:
         self._time = time
-        self._cores = Pipe(time, job.settings.cores, each_bytes_s=1.0) if job.shares_cores else None
+        self._cores = (
+            SharedPipe(time, job.settings.cores, each_bytes_s=1.0) if job.shares_cores else None
+        )
         self.busy_s = 0.0
 
     def work(self, seconds: float, call: Callable[[], None]) -> None:
@@ -168,7 +170,7 @@ class _Epoch:
         self._pipe = (
             None
             if math.isinf(total)
-            else Pipe(self.time, total, each_bytes_s=min(self._own_bytes_s, total))
+            else SharedPipe(self.time, total, each_bytes_s=min(self._own_bytes_s, total))
         )
         self.rng = np.random.default_rng([seed, 1])
         self._barrier = _Barrier(job, self.rng)

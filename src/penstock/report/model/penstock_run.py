@@ -25,7 +25,15 @@ from penstock.report.model.played import NO_CHANCE, STALL_NONE, Chance, Played, 
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.store_fit import Floats, StoreFit
 from penstock.report.model.what_if import WhatIf
-from penstock.simulate import Costs, LoaderRun, Prediction, Samples, Weather, predict, run
+from penstock.simulate import (
+    Costs,
+    LoaderRun,
+    Prediction,
+    VirtualSamples,
+    Weather,
+    predict,
+    run,
+)
 from penstock.simulate.scenario import DatasetTable, JobTable, LoaderTable, Scenario
 
 EPOCHS_MAX = 3
@@ -170,7 +178,7 @@ def _one_node(
     plays = max(1, min(_PLAYS_MAX, _PLAYS_SAMPLES // num_samples))
     store = constants.store_for(what_if)
     loader_run = LoaderRun(
-        samples=Samples.alone(
+        samples=VirtualSamples.alone(
             drawn_sizes(num_samples, settings.sample_bytes, settings.sample_sd_bytes)
         ),
         batch_size=settings.batch_size,

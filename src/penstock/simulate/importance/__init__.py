@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.arguments import count_of, word_of
-from penstock.simulate.importance.base import Bools, Drawn, Floats, TrainingSource
+from penstock.simulate.importance.base import Bools, DrawnStretch, Floats, TrainingSource
 from penstock.simulate.importance.ours import cost_aware, importance, importance_loss
 from penstock.simulate.importance.selective import SelectiveSource
 from penstock.simulate.importance.shade import ShadeSource
@@ -54,4 +54,4 @@ def source_of(
     )
 
 
-__all__ = ["SOURCES", "Bools", "Drawn", "Floats", "TrainingSource", "source_of"]
+__all__ = ["SOURCES", "Bools", "DrawnStretch", "Floats", "TrainingSource", "source_of"]

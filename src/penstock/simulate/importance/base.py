@@ -26,7 +26,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnStretch:
     """A stretch of the stream: a window or an epoch."""
 
     ids: Ids
@@ -40,7 +40,7 @@ class TrainingSource(Protocol):
 
     name: str
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         """Return the next stretch of the stream; called when the last one is used up."""
         ...
 

@@ -18,7 +18,7 @@ from penstock.order.importance import (
     Probabilities,
     StepLosses,
 )
-from penstock.simulate.importance.base import Bools, Drawn, Floats
+from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
 
 
 class ImportanceSource:
@@ -42,7 +42,7 @@ class ImportanceSource:
         self._hits: Bools = np.empty(0, np.bool_)
         self._has_begun = False
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         """Return the next window."""
         if self._has_begun:
             self.course.close_window()
@@ -53,7 +53,7 @@ class ImportanceSource:
         hits = self._residency.window(now.ids, following.ids, gaps).is_hit
         self._ids = np.concatenate([self._ids, now.ids])
         self._hits = np.concatenate([self._hits, hits])
-        return Drawn(ids=now.ids, weights=now.weights)
+        return DrawnStretch(ids=now.ids, weights=now.weights)
 
     def access(self, ids: Ids) -> Bools:
         """Return what was decided when the window was drawn."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.order import GlobalOrder, Ids, key_of
-from penstock.simulate.importance.base import Bools, Drawn, Floats
+from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
 from penstock.simulate.importance.caches import FillOnceCache, access_all
 
 
@@ -42,7 +42,7 @@ class SelectiveSource:
         self._rng = np.random.default_rng(key_of(seed, self.name))
         self._epoch = 0
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         """Return the next epoch, with the share of samples chosen that `power` gives."""
         ids = self._order.ids(self._epoch, 0, self._order.num_samples)
         self._epoch += 1
@@ -50,7 +50,7 @@ class SelectiveSource:
         starts = np.arange(0, len(ids), self._batch_size)
         sizes = np.diff(np.append(starts, len(ids)))
         scale = sizes / np.maximum(1, np.add.reduceat(chosen, starts, dtype=np.int64))
-        return Drawn(ids=ids, weights=(chosen * np.repeat(scale, sizes)).astype(np.float32))
+        return DrawnStretch(ids=ids, weights=(chosen * np.repeat(scale, sizes)).astype(np.float32))
 
     def _chances(self) -> Floats:
         ranks = np.empty(len(self._losses))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.order import Ids, key_of
-from penstock.simulate.importance.base import Bools, Drawn, Floats
+from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
 from penstock.simulate.importance.caches import PriorityCache, access_all, cached_of
 from penstock.simulate.importance.pads import (
     FIRST_WEIGHT,
@@ -55,7 +55,7 @@ class ShadeSource:
         self._smoothing = Smoothing()
         self._progress = AccuracyTrend()
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         """Return as many draws as there are samples."""
         self._smoothing.end_epoch()
         num_samples = len(self.weights)
@@ -63,7 +63,7 @@ class ShadeSource:
         if self._replication != 1 and self._progress.improves:
             parts = replayed(ids, cached_of(self._cache, ids), self._replication, self._rng)
             ids = self._rng.permutation(np.concatenate(parts))
-        return Drawn(ids=ids, weights=np.ones(len(ids), np.float32))
+        return DrawnStretch(ids=ids, weights=np.ones(len(ids), np.float32))
 
     def access(self, ids: Ids) -> Bools:
         """Read a batch through the priority cache."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.errors import OptionError
 from penstock.order import Ids, key_of
-from penstock.simulate.importance.base import Bools, Drawn, Floats
+from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
 from penstock.simulate.importance.caches import Priority, PriorityQueue
 from penstock.simulate.importance.pads import (
     FIRST_WEIGHT,
@@ -182,7 +182,7 @@ class ShadeReleasedSource:
         hits = sum(rank.num_hits for rank in self._ranks)
         return hits / max(1, hits + sum(rank.num_misses_counted for rank in self._ranks))
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         """Return an epoch: in each step the batch of rank 0, of rank 1, and so on."""
         shares = np.stack(
             [
@@ -199,7 +199,7 @@ class ShadeReleasedSource:
         self._epoch += 1
         starts = range(0, shares.shape[1], self._batch_size)
         ids = np.concatenate([shares[:, s : s + self._batch_size].ravel() for s in starts])
-        return Drawn(ids=ids, weights=np.ones(len(ids), np.float32))
+        return DrawnStretch(ids=ids, weights=np.ones(len(ids), np.float32))
 
     def access(self, ids: Ids) -> Bools:
         """Read one batch of every rank."""

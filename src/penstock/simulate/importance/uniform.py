@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.order import GlobalOrder, Ids
-from penstock.simulate.importance.base import Bools, Drawn, Floats
+from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
 from penstock.simulate.importance.caches import FillOnceCache, LruCache, SampleCache, access_all
 
 
@@ -22,11 +22,11 @@ class UniformSource:
         self._cache = cache
         self._epoch = 0
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnStretch:
         """Return the next epoch."""
         ids = self._order.ids(self._epoch, 0, self._order.num_samples)
         self._epoch += 1
-        return Drawn(ids=ids, weights=np.ones(len(ids), np.float32))
+        return DrawnStretch(ids=ids, weights=np.ones(len(ids), np.float32))
 
     def access(self, ids: Ids) -> Bools:
         """Read a batch through the cache."""

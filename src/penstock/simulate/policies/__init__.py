@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from penstock.errors import OptionError
-from penstock.simulate.job import Job
+from penstock.simulate.job import SimulatedJob
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.coordl import Coordl
 from penstock.simulate.policies.deepio import DeepioOpportunistic, DeepioOrdered
@@ -45,7 +45,7 @@ def check_policy(name: str) -> None:
         raise OptionError(f"there is no policy {name!r}; {hint}There are: {', '.join(POLICIES)}")
 
 
-def make_policy(name: str, job: Job) -> Policy:
+def make_policy(name: str, job: SimulatedJob) -> Policy:
     """Return a policy by its name."""
     check_policy(name)
     return POLICIES[name](job)

@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Accesses, Codes, Floats, Job, added
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.job import Accesses, Codes, Floats, SimulatedJob, added
+from penstock.simulate.reads import Reads, StagingWork
 
 
 class Policy:
@@ -23,14 +23,14 @@ class Policy:
     across_epochs: ClassVar[bool] = True
     """Whether reading ahead goes on past the end of an epoch."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimulatedJob) -> None:
         self.job = job
 
     def why_not(self) -> str:
         """Return why it cannot run here; nothing where it can."""
         return ""
 
-    def start(self) -> Start | None:
+    def start(self) -> StagingWork | None:
         """Return what is loaded before the first step."""
         return None
 
@@ -60,18 +60,18 @@ class Policy:
         )
 
 
-def sources_of(job: Job, held: Ints, nodes: Ints, tier: Ints | int) -> Codes:
+def sources_of(job: SimulatedJob, held: Ints, nodes: Ints, tier: Ints | int) -> Codes:
     """Return the source of each access: the own tier, a peer's, or the store where held is -1."""
     near = np.where(held == nodes, tier, job.num_tiers + tier)
     return np.where(held < 0, job.store, near).astype(np.uint8)
 
 
-def shard_starts(job: Job) -> Ints:
+def shard_starts(job: SimulatedJob) -> Ints:
     """Return the first sample of each node's shard, and the number of samples at the end."""
     return np.arange(job.num_nodes + 1) * len(job.sizes) // job.num_nodes
 
 
-def sharded(job: Job, tier: int) -> Ints:
+def sharded(job: SimulatedJob, tier: int) -> Ints:
     """Return the node that holds each sample when shards are cut to what a tier holds; -1: none."""
     starts = shard_starts(job)
     before = np.concatenate([[0], np.cumsum(job.sizes)])
@@ -80,7 +80,7 @@ def sharded(job: Job, tier: int) -> Ints:
     return np.where(end_in_shard <= job.capacities[tier], nodes, -1)
 
 
-def bytes_by_node(job: Job, holders: Ints) -> Floats:
+def bytes_by_node(job: SimulatedJob, holders: Ints) -> Floats:
     """Return the bytes that each node holds."""
     held = holders >= 0
     return added(holders[held], job.sizes[held].astype(np.float64), job.num_nodes)

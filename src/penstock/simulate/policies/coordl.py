@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Floats, Job, added
+from penstock.simulate.job import Floats, SimulatedJob, added
 from penstock.simulate.policies.base import Policy, sources_of
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.reads import Reads, StagingWork
 
 
 class Coordl(Policy):
@@ -23,7 +23,7 @@ class Coordl(Policy):
         """It needs memory."""
         return "" if self.job.num_tiers else "it caches in memory, and the machine has no tier"
 
-    def start(self) -> Start | None:
+    def start(self) -> StagingWork | None:
         """Nothing is loaded first."""
         self._holders = np.full(len(self.job.sizes), -1, np.int64)
         self._free = np.full(self.job.num_nodes, float(self.job.capacities[0]))
@@ -50,7 +50,7 @@ class Coordl(Policy):
         return reads
 
 
-def fits(job: Job, nodes: Ints, sizes: Ints, free: Floats) -> Ints:
+def fits(job: SimulatedJob, nodes: Ints, sizes: Ints, free: Floats) -> Ints:
     """Return which samples find room when each node takes them in order until one does not fit."""
     order = np.argsort(nodes, kind="stable")
     total = np.cumsum(sizes[order])

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.simulate.policies.base import Policy, bytes_by_node, sharded, sources_of
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.reads import Reads, StagingWork
 
 
 class DeepioOrdered(Policy):
@@ -22,11 +22,11 @@ class DeepioOrdered(Policy):
         """It needs memory."""
         return "" if self.job.num_tiers else "it caches in memory, and the machine has no tier"
 
-    def start(self) -> Start:
+    def start(self) -> StagingWork:
         """Load each node's part of the set into its memory."""
         self._holders = sharded(self.job, 0)
         held = bytes_by_node(self.job, self._holders)
-        return Start(store_bytes=held, peer_bytes=np.zeros_like(held), tier=0)
+        return StagingWork(store_bytes=held, peer_bytes=np.zeros_like(held), tier=0)
 
     def reads(self, epoch: int) -> Reads:
         """Return memory ahead of time, the store at the last moment."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Job
+from penstock.simulate.job import SimulatedJob
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.strings import neighbours, node_strings, uses_by_node
 from penstock.simulate.reads import Reads
@@ -51,7 +51,9 @@ class _Evicting(Policy):
         return Reads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
 
 
-def all_hits(job: Job, hits_of: Callable[[AnyInts, Ints, float], Hits], capacity: float) -> Hits:
+def all_hits(
+    job: SimulatedJob, hits_of: Callable[[AnyInts, Ints, float], Hits], capacity: float
+) -> Hits:
     """Return which uses are hits, by epoch and place in the epoch."""
     ids, bounds = uses_by_node(job)
     hits = np.zeros(ids.shape, np.bool_)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Job
+from penstock.simulate.job import SimulatedJob
 
 _TIE_BITS = 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class PlacedCopies:
     """What all workers keep: one row per copy, sorted by worker, tier and order of loading."""
 
     workers: Ints
@@ -30,7 +30,7 @@ class Copies:
     """How many copies the worker has loaded into the tier before."""
 
 
-def place(job: Job, *, ties: str) -> Copies:
+def place(job: SimulatedJob, *, ties: str) -> PlacedCopies:
     """Return what every worker keeps. Ties between equal counts: "random" or by "index"."""
     workers, ids, counts, first = _counted(job)
     rng = np.random.default_rng(job.scenario.job.seed)
@@ -48,7 +48,7 @@ def place(job: Job, *, ties: str) -> Copies:
     groups = workers * job.num_tiers + tiers
     order = np.lexsort((first, groups))
     groups, ids = groups[order], ids[order]
-    return Copies(
+    return PlacedCopies(
         workers=workers[order],
         ids=ids,
         tiers=tiers[order],
@@ -57,7 +57,7 @@ def place(job: Job, *, ties: str) -> Copies:
     )
 
 
-def known_holders(job: Job, copies: Copies) -> Ints:
+def known_holders(job: SimulatedJob, copies: PlacedCopies) -> Ints:
     """Return the row of each sample's copy that all know of, or -1: fastest tier, then first."""
     order = np.lexsort((copies.places, copies.tiers, copies.ids))
     ids = copies.ids[order]
@@ -71,7 +71,7 @@ def known_holders(job: Job, copies: Copies) -> Ints:
 class OwnCopies:
     """Finds a worker's own copy of a sample."""
 
-    def __init__(self, job: Job, copies: Copies) -> None:
+    def __init__(self, job: SimulatedJob, copies: PlacedCopies) -> None:
         self._num_samples = len(job.sizes)
         keys = copies.workers * self._num_samples + copies.ids
         self._order = np.argsort(keys)
@@ -86,7 +86,7 @@ class OwnCopies:
         return np.where(self._keys[at] == wanted, self._order[at], -1)
 
 
-def _counted(job: Job) -> tuple[Ints, Ints, Ints, Ints]:
+def _counted(job: SimulatedJob) -> tuple[Ints, Ints, Ints, Ints]:
     """Return every pair of worker and sample with its uses, and when the first one is."""
     samples, epochs = len(job.sizes), job.scenario.job.epochs
     keys = []

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.simulate.policies.base import Policy, bytes_by_node, shard_starts, sources_of
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.reads import Reads, StagingWork
 from penstock.units import show_bytes
 
 
@@ -32,7 +32,7 @@ class LbannDynamic(Policy):
             )
         return ""
 
-    def start(self) -> Start | None:
+    def start(self) -> StagingWork | None:
         """Nothing is loaded first."""
         self._holders = np.full(len(self.job.sizes), -1, np.int64)
         return None
@@ -64,9 +64,9 @@ class LbannPreloading(LbannDynamic):
 
     title = "LBANN preloading"
 
-    def start(self) -> Start:
+    def start(self) -> StagingWork:
         """Load each node's shard."""
         counts = np.diff(shard_starts(self.job))
         self._holders = np.repeat(np.arange(self.job.num_nodes), counts)
         held = bytes_by_node(self.job, self._holders)
-        return Start(store_bytes=held, peer_bytes=np.zeros_like(held), tier=0)
+        return StagingWork(store_bytes=held, peer_bytes=np.zeros_like(held), tier=0)

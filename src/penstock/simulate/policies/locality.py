@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Accesses, Job
+from penstock.simulate.job import Accesses, SimulatedJob
 from penstock.simulate.policies.base import Policy, bytes_by_node, sharded
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.reads import Reads, StagingWork
 
 
 class LocalityAware(Policy):
@@ -24,12 +24,12 @@ class LocalityAware(Policy):
         """It needs local storage."""
         return "" if self.job.num_tiers else "it copies to local storage, and there is no tier"
 
-    def start(self) -> Start:
+    def start(self) -> StagingWork:
         """Copy the shards, as far as they fit."""
         self._holders = sharded(self.job, self.job.num_tiers - 1)
         held = bytes_by_node(self.job, self._holders)
         zero = np.zeros_like(held)
-        return Start(store_bytes=held, peer_bytes=zero, tier=self.job.num_tiers - 1)
+        return StagingWork(store_bytes=held, peer_bytes=zero, tier=self.job.num_tiers - 1)
 
     def reads(self, epoch: int) -> Reads:
         """Return reads of the shares that fit the holders best."""
@@ -38,7 +38,7 @@ class LocalityAware(Policy):
         return self.from_holders(moved, self._holders, self.job.num_tiers - 1)
 
 
-def reassigned(job: Job, uses: Accesses, held: Ints) -> Accesses:
+def reassigned(job: SimulatedJob, uses: Accesses, held: Ints) -> Accesses:
     """Return the same samples in the same steps, used by their holders where shares allow."""
     nodes = job.nodes_of(uses.workers)
     shape = (job.num_steps, job.num_nodes)

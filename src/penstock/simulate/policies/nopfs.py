@@ -27,7 +27,7 @@ from penstock.simulate.devices import Devices
 from penstock.simulate.job import Accesses, Floats
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.frequency import OwnCopies, known_holders, place
-from penstock.simulate.reads import Option, Reads, Start
+from penstock.simulate.reads import Reads, SourceOption, StagingWork
 
 _PEER_LEAD = 20
 """As released, how much further the own loading must be than a peer's copy, in samples."""
@@ -46,7 +46,7 @@ class Nopfs(Policy):
         """It needs a tier."""
         return "" if self.job.num_tiers else "it caches, and the machine has no tier"
 
-    def start(self) -> Start | None:
+    def start(self) -> StagingWork | None:
         """Decide what every worker keeps, and when each copy will be loaded."""
         job = self.job
         self._copies = place(job, ties=self.ties)
@@ -64,7 +64,7 @@ class Nopfs(Policy):
         """Return the store, or a copy from the time on that it is there."""
         job, uses = self.job, self.job.accesses(epoch)
         own = self._own.rows(uses.workers, uses.ids)
-        options: tuple[Option, ...] = (self._option(uses, own, own),)
+        options: tuple[SourceOption, ...] = (self._option(uses, own, own),)
         if self.peers:
             known = self._known[uses.ids]
             options = _faster_first(options[0], self._option(uses, known, own), Devices(job).byte_s)
@@ -91,19 +91,21 @@ class Nopfs(Policy):
         store = float(sizes[loaded & self._from_store].sum())
         return store, float(sizes[loaded & ~self._from_store].sum())
 
-    def _option(self, uses: Accesses, rows: Ints, own: Ints) -> Option:
+    def _option(self, uses: Accesses, rows: Ints, own: Ints) -> SourceOption:
         """Return the copies in some rows as places to read from."""
         job, copies = self.job, self._copies
         if not len(copies.ids):
             never = np.full(len(rows), np.inf)
-            return Option(sources=np.zeros(len(rows), np.uint8), holders=rows * 0, from_s=never)
+            return SourceOption(
+                sources=np.zeros(len(rows), np.uint8), holders=rows * 0, from_s=never
+            )
         holder = job.nodes_of(copies.workers[rows])
         mine = holder == job.nodes_of(uses.workers)
         tier = copies.tiers[rows]
         there_s = self._loaded_s[rows]
         if rows is not own:
             there_s = self._seen_s(uses, rows)
-        return Option(
+        return SourceOption(
             sources=np.where(mine, tier, job.num_tiers + tier).astype(np.uint8),
             holders=holder,
             from_s=np.where(rows >= 0, there_s, np.inf),
@@ -135,14 +137,16 @@ class Nopfs(Policy):
         return out
 
 
-def _faster_first(one: Option, other: Option, byte_s: Floats) -> tuple[Option, Option]:
+def _faster_first(
+    one: SourceOption, other: SourceOption, byte_s: Floats
+) -> tuple[SourceOption, SourceOption]:
     """Return the two options with the faster source of each access in the first."""
     swap = byte_s[other.sources] < byte_s[one.sources]
     return _mixed(swap, other, one), _mixed(swap, one, other)
 
 
-def _mixed(choose: npt.NDArray[np.bool_], yes: Option, no: Option) -> Option:
-    return Option(
+def _mixed(choose: npt.NDArray[np.bool_], yes: SourceOption, no: SourceOption) -> SourceOption:
+    return SourceOption(
         sources=np.where(choose, yes.sources, no.sources),
         holders=np.where(choose, yes.holders, no.holders),
         from_s=np.where(choose, yes.from_s, no.from_s),

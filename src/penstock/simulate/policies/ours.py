@@ -26,9 +26,9 @@ from penstock.plan.cuts import are_joined
 from penstock.plan.homes import NOBODY, Homes, Node, cluster_homes
 from penstock.plan.placement import Layout, offsets_of
 from penstock.plan.spans import spans_of
-from penstock.simulate.job import Accesses, Codes, Job
+from penstock.simulate.job import Accesses, Codes, SimulatedJob
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.reads import Flags, Reads, Start
+from penstock.simulate.reads import Flags, Reads, StagingWork
 from penstock.storage.tier_places import NOWHERE, dealt
 
 _NOT_HELD = 255
@@ -39,7 +39,7 @@ class Ours(Policy):
 
     title = "Penstock"
 
-    def start(self) -> Start | None:
+    def start(self) -> StagingWork | None:
         """Decide what is cached where."""
         job = self.job
         self._unit_of, self._lengths = units_of(job.sizes)
@@ -151,7 +151,7 @@ def units_of(sizes: Ints) -> tuple[Ints, Ints]:
     return units, lengths
 
 
-def tiers_of(job: Job, homes: Homes) -> Codes:
+def tiers_of(job: SimulatedJob, homes: Homes) -> Codes:
     """Return by node and span the tier that holds it: the layout's first bytes in the fastest."""
     capacities = job.capacities.astype(np.int64).tolist()
     tiers = np.full((job.num_nodes, homes.spans.num_spans), _NOT_HELD, np.uint8)

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.simulate.policies.base import Policy, shard_starts
 from penstock.simulate.policies.deepio import repeated
-from penstock.simulate.reads import Reads, Start
+from penstock.simulate.reads import Reads, StagingWork
 
 
 class ParallelStaging(Policy):
@@ -27,7 +27,7 @@ class ParallelStaging(Policy):
             return "its storage does not hold a single sample"
         return ""
 
-    def start(self) -> Start:
+    def start(self) -> StagingWork:
         """Copy the shard from the store and the rest from peers, as far as it fits."""
         job = self.job
         capacity = int(job.capacities[-1])
@@ -39,7 +39,7 @@ class ParallelStaging(Policy):
         self._first, self._counts = first, stops - first
         own = twice[np.minimum(stop, stops)] - twice[first]
         held = twice[stops] - twice[first]
-        return Start(
+        return StagingWork(
             store_bytes=own.astype(float),
             peer_bytes=(held - own).astype(float),
             tier=job.num_tiers - 1,

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Job
+from penstock.simulate.job import SimulatedJob
 
 SmallInts = npt.NDArray[np.int32]
 """Sample ids of a whole run: four bytes each keep twelve million of them small."""
 
 
-def uses_by_node(job: Job) -> tuple[SmallInts, Ints]:
+def uses_by_node(job: SimulatedJob) -> tuple[SmallInts, Ints]:
     """Return all uses of the run as sample ids, node by node and in time, and the nodes' bounds.
 
     Shares are fixed, so nodes have the same places in every epoch: ids are by epoch and place, with
