@@ -19,7 +19,7 @@ from penstock.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Launcher:
+class _LauncherVariables:
     """The variables in which a launcher says who a process is; the first that is set counts."""
 
     rank: str
@@ -34,7 +34,7 @@ class _Launcher:
 _LAUNCHERS = {
     # Also Accelerate, which starts torchrun's agent, and Ray Train, which sets the same but calls
     # the node NODE_RANK and does not say how many there are.
-    "torchrun": _Launcher(
+    "torchrun": _LauncherVariables(
         rank="RANK",
         num_ranks="WORLD_SIZE",
         local_rank="LOCAL_RANK",
@@ -42,14 +42,14 @@ _LAUNCHERS = {
         node=("GROUP_RANK", "NODE_RANK"),
         num_nodes=("GROUP_WORLD_SIZE",),
     ),
-    "Open MPI": _Launcher(
+    "Open MPI": _LauncherVariables(
         rank="OMPI_COMM_WORLD_RANK",
         num_ranks="OMPI_COMM_WORLD_SIZE",
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         num_local_ranks=("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
     # Of the step, which srun sets; those of the job are there in a plain batch script as well.
-    "Slurm": _Launcher(
+    "Slurm": _LauncherVariables(
         rank="SLURM_PROCID",
         num_ranks="SLURM_STEP_NUM_TASKS",
         local_rank="SLURM_LOCALID",
@@ -57,7 +57,7 @@ _LAUNCHERS = {
         node=("SLURM_NODEID",),
         num_nodes=("SLURM_STEP_NUM_NODES",),
     ),
-    "MPI": _Launcher(
+    "MPI": _LauncherVariables(
         rank="PMI_RANK",
         num_ranks="PMI_SIZE",
         local_rank="MPI_LOCALRANKID",
@@ -140,7 +140,7 @@ class World:
         return cls()
 
     @classmethod
-    def _read(cls, env: Mapping[str, str], name: str, launcher: _Launcher) -> World:
+    def _read(cls, env: Mapping[str, str], name: str, launcher: _LauncherVariables) -> World:
         try:
             rank, num_ranks = int(env[launcher.rank]), int(env[launcher.num_ranks])
             return _placed(env, launcher, rank, num_ranks)
@@ -152,7 +152,9 @@ class World:
             ) from error
 
 
-def _placed(env: Mapping[str, str], launcher: _Launcher, rank: int, num_ranks: int) -> World:
+def _placed(
+    env: Mapping[str, str], launcher: _LauncherVariables, rank: int, num_ranks: int
+) -> World:
     node = _number(env, launcher.node, -1)
     num_local_ranks = _number(env, launcher.num_local_ranks, -1, node)
     local_rank = _number(env, (launcher.local_rank,), -1)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.dlio.ledger import Entry, read_ledgers
+from penstock.dlio.ledger import LedgerEntry, read_ledgers
 from penstock.dlio.parse import array_of, fitted
 from penstock.errors import OptionError
 
@@ -54,7 +54,7 @@ def run_dlio(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def ids_of(entries: list[Entry]) -> list[int]:
+def ids_of(entries: list[LedgerEntry]) -> list[int]:
     return [i for entry in entries for i in entry.ids]
 
 

@@ -11,7 +11,7 @@ from penstock.engine.cluster import Cluster
 from penstock.engine.shared_members import SharedMembers
 from penstock.flow.choice import peer_source
 from penstock.peers.members import Member
-from penstock.plan.homes import Homes, Node, cluster_homes
+from penstock.plan.homes import HomeNode, Homes, cluster_homes
 from penstock.plan.spans import Spans
 from penstock.world import World
 
@@ -24,7 +24,7 @@ UNITS = np.arange(NUM_SPANS)
 def homes_of_all() -> Homes:
     spans = Spans(span_bytes=SPAN_BYTES, lengths=np.full(NUM_SPANS, SPAN_BYTES))
     room = NUM_SPANS * SPAN_BYTES // 2
-    return cluster_homes(spans, [Node(name=name, capacity_bytes=room) for name in NAMES])
+    return cluster_homes(spans, [HomeNode(name=name, capacity_bytes=room) for name in NAMES])
 
 
 def views() -> list[SharedMembers]:

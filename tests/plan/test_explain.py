@@ -10,7 +10,7 @@ from tests.plan.sizes import summary_of_sizes
 
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.plan.explain import WIDTH, explain, sections
-from penstock.plan.planner import Plan, make_plan
+from penstock.plan.planner import RunPlan, make_plan
 from penstock.plan.summary import Summary
 from penstock.plan.work import Work
 from penstock.world import World
@@ -51,7 +51,7 @@ WORKS = [
 ]
 
 
-def plans() -> list[Plan]:
+def plans() -> list[RunPlan]:
     bare = replace(MACHINE, tiers=(), decode=None)
     small = replace(MACHINE, tiers=(tier("memory", 8_000_000),))
     return [
@@ -98,7 +98,7 @@ def test_the_numbers_are_those_of_the_plan() -> None:
         (make_plan(IMAGES, Work(), replace(MACHINE, tiers=())), "is read by sample: runs"),
     ],
 )
-def test_what_is_special_is_said(plan: Plan, words: str) -> None:
+def test_what_is_special_is_said(plan: RunPlan, words: str) -> None:
     assert words in explain(plan)
 
 

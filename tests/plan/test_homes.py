@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError
-from penstock.plan.homes import HOLDERS_MAX, NOBODY, Homes, Node, cluster_homes
+from penstock.plan.homes import HOLDERS_MAX, NOBODY, HomeNode, Homes, cluster_homes
 from penstock.plan.spans import Spans
 
 LENGTHS = st.lists(st.integers(0, 900), min_size=1, max_size=200)
@@ -17,7 +17,7 @@ CAPACITIES = st.lists(st.integers(0, 60_000), min_size=1, max_size=7)
 
 
 def homes_of(lengths: list[int] | np.ndarray, capacities: list[int]) -> Homes:
-    nodes = [Node(name=f"node-{i}", capacity_bytes=c) for i, c in enumerate(capacities)]
+    nodes = [HomeNode(name=f"node-{i}", capacity_bytes=c) for i, c in enumerate(capacities)]
     spans = Spans(span_bytes=1024, lengths=np.asarray(lengths, np.int64))
     return cluster_homes(spans, nodes)
 
@@ -187,10 +187,10 @@ def test_what_has_no_other_holder_takes_the_room_of_copies() -> None:
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(OptionError, match="-1 bytes"):
-        Node(name="a", capacity_bytes=-1)
+        HomeNode(name="a", capacity_bytes=-1)
     spans = Spans(span_bytes=1024, lengths=np.array([1, 2]))
     with pytest.raises(OptionError, match="different names"):
-        cluster_homes(spans, [Node(name="a", capacity_bytes=1)] * 2)
+        cluster_homes(spans, [HomeNode(name="a", capacity_bytes=1)] * 2)
     assert (homes_of([1, 2], [0, 0]).holders == NOBODY).all()
     assert (homes_of([1, 2], []).holders == NOBODY).all()
     assert (homes_of([1, 2], [9, 9]).without([0, 1]).holders == NOBODY).all()

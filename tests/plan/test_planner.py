@@ -18,9 +18,9 @@ from penstock.dataset.part import Rows, make_part
 from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.order import GlobalOrder
-from penstock.plan.homes import NOBODY, Node, cluster_homes
+from penstock.plan.homes import NOBODY, HomeNode, cluster_homes
 from penstock.plan.placement import layout_of
-from penstock.plan.planner import Plan, make_plan
+from penstock.plan.planner import RunPlan, make_plan
 from penstock.plan.spans import spans_of
 from penstock.plan.summary import Summary, summary_of
 from penstock.plan.traffic import epoch_bytes, held_by, moved_share
@@ -54,7 +54,7 @@ def machine_of(memory: int = 0, disk: int = 0, **more: object) -> Machine:
     return Machine(tiers=tiers, **(facts | more))  # type: ignore[arg-type]
 
 
-def plan_of(summary: Summary, machine: Machine, **work: object) -> Plan:
+def plan_of(summary: Summary, machine: Machine, **work: object) -> RunPlan:
     facts: dict[str, object] = {"batch_size": 32, "num_epochs": 3}
     return make_plan(summary, Work(**(facts | work)), machine)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ def test_fills_are_those_that_are_fetched(datasets: Sets, name: str, num_nodes: 
     units, summary = Units.of(dataset), summary_of(dataset)
     room = int(summary.size_bytes * 0.6 / num_nodes)
     layout = layout_of(units)
-    several = [Node(name=str(n), capacity_bytes=room) for n in range(num_nodes)]
+    several = [HomeNode(name=str(n), capacity_bytes=room) for n in range(num_nodes)]
     homes = cluster_homes(spans_of(layout), several).home_of(layout.offsets)
     ids = GlobalOrder(num_samples=len(dataset), seed=2).ids(0, 0, len(dataset))
     ids = ids[: len(ids) // num_nodes * num_nodes]

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import OptionError
-from penstock.plan.placement import Layout, offsets_of
+from penstock.plan.placement import UnitLayout, offsets_of
 from penstock.plan.spans import SPAN_BYTES_MIN, SPANS_MAX, Spans, span_bytes_of, spans_of
 
 
-def layout_of_sizes(lengths: list[int] | np.ndarray) -> Layout:
+def layout_of_sizes(lengths: list[int] | np.ndarray) -> UnitLayout:
     array = np.asarray(lengths, np.int64)
-    return Layout(offsets=offsets_of(array), lengths=array, size_bytes=int(array.sum()))
+    return UnitLayout(offsets=offsets_of(array), lengths=array, size_bytes=int(array.sum()))
 
 
 @given(st.lists(st.sampled_from([0, 1, 700, 65_535, 65_536, 300_000]), max_size=60))

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Option:
+class _CompletedOption:
     names: tuple[str, ...]
     help: str
     takes_value: bool
@@ -50,10 +50,10 @@ class _Option:
     """What may follow; empty where that is free."""
 
 
-def _options(verb: Verb) -> Iterator[_Option]:
+def _options(verb: Verb) -> Iterator[_CompletedOption]:
     for action in parser_of(verb)._actions:
         if action.option_strings:
-            yield _Option(
+            yield _CompletedOption(
                 names=tuple(action.option_strings),
                 help=(action.help or "").replace("%%", "%"),
                 takes_value=action.nargs != 0,
@@ -155,7 +155,7 @@ def _zsh() -> str:
     return _ZSH.format(verbs=verbs, cases="\n".join(cases))
 
 
-def _zsh_option(option: _Option) -> Iterator[str]:
+def _zsh_option(option: _CompletedOption) -> Iterator[str]:
     about = re.sub(r"([\\\[\]:])", r"\\\1", option.help)
     after = ""
     if option.takes_value:
@@ -188,7 +188,7 @@ def _fish() -> str:
     return "\n".join([*lines, ""])
 
 
-def _fish_words(option: _Option) -> Sequence[str]:
+def _fish_words(option: _CompletedOption) -> Sequence[str]:
     words = []
     for name in option.names:
         words += ["-l" if name.startswith("--") else "-s", name.lstrip("-")]

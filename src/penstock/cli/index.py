@@ -9,7 +9,7 @@ from typing import Any
 from penstock.cli.crews import add_ray, crew_of
 from penstock.cli.opened import changes_since, find, indexed, show_place
 from penstock.cli.options import add_dataset, add_json
-from penstock.cli.progress import Progress
+from penstock.cli.progress import ProgressBar
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.build import BuildProgress, Changes
 from penstock.dataset.catalog import Catalog, Manifest
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace, found: FoundDataset) -> tuple[Catalog, Manifest]:
-    with crew_of(args) as crew, Progress("indexing", "units") as progress:
+    with crew_of(args) as crew, ProgressBar("indexing", "units") as progress:
 
         def report(state: BuildProgress) -> None:
             progress.update(

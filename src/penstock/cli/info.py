@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.charts import histogram, log_bins
-from penstock.cli.opened import Opened, open_named, show_place
+from penstock.cli.opened import OpenedDataset, open_named, show_place
 from penstock.cli.options import add_dataset, add_json
 from penstock.cli.previews import one_line, preview
 from penstock.cli.screen import Screen, cut, print_json
@@ -89,7 +89,7 @@ def _previews(dataset: Dataset, count: int) -> list[tuple[int, str, dict[str, st
 
 
 def _result(
-    opened: Opened,
+    opened: OpenedDataset,
     sizes: npt.NDArray[np.int64],
     shown: Sequence[tuple[int, str, dict[str, str]]],
 ) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _percentiles(sizes: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _show(
-    opened: Opened,
+    opened: OpenedDataset,
     sizes: npt.NDArray[np.int64],
     shown: Sequence[tuple[int, str, dict[str, str]]],
 ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.cli.options import format_options_of, store_of, uri_of
-from penstock.cli.progress import Progress
+from penstock.cli.progress import ProgressBar
 from penstock.dataset.build import BuildProgress, Changes
 from penstock.dataset.build_changes import compare_with_store
 from penstock.dataset.catalog import FOLDER, Catalog, Manifest
@@ -29,7 +29,7 @@ _CHECKED_OBJECTS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedDataset:
     """A data set and its index."""
 
     dataset: Dataset
@@ -57,7 +57,7 @@ def indexed(found: FoundDataset, version: int | None = None) -> tuple[Catalog, M
 
 def build_index(found: FoundDataset, *, rebuild: bool = False) -> tuple[Catalog, Manifest]:
     """Build or update an index and show how far it is."""
-    with Progress("indexing", "units") as progress:
+    with ProgressBar("indexing", "units") as progress:
 
         def report(state: BuildProgress) -> None:
             progress.update(
@@ -79,7 +79,7 @@ def changes_since(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> 
     return compare_with_store(parts, objects, recipe.store)
 
 
-def open_named(args: argparse.Namespace, *, check: bool = True) -> Opened:
+def open_named(args: argparse.Namespace, *, check: bool = True) -> OpenedDataset:
     """Return the data set that the user named, indexing it first if need be.
 
     With `check`, objects that are not what was indexed are refused.
@@ -96,7 +96,7 @@ def open_named(args: argparse.Namespace, *, check: bool = True) -> Opened:
     catalog, manifest = ready or build_index(found)
     if ready is not None and check and manifest.num_objects <= _CHECKED_OBJECTS_MAX:
         _check(found, catalog, manifest)
-    return Opened(
+    return OpenedDataset(
         dataset=Dataset(
             store=found.located.store,
             # Without a check, `verify` says what is wrong with the index too.
@@ -131,10 +131,10 @@ def _is_index(args: argparse.Namespace) -> bool:
     return len(args.uri) == 1 and (name.endswith(".idx") or is_version)
 
 
-def _open_index(args: argparse.Namespace) -> Opened:
+def _open_index(args: argparse.Namespace) -> OpenedDataset:
     dataset = open_dataset(args.uri[0], store=store_of(args))
     tables = [table for part in dataset.parts for table in part.tables]
-    return Opened(
+    return OpenedDataset(
         dataset=dataset,
         index_uri=args.uri[0],
         versions=[],

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.cli.crews import add_ray, crew_of
 from penstock.cli.opened import show_place
 from penstock.cli.options import add_json, add_store, format_options_of, store_of
-from penstock.cli.progress import Progress
+from penstock.cli.progress import ProgressBar
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pack(args: argparse.Namespace, options: PackOptions) -> PackReport:
-    with crew_of(args) as crew, Progress("packing", "shards") as progress:
+    with crew_of(args) as crew, ProgressBar("packing", "shards") as progress:
 
         def report(state: PackProgress) -> None:
             progress.update(

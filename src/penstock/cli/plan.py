@@ -24,7 +24,7 @@ from penstock.machine import (
 )
 from penstock.plan.explain import sections
 from penstock.plan.page import plan_page
-from penstock.plan.planner import EpochPlan, Plan, make_plan
+from penstock.plan.planner import EpochPlan, RunPlan, make_plan
 from penstock.plan.summary import summary_of
 from penstock.plan.what_if import what_if
 from penstock.plan.work import Work
@@ -183,7 +183,7 @@ def _tiers(args: argparse.Namespace, machine: Machine) -> tuple[TierModel, ...]:
     return tuple(tiers)
 
 
-def _result(plan: Plan) -> dict[str, Any]:
+def _result(plan: RunPlan) -> dict[str, Any]:
     return {
         "num_samples": plan.summary.num_samples,
         "size_bytes": plan.summary.size_bytes,
@@ -220,7 +220,7 @@ def _epoch(epoch: EpochPlan) -> dict[str, Any]:
     }
 
 
-def _show(plan: Plan, uri: str, note: str) -> None:
+def _show(plan: RunPlan, uri: str, note: str) -> None:
     screen = Screen()
     screen.line((show_place(uri), "bold"))
     screen.line((f"  machine: {note}", "dim"))

@@ -17,7 +17,7 @@ from penstock.units import show_bytes, show_count
 _LINE_EVERY_S = 10.0
 
 
-class Progress:
+class ProgressBar:
     """A bar for one task. Nothing is drawn before the first `update`."""
 
     def __init__(self, title: str, unit: str, clock: Clock | None = None) -> None:

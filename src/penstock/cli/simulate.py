@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.cli.charts import bar
 from penstock.cli.options import add_json
-from penstock.cli.progress import Progress
+from penstock.cli.progress import ProgressBar
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 from penstock.simulate.page import (
@@ -90,7 +90,7 @@ def _results(scenario: Scenario, args: argparse.Namespace) -> list[PolicyResult]
         * len(cache or plan.cache or (0,))
     )
     out: list[PolicyResult] = []
-    with Progress("simulating", "runs") as progress:
+    with ProgressBar("simulating", "runs") as progress:
         for result in sweep(scenario, policies=policies, nodes=nodes, cache=cache):
             out.append(result)
             progress.update(len(out), total)

@@ -8,7 +8,7 @@ import time
 
 from penstock.cli.opened import open_named, show_place
 from penstock.cli.options import add_dataset, add_json
-from penstock.cli.progress import Progress
+from penstock.cli.progress import ProgressBar
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.verify import VerifyProgress, VerifyReport, verify
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(dataset: Dataset, args: argparse.Namespace) -> VerifyReport:
-    with Progress("verifying", "samples") as progress:
+    with ProgressBar("verifying", "samples") as progress:
 
         def report(state: VerifyProgress) -> None:
             progress.update(state.samples_done, state.num_samples, size_bytes=state.size_bytes)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """Samples that were delivered together."""
 
     epoch: int
@@ -43,10 +43,10 @@ class Ledger:
             file.write(json.dumps(entry) + "\n")
 
 
-def read_ledgers(folder: str | Path, kind: str) -> list[Entry]:
+def read_ledgers(folder: str | Path, kind: str) -> list[LedgerEntry]:
     """Return the entries of all ledgers of a kind ("loader_train", "reader_train", …)."""
     return [
-        Entry(**json.loads(line))
+        LedgerEntry(**json.loads(line))
         for path in sorted(Path(folder).glob(f"penstock_{kind}_*.ledger"))
         for line in path.read_text().splitlines()
     ]

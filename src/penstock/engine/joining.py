@@ -41,7 +41,7 @@ from penstock.peers.members import Member
 from penstock.peers.rendezvous import Rendezvous
 from penstock.peers.tls import client_context, server_context
 from penstock.peers.transport import TcpTransport, Transport
-from penstock.plan.homes import Node, cluster_homes
+from penstock.plan.homes import HomeNode, cluster_homes
 from penstock.plan.spans import spans_of
 from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Disk, Memory, Wish
@@ -194,7 +194,7 @@ def _cluster(
     client = _transport().client(
         name=joined.mine.name, run_id=joined.run_id, secret=joined.secret, gossip=shared_members
     )
-    nodes = [Node(name=m.name, capacity_bytes=m.capacity_bytes) for m in joined.members]
+    nodes = [HomeNode(name=m.name, capacity_bytes=m.capacity_bytes) for m in joined.members]
     closing: tuple[Callable[[], None], ...] = ()
     if serving is not None:
         serving.gossip.inner = shared_members

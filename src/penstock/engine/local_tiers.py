@@ -27,7 +27,7 @@ from penstock.engine.job import GroupPiece, SampleGroup
 from penstock.engine.page_cache import PageCacheState
 from penstock.engine.stats import Counters, TierStats
 from penstock.plan.cuts import UNITS_MAX
-from penstock.plan.placement import Floats, Kept, kept_by, layout_of, paged, paged_layout_of
+from penstock.plan.placement import Floats, KeptUnits, kept_by, layout_of, paged, paged_layout_of
 from penstock.plan.units import UnitExtent, Units
 from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
@@ -88,7 +88,7 @@ class LocalTiers:
         numbers = reversed(list(enumerate(self.bounds)))
         self._numbers = {id(bound): n for n, bound in numbers}
         self._recent: list[tuple[int, Block]] = []
-        self._kept: tuple[int, Kept] | None = None
+        self._kept: tuple[int, KeptUnits] | None = None
         name = self.units.name if uses is None else _name_with(self.units.name, uses)
         shape = TierShape(
             name=xxhash.xxh3_128_hexdigest(f"{name} {moving}".encode()) if moving else name,
@@ -117,7 +117,7 @@ class LocalTiers:
         self.tiers.place(span_bytes, spans)
         self.warm_bytes = max(self.warm_bytes, self.tiers.present_bytes + self._passed_bytes)
 
-    def kept(self, capacity_bytes: int) -> Kept:
+    def kept(self, capacity_bytes: int) -> KeptUnits:
         """Return what tiers of some bytes keep of the data set; computed once for a capacity."""
         if self._kept is None or self._kept[0] != capacity_bytes:
             self._kept = capacity_bytes, kept_by(self.units, self.layout, capacity_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine.cache_hits import CacheHits
 from penstock.engine.draws_seen import DrawsSeen
-from penstock.plan.placement import Kept
+from penstock.plan.placement import KeptUnits
 from penstock.trace import Recorder
 from penstock.units import show_bytes, show_count, show_seconds
 
@@ -216,7 +216,7 @@ class ClusterStats:
     events: tuple[str, ...] = ()
     cache_bytes: int = 0
     """What all nodes together may keep."""
-    kept: Kept | None = None
+    kept: KeptUnits | None = None
     """What of the data set that is; None without tiers."""
     warm_bytes: int | None = None
     """What they held when they were first opened."""

@@ -12,13 +12,13 @@ from penstock.engine.runner import size_of
 from penstock.trace import Kind, Recorder
 
 
-class _Copies:
+class _CopyRecorder:
     """Who records copies to the device. Not the batch: batches are pickled and kept."""
 
     recorder: Recorder | None = None
 
 
-_copies = _Copies()
+_copies = _CopyRecorder()
 
 
 def record_copies(recorder: Recorder) -> None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from penstock.dataset.dataset import Dataset
 from penstock.order import BlocksOrder, ColdOrder, Order
-from penstock.plan.placement import Kept, kept_by, layout_of
+from penstock.plan.placement import KeptUnits, kept_by, layout_of
 from penstock.plan.units import Units
 
 
 def least_bytes(
     dataset: Dataset,
     order: Order,
-    kept: Kept | None,
+    kept: KeptUnits | None,
     *,
     warm_bytes: int,
     stage_bytes: int,

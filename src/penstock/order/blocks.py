@@ -160,7 +160,7 @@ def _remake(block_starts: Ids, seed: int, window_blocks: int) -> BlocksOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
+class _EpochLayout:
     """Where the blocks of one epoch lie. A place is a block's number after the permutation."""
 
     window_blocks: int
@@ -198,7 +198,7 @@ class _Layout:
 
 
 @lru_cache(maxsize=_LAYOUTS_KEPT)
-def _layout(order: BlocksOrder, epoch: int) -> _Layout:
+def _layout(order: BlocksOrder, epoch: int) -> _EpochLayout:
     # A pure function of its arguments: threads that race here compute the same table twice.
     permutation = Permutation(size=order.num_blocks, key=key_of(order.seed, order.mode, epoch))
     block_at = permutation.forward(np.arange(order.num_blocks)).view(np.int64)
@@ -209,7 +209,7 @@ def _layout(order: BlocksOrder, epoch: int) -> _Layout:
     window_starts = np.append(place_starts[: -1 : order.window_blocks], order.num_samples)
     for table in (block_at, place_of, place_starts, window_starts):
         table.setflags(write=False)
-    return _Layout(
+    return _EpochLayout(
         window_blocks=order.window_blocks,
         block_starts=order.block_starts,
         block_at=block_at,

@@ -40,7 +40,7 @@ Chosen = range | Ints
 """Samples of a part, in rising order: a range of step 1, or ids."""
 
 
-class Cut(Protocol):
+class UnitCut(Protocol):
     """The units of one table, numbered from 0."""
 
     num_units: int

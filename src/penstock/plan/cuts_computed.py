@@ -35,7 +35,7 @@ _CELLS_MAX = 1 << 18
 """Samples looked at together."""
 
 
-class Computed:
+class ComputedColumn:
     """A column of numbers that are made when they are asked for."""
 
     def __init__(self, length: int, of: Callable[[Ints], Ints]) -> None:
@@ -97,7 +97,7 @@ class EvenCut:
         self._ends = np.cumsum(self._runs.counts)
         self.places = ObjectPlaces(table, chosen)
         self.num_units = int(self._ends[-1])
-        self.lengths = Computed(self.num_units, self._lengths_of)
+        self.lengths = ComputedColumn(self.num_units, self._lengths_of)
 
     def locate(self, ids: Ints) -> tuple[Ints, Ints]:
         """Return the unit of each sample, and where in the unit its extent begins."""
@@ -144,7 +144,7 @@ class AllBlocksCut:
         self._table = table
         self.places = ObjectPlaces(table, chosen)
         self.num_units = table.num_blocks
-        self.lengths = Computed(self.num_units, lambda units: self.extents(units).length)
+        self.lengths = ComputedColumn(self.num_units, lambda units: self.extents(units).length)
 
     def locate(self, ids: Ints) -> tuple[Ints, Ints]:
         """Return the unit of each sample, and zeros: its extent is the block's."""
@@ -167,7 +167,7 @@ class SamplesCut:
         self._table, self._chosen = table, chosen
         self.places = ObjectPlaces(table, chosen)
         self.num_units = len(chosen)
-        self.lengths = Computed(self.num_units, lambda units: self._reach(units)[1])
+        self.lengths = ComputedColumn(self.num_units, lambda units: self._reach(units)[1])
         samples_a_run = RUN_BYTES * len(chosen) // max(1, self.places.size_bytes)
         self._window = min(max(_WINDOW_MIN, samples_a_run), _WINDOW_MAX)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.plan.cost import connection_bytes_s, whole_block_share
-from penstock.plan.planner import EpochPlan, Plan
+from penstock.plan.planner import EpochPlan, RunPlan
 from penstock.plan.traffic import RUN_BYTES
 from penstock.plan.what_if import PlanGain, blocks_first_gain_s, what_if
 from penstock.units import show_bytes, show_count, show_seconds
@@ -33,14 +33,14 @@ RESOURCES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class PlanSection:
     """A heading and what stands under it."""
 
     heading: str
     lines: tuple[str, ...]
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: RunPlan) -> str:
     """Return a plan as text."""
     out = []
     for section in sections(plan):
@@ -48,15 +48,15 @@ def explain(plan: Plan) -> str:
     return "\n".join(out)
 
 
-def sections(plan: Plan) -> tuple[Section, ...]:
+def sections(plan: RunPlan) -> tuple[PlanSection, ...]:
     """Return a plan as headings with lines under them."""
     return (
-        Section(heading="The run", lines=_wrapped(_run(plan))),
-        Section(heading="What comes from where, on all nodes together", lines=_sources(plan)),
-        Section(heading="How long each resource of a node is busy", lines=_resources(plan)),
-        Section(heading="In short", lines=_wrapped(_short(plan))),
-        Section(heading="How it is read", lines=_wrapped(_reading(plan))),
-        Section(heading="What more would buy", lines=_gains(plan, what_if(plan))),
+        PlanSection(heading="The run", lines=_wrapped(_run(plan))),
+        PlanSection(heading="What comes from where, on all nodes together", lines=_sources(plan)),
+        PlanSection(heading="How long each resource of a node is busy", lines=_resources(plan)),
+        PlanSection(heading="In short", lines=_wrapped(_short(plan))),
+        PlanSection(heading="How it is read", lines=_wrapped(_reading(plan))),
+        PlanSection(heading="What more would buy", lines=_gains(plan, what_if(plan))),
     )
 
 
@@ -67,7 +67,7 @@ def _wrapped(lines: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _run(plan: Plan) -> list[str]:
+def _run(plan: RunPlan) -> list[str]:
     summary, work, held = plan.summary, plan.work, plan.held
     world = work.world
     units = f"{show_count(summary.num_units)} units"
@@ -100,7 +100,7 @@ def _count(count: int, what: str) -> str:
     return f"{show_count(count)} {what}{'' if count == 1 else 's'}"
 
 
-def epochs_shown(plan: Plan) -> list[tuple[str, EpochPlan]]:
+def epochs_shown(plan: RunPlan) -> list[tuple[str, EpochPlan]]:
     """Return the epochs that are shown, with what they are called."""
     if plan.work.num_epochs == 1:
         return [("the epoch", plan.first)]
@@ -108,7 +108,7 @@ def epochs_shown(plan: Plan) -> list[tuple[str, EpochPlan]]:
     return [("first epoch", plan.first), (last, plan.later)]
 
 
-def _sources(plan: Plan) -> tuple[str, ...]:
+def _sources(plan: RunPlan) -> tuple[str, ...]:
     epochs = epochs_shown(plan)
     rows = [["", *(name for name, _ in epochs)]]
     for source, words in SOURCES.items():
@@ -120,7 +120,7 @@ def _sources(plan: Plan) -> tuple[str, ...]:
     return _aligned(rows)
 
 
-def _resources(plan: Plan) -> tuple[str, ...]:
+def _resources(plan: RunPlan) -> tuple[str, ...]:
     epochs = epochs_shown(plan)
     rows = [["", *(name for name, _ in epochs)]]
     for resource, words in RESOURCES.items():
@@ -144,7 +144,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
     )
 
 
-def _short(plan: Plan) -> list[str]:
+def _short(plan: RunPlan) -> list[str]:
     lines = []
     for name, epoch in epochs_shown(plan):
         limit = RESOURCES[epoch.bottleneck.resource]
@@ -162,7 +162,7 @@ def _short(plan: Plan) -> list[str]:
     return lines
 
 
-def _reading(plan: Plan) -> list[str]:
+def _reading(plan: RunPlan) -> list[str]:
     summary = plan.summary
     request_bytes = plan.first.of("store").request_bytes
     lines = [
@@ -179,7 +179,7 @@ def _reading(plan: Plan) -> list[str]:
     return lines + _advice(plan)
 
 
-def _granularity(plan: Plan) -> str:
+def _granularity(plan: RunPlan) -> str:
     """Return whether what has no place is read by sample or by run, and why."""
     if plan.reads_whole_runs:
         return (
@@ -199,7 +199,7 @@ def _granularity(plan: Plan) -> str:
     )
 
 
-def _advice(plan: Plan) -> list[str]:
+def _advice(plan: RunPlan) -> list[str]:
     """Return what another shuffle would change."""
     gain_s = blocks_first_gain_s(plan)
     if gain_s > _WORTH_SHARE * plan.first.seconds:
@@ -212,7 +212,7 @@ def _advice(plan: Plan) -> list[str]:
     return []
 
 
-def _gains(plan: Plan, several: Sequence[PlanGain]) -> tuple[str, ...]:
+def _gains(plan: RunPlan, several: Sequence[PlanGain]) -> tuple[str, ...]:
     rows = []
     for change in several:
         share = change.gain_s / plan.total_s if plan.total_s else 0.0

@@ -32,7 +32,7 @@ from penstock.errors import OptionError
 from penstock.plan.draws import NOBODY, best_draws, costs_of
 from penstock.plan.spans import Spans
 
-__all__ = ["HOLDERS_MAX", "NOBODY", "Homes", "Node", "cluster_homes"]
+__all__ = ["HOLDERS_MAX", "NOBODY", "Homes", "HomeNode", "cluster_homes"]
 
 HOLDERS_MAX = 4
 """Holders of a span that everybody knows: its home and three copies."""
@@ -46,7 +46,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class HomeNode:
     """A node as a home."""
 
     name: str
@@ -61,7 +61,7 @@ class Node:
             )
 
 
-def cluster_homes(spans: Spans, nodes: Sequence[Node]) -> Homes:
+def cluster_homes(spans: Spans, nodes: Sequence[HomeNode]) -> Homes:
     """Return the homes of spans on some nodes. They are computed when first asked for."""
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
@@ -74,7 +74,7 @@ class Homes:
     """Who keeps what; nodes are named by their places in `nodes`."""
 
     spans: Spans
-    nodes: tuple[Node, ...]
+    nodes: tuple[HomeNode, ...]
     lost: frozenset[int] = frozenset()
     """Nodes that are no more."""
     whole: Homes | None = None
@@ -126,12 +126,12 @@ class Homes:
         return Homes(spans=self.spans, nodes=self.nodes, lost=gone, whole=whole)
 
 
-def _placed(spans: Spans, nodes: Sequence[Node]) -> Ints:
+def _placed(spans: Spans, nodes: Sequence[HomeNode]) -> Ints:
     """Return the holders on nodes that are all there."""
     free = np.array([node.capacity_bytes for node in nodes], np.int64)
     placed = np.flatnonzero(np.cumsum(spans.lengths) <= int(free.sum()))
     limits = np.array(_home_limits(spans.lengths[placed], _weights(spans, nodes)), np.int64)
-    giving = _Giving(spans, nodes, np.minimum(free, limits), placed)
+    giving = _SpanGiver(spans, nodes, np.minimum(free, limits), placed)
     rows = [giving.row(placed, [])]
     held = np.flatnonzero(rows[0] != NOBODY)
     # Who was closed because its part was full, and not its room, has room for copies.
@@ -152,7 +152,7 @@ def _placed(spans: Spans, nodes: Sequence[Node]) -> Ints:
     return np.stack(rows)
 
 
-def _reserve(home_bytes: int, node: Node, num_nodes: int, all_bytes: int) -> int:
+def _reserve(home_bytes: int, node: HomeNode, num_nodes: int, all_bytes: int) -> int:
     """Return what a node leaves free for the spans of one that is lost.
 
     Of two nodes each copy is of the other's spans, so there copies are the reserve.
@@ -162,7 +162,7 @@ def _reserve(home_bytes: int, node: Node, num_nodes: int, all_bytes: int) -> int
     return -(-home_bytes // (num_nodes - 1))
 
 
-def _weights(spans: Spans, nodes: Sequence[Node]) -> list[int]:
+def _weights(spans: Spans, nodes: Sequence[HomeNode]) -> list[int]:
     # Beyond the whole set, room is worth nothing: nodes that hold all of it share evenly.
     size_bytes = spans.size_bytes
     return [min(node.capacity_bytes, size_bytes) for node in nodes]
@@ -188,15 +188,15 @@ def _moved(whole: Homes, lost: Collection[int]) -> Ints:
         held = np.flatnonzero(row != NOBODY)
         free -= _bytes_by_node(row[held], spans.lengths[held], len(nodes))
     orphans = np.flatnonzero((before[0] != NOBODY) & (holders[0] == NOBODY))
-    adopted = _Giving(spans, nodes, free, orphans).row(orphans, [])
+    adopted = _SpanGiver(spans, nodes, free, orphans).row(orphans, [])
     holders[0, orphans] = adopted[orphans]
     return holders
 
 
-class _Giving:
+class _SpanGiver:
     """Spans being given to nodes; `free` is what these have left, and is counted down."""
 
-    def __init__(self, spans: Spans, nodes: Sequence[Node], free: Ints, wanted: Ints) -> None:
+    def __init__(self, spans: Spans, nodes: Sequence[HomeNode], free: Ints, wanted: Ints) -> None:
         self._spans = spans
         self._names = [node.name for node in nodes]
         self._weights = _weights(spans, nodes)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from penstock.charts import Axis, BarChart, Bars, Listing, Page, PageSection
 from penstock.plan.explain import RESOURCES, SOURCES, epochs_shown, sections
-from penstock.plan.planner import Plan
+from penstock.plan.planner import RunPlan
 from penstock.plan.what_if import what_if
 
 
-def plan_page(plan: Plan, *, title: str, lead: str = "") -> Page:
+def plan_page(plan: RunPlan, *, title: str, lead: str = "") -> Page:
     """Return the page: charts, and the same text as in the terminal below them."""
     texts = {section.heading: "\n".join(section.lines) for section in sections(plan)}
     return Page(
@@ -27,7 +27,7 @@ def plan_page(plan: Plan, *, title: str, lead: str = "") -> Page:
     )
 
 
-def _bytes(plan: Plan) -> BarChart:
+def _bytes(plan: RunPlan) -> BarChart:
     epochs = epochs_shown(plan)
     amounts = {s: [e.of(s).size_bytes for _, e in epochs] for s in SOURCES}
     return BarChart(
@@ -44,7 +44,7 @@ def _bytes(plan: Plan) -> BarChart:
     )
 
 
-def _busy(plan: Plan) -> BarChart:
+def _busy(plan: RunPlan) -> BarChart:
     epochs = epochs_shown(plan)
     used = [r for r in RESOURCES if any(epoch.load_s(r) for _, epoch in epochs)]
     return BarChart(
@@ -59,7 +59,7 @@ def _busy(plan: Plan) -> BarChart:
     )
 
 
-def _gains(plan: Plan) -> BarChart:
+def _gains(plan: RunPlan) -> BarChart:
     changes = what_if(plan)
     return BarChart(
         title="How much sooner the run would end, each change alone",

@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class UnitLayout:
     """Where each unit lies in the sequence of all units."""
 
     offsets: Ints | UnitColumn
@@ -57,7 +57,7 @@ class Layout:
         return np.clip(self.size_bytes - span_bytes * np.arange(num_spans), 0, span_bytes)
 
 
-def layout_of(units: Units, uses: Floats | None = None) -> Layout:
+def layout_of(units: Units, uses: Floats | None = None) -> UnitLayout:
     """Return the place of every unit.
 
     `uses` is how often an epoch uses each, if not alike; where units are computed, those of each of
@@ -67,10 +67,12 @@ def layout_of(units: Units, uses: Floats | None = None) -> Layout:
         return _shadow_of(units, uses)
     lengths = units.lengths
     assert isinstance(lengths, np.ndarray)
-    return Layout(offsets=offsets_of(lengths, uses), lengths=lengths, size_bytes=units.size_bytes)
+    return UnitLayout(
+        offsets=offsets_of(lengths, uses), lengths=lengths, size_bytes=units.size_bytes
+    )
 
 
-def paged_layout_of(units: Units) -> Layout:
+def paged_layout_of(units: Units) -> UnitLayout:
     """Return a place for every unit that shares no page of memory or disk with another one.
 
     For tiers whose units come and go: the room of one is given back whole.
@@ -79,7 +81,9 @@ def paged_layout_of(units: Units) -> Layout:
     assert isinstance(lengths, np.ndarray)
     ends = np.cumsum(paged(lengths))
     offsets = ends - paged(lengths)
-    return Layout(offsets=offsets, lengths=lengths, size_bytes=int(ends[-1]) if len(ends) else 0)
+    return UnitLayout(
+        offsets=offsets, lengths=lengths, size_bytes=int(ends[-1]) if len(ends) else 0
+    )
 
 
 def paged(lengths: Ints) -> Ints:
@@ -88,7 +92,7 @@ def paged(lengths: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptUnits:
     """A data set as tiers of some size divide it.
 
     Tiers keep whole units, with what lies between their samples (headers of a tar file). Samples
@@ -104,25 +108,25 @@ class Kept:
     """The same with what lies between them."""
 
 
-def kept_by(units: Units, layout: Layout, capacity_bytes: int) -> Kept:
+def kept_by(units: Units, layout: UnitLayout, capacity_bytes: int) -> KeptUnits:
     """Return what tiers of some bytes keep, and what they leave to the store."""
     if units.is_computed:
         # Nothing is known of single units. A shadow cuts by the object, so it is nearly exact.
         kept = min(capacity_bytes, layout.size_bytes)
         rest = layout.size_bytes - kept
-        return Kept(unit_bytes=kept, loose_bytes=rest, loose_run_bytes=rest)
+        return KeptUnits(unit_bytes=kept, loose_bytes=rest, loose_run_bytes=rest)
     assert isinstance(layout.offsets, np.ndarray)
     assert isinstance(layout.lengths, np.ndarray)
     is_kept = layout.offsets + layout.lengths <= capacity_bytes
     kept = int(layout.lengths[is_kept].sum())
-    return Kept(
+    return KeptUnits(
         unit_bytes=kept,
         loose_bytes=int(units.wanted_bytes[~is_kept].sum()),
         loose_run_bytes=layout.size_bytes - kept,
     )
 
 
-def _shadow_of(units: Units, uses: Floats | None) -> Layout:
+def _shadow_of(units: Units, uses: Floats | None) -> UnitLayout:
     sizes = np.array(units.table_bytes, np.int64)
     order = np.arange(len(sizes))
     if uses is not None:
@@ -132,7 +136,7 @@ def _shadow_of(units: Units, uses: Floats | None) -> Layout:
     begins[order] = np.cumsum(sizes[order]) - sizes[order]
     digest = xxhash.xxh3_64_intdigest(units.name.encode() + order.astype("<i8").tobytes())
     size_bytes = int(sizes.sum())
-    return Layout(
+    return UnitLayout(
         offsets=units.object_places(begins),
         lengths=units.lengths,
         size_bytes=size_bytes,

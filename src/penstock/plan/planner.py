@@ -26,14 +26,14 @@ from penstock.plan.cost import (
     store_bytes_s,
 )
 from penstock.plan.summary import Summary
-from penstock.plan.traffic import RUN_BYTES, EpochBytes, Held, Traffic, epoch_bytes, held_by
+from penstock.plan.traffic import RUN_BYTES, EpochBytes, TierContents, Traffic, epoch_bytes, held_by
 from penstock.plan.work import Work
 
 _FULL_LINK_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ResourceLoad:
     """What a resource of a node has to do in an epoch."""
 
     resource: str
@@ -50,7 +50,7 @@ class EpochPlan:
     """Counted from 0."""
     traffic: tuple[Traffic, ...]
     """On all nodes together."""
-    loads: tuple[Load, ...]
+    loads: tuple[ResourceLoad, ...]
     """On each node."""
 
     @property
@@ -59,7 +59,7 @@ class EpochPlan:
         return self.bottleneck.seconds
 
     @property
-    def bottleneck(self) -> Load:
+    def bottleneck(self) -> ResourceLoad:
         """The resource that all others wait for."""
         return max(self.loads, key=lambda load: load.seconds)
 
@@ -79,7 +79,7 @@ class EpochPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """A run foreseen."""
 
     summary: Summary
@@ -94,7 +94,7 @@ class Plan:
         return self.work.num_nodes * sum(t.capacity_bytes for t in self.machine.tiers)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> TierContents:
         """What the tiers hold once they are filled."""
         return held_by(self.machine.tiers, self.summary, self.work)
 
@@ -222,20 +222,20 @@ class Plan:
 
     # -- how long it takes -------------------------------------------------------------------
 
-    def _loads(self, moved: EpochBytes, held: Held) -> Iterator[Load]:
+    def _loads(self, moved: EpochBytes, held: TierContents) -> Iterator[ResourceLoad]:
         nodes, machine = self.work.num_nodes, self.machine
         rate = store_bytes_s(machine.store, moved.store.request_bytes, nodes)
-        yield Load(resource="store", seconds=moved.store.size_bytes / nodes / rate)
+        yield ResourceLoad(resource="store", seconds=moved.store.size_bytes / nodes / rate)
         for number, tier in enumerate(machine.tiers):
             share = held.share(number) / nodes
             seconds = moved.served_bytes * share / self._tier_bytes_s(tier)
             seconds += moved.filled_bytes * share / max(tier.write.bytes_s)
-            yield Load(resource=tier.kind, seconds=seconds)
-        yield Load(resource="link", seconds=moved.peer_bytes / nodes / machine.link.bytes_s)
-        yield Load(resource="cores", seconds=self._cores_s())
+            yield ResourceLoad(resource=tier.kind, seconds=seconds)
+        yield ResourceLoad(resource="link", seconds=moved.peer_bytes / nodes / machine.link.bytes_s)
+        yield ResourceLoad(resource="cores", seconds=self._cores_s())
         if self.work.compute_samples_s is not None:
             a_rank = self.summary.num_samples / self.work.world.num_ranks
-            yield Load(resource="compute", seconds=a_rank / self.work.compute_samples_s)
+            yield ResourceLoad(resource="compute", seconds=a_rank / self.work.compute_samples_s)
 
     def _tier_bytes_s(self, tier: TierModel) -> float:
         """Return how fast samples are read from a tier with as many threads as serve it best."""
@@ -252,7 +252,7 @@ class Plan:
         return seconds
 
 
-def make_plan(summary: Summary, work: Work, machine: Machine) -> Plan:
+def make_plan(summary: Summary, work: Work, machine: Machine) -> RunPlan:
     """Return the plan of a run."""
     global_batch_size = work.world.num_ranks * work.batch_size
     if global_batch_size > summary.num_samples:
@@ -260,4 +260,4 @@ def make_plan(summary: Summary, work: Work, machine: Machine) -> Plan:
             f"a global batch of {global_batch_size} samples is more than the {summary.num_samples} "
             "that there are; use a smaller batch or fewer ranks"
         )
-    return Plan(summary=summary, work=work, machine=machine)
+    return RunPlan(summary=summary, work=work, machine=machine)

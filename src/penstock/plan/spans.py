@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
-from penstock.plan.placement import Layout
+from penstock.plan.placement import UnitLayout
 
 SPAN_BYTES_MIN = 1 << 16
 """A unit has about as much or more; narrower spans would mostly be empty."""
@@ -57,7 +57,7 @@ class Spans:
         return out
 
 
-def spans_of(layout: Layout) -> Spans:
+def spans_of(layout: UnitLayout) -> Spans:
     """Return the spans of a layout."""
     span_bytes = span_bytes_of(layout.size_bytes)
     # One past the end, since a unit without bytes may lie there.

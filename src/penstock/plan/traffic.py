@@ -46,7 +46,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class TierContents:
     """What the tiers hold once they are filled."""
 
     tier_bytes: tuple[float, ...]
@@ -61,7 +61,7 @@ class Held:
         return self.tier_bytes[tier] / max(1.0, sum(self.tier_bytes))
 
 
-def held_by(tiers: Sequence[TierModel], summary: Summary, work: Work) -> Held:
+def held_by(tiers: Sequence[TierModel], summary: Summary, work: Work) -> TierContents:
     """Return what tiers hold once they are filled, the first ones first."""
     nodes = work.num_nodes if work.peers else 1
     room = sum(tier.capacity_bytes for tier in tiers)
@@ -72,7 +72,7 @@ def held_by(tiers: Sequence[TierModel], summary: Summary, work: Work) -> Held:
         left -= held[-1]
     total = min(summary.size_bytes, nodes * room)
     others = total - total / nodes
-    return Held(
+    return TierContents(
         tier_bytes=tuple(held),
         total_bytes=total,
         copies_share=(own - total / nodes) / others if others else 0.0,
@@ -92,7 +92,7 @@ class EpochBytes:
     """What nodes get from each other."""
 
 
-def epoch_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> EpochBytes:
+def epoch_bytes(summary: Summary, work: Work, held: TierContents, epoch: int) -> EpochBytes:
     """Return what comes from where in an epoch, counted from 0."""
     filled, served = _tier_bytes(summary, work, held, epoch)
     mode = work.mode(epoch)
@@ -114,7 +114,9 @@ def epoch_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> EpochBy
     )
 
 
-def _tier_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> tuple[float, float]:
+def _tier_bytes(
+    summary: Summary, work: Work, held: TierContents, epoch: int
+) -> tuple[float, float]:
     """Return the bytes that tiers are filled with, and those that they serve."""
     placed = held.total_bytes
     if work.peers or work.num_nodes == 1:
@@ -125,7 +127,7 @@ def _tier_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> tuple[f
     return filled, max(0.0, placed - filled)
 
 
-def _peer_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> float:
+def _peer_bytes(summary: Summary, work: Work, held: TierContents, epoch: int) -> float:
     """Return what nodes get from each other."""
     nodes = work.num_nodes
     if work.peers is None or nodes == 1:
@@ -138,7 +140,7 @@ def _peer_bytes(summary: Summary, work: Work, held: Held, epoch: int) -> float:
     return held.total_bytes * moved * (1 - copied)
 
 
-def times_read(summary: Summary, work: Work, held: Held, mode: Mode) -> float:
+def times_read(summary: Summary, work: Work, held: TierContents, mode: Mode) -> float:
     """Return how often a byte without a place is read from the store in an epoch."""
     nodes, block = work.num_nodes, summary.samples_a_block
     if mode == "blocks":

@@ -31,14 +31,14 @@ from penstock.plan.cuts import (
     RUN_BYTES,
     UNITS_MAX,
     Chosen,
-    Cut,
     KeptCut,
+    UnitCut,
     cut_alone,
     cut_table_to,
 )
 from penstock.plan.cuts_computed import (
     AllBlocksCut,
-    Computed,
+    ComputedColumn,
     EvenCut,
     SamplesCut,
     can_compute,
@@ -52,7 +52,7 @@ _RULE = f"units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
 _ALONE_RULE = "units 1: every sample alone"
 _COMPUTED_RULE = f"computed units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
 
-_Cuts = list[tuple[int, int, Cut]]
+_Cuts = list[tuple[int, int, UnitCut]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +111,13 @@ class Units:
         """Bytes of each unit, as it lies in its object."""
         if self.is_computed:
             of = self._each(lambda cut, inside: cut.lengths[inside])
-            return Computed(self.num_units, of)
+            return ComputedColumn(self.num_units, of)
         parts = [cut.lengths for _, _, cut in self._cuts]
         if len(parts) == 1:
             return parts[0]  # The same array: for samples of their own it is all there is.
         return np.concatenate([np.asarray(p) for p in parts]) if parts else np.zeros(0, np.int64)
 
-    def _each(self, of: Callable[[Cut, Ints], Ints]) -> Callable[[Ints], Ints]:
+    def _each(self, of: Callable[[UnitCut, Ints], Ints]) -> Callable[[Ints], Ints]:
         """Return a function of units from one of a cut and the units' numbers in it."""
 
         def made(units: Ints) -> Ints:
@@ -160,12 +160,12 @@ class Units:
             id(cut): int(begin) for (_, _, cut), begin in zip(self._cuts, begins, strict=True)
         }
 
-        def place(cut: Cut, inside: Ints) -> Ints:
+        def place(cut: UnitCut, inside: Ints) -> Ints:
             extents = cut.extents(inside)
             objects: Ints = _computed(cut).places.begins(extents.object)
             return firsts[id(cut)] + objects + extents.offset
 
-        return Computed(self.num_units, self._each(place))
+        return ComputedColumn(self.num_units, self._each(place))
 
     def between(self, first: int, last: int) -> Ints:
         """Return the units from one to another, both among them."""
@@ -214,13 +214,13 @@ class Units:
         _, _, cut, inside = self._cut_of(unit)
         return cut.samples_of(inside)
 
-    def _cut_of(self, unit: int) -> tuple[int, int, Cut, int]:
+    def _cut_of(self, unit: int) -> tuple[int, int, UnitCut, int]:
         assert 0 <= unit < self.num_units, f"{unit=} {self.num_units=}"
         number = int(np.searchsorted(self._starts, unit, side="right")) - 1
         return *self._cuts[number], unit - int(self._starts[number])
 
 
-def _computed(cut: Cut) -> EvenCut | AllBlocksCut | SamplesCut:
+def _computed(cut: UnitCut) -> EvenCut | AllBlocksCut | SamplesCut:
     assert isinstance(cut, EvenCut | AllBlocksCut | SamplesCut), type(cut)
     return cut
 

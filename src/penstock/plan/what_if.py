@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.machine import Curve, Machine, StoreModel, TierModel
-from penstock.plan.planner import Plan
+from penstock.plan.planner import RunPlan
 from penstock.plan.work import Work
 
 MORE_TIER_BYTES = 100_000_000_000
@@ -19,14 +19,14 @@ class PlanGain:
 
     what: str
     """The change, in words."""
-    plan: Plan
+    plan: RunPlan
     gain_s: float
     """How much sooner the whole run ends."""
     store_bytes_saved: float
     """How much less it reads from the store."""
 
 
-def what_if(plan: Plan) -> tuple[PlanGain, ...]:
+def what_if(plan: RunPlan) -> tuple[PlanGain, ...]:
     """Return what each of a few changes would buy."""
     changed = [(what, replace(plan, machine=machine)) for what, machine in _other_machines(plan)]
     changed += [(what, replace(plan, work=work)) for what, work in _other_peers(plan.work)]
@@ -45,7 +45,7 @@ def what_if(plan: Plan) -> tuple[PlanGain, ...]:
     )
 
 
-def blocks_first_gain_s(plan: Plan) -> float:
+def blocks_first_gain_s(plan: RunPlan) -> float:
     """Return how much sooner the first epoch ends if it goes block by block; 0 if it does so."""
     if plan.work.shuffle != "global":
         return 0.0
@@ -64,7 +64,7 @@ def _other_peers(work: Work) -> list[tuple[str, Work]]:
     return out
 
 
-def _other_machines(plan: Plan) -> list[tuple[str, Machine]]:
+def _other_machines(plan: RunPlan) -> list[tuple[str, Machine]]:
     machine = plan.machine
     out = [
         ("100 GB more of tiers on each node", _with_tier(machine, MORE_TIER_BYTES)),

@@ -7,7 +7,7 @@ machine by what it observes (`flow.live`). What is done with the numbers is `pla
 """
 
 from penstock.probe.effort import QUICK, USUAL, Effort
-from penstock.probe.limits import Limit, sample_limits, useful_count
+from penstock.probe.limits import ResourceLimit, sample_limits, useful_count
 from penstock.probe.measure import Probed, probe_machine, write_machine
 from penstock.probe.target import Target
 
@@ -15,7 +15,7 @@ __all__ = [
     "QUICK",
     "USUAL",
     "Effort",
-    "Limit",
+    "ResourceLimit",
     "Probed",
     "Target",
     "probe_machine",

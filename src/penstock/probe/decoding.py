@@ -25,7 +25,7 @@ _PIECE_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class StoredSamples:
     """Stored bytes of some samples, and how they are decoded."""
 
     decode: Callable[[], object]
@@ -75,7 +75,7 @@ def measure_decoding(
     )
 
 
-def _decodes(held: list[Held], number: int) -> Iterator[int]:
+def _decodes(held: list[StoredSamples], number: int) -> Iterator[int]:
     order = np.random.default_rng(number).permutation(len(held)).tolist()
     while True:
         for i in order:
@@ -83,7 +83,7 @@ def _decodes(held: list[Held], number: int) -> Iterator[int]:
             yield held[i].size_bytes
 
 
-def _held(dataset: Dataset, in_flight: int) -> tuple[list[Held], int]:
+def _held(dataset: Dataset, in_flight: int) -> tuple[list[StoredSamples], int]:
     """Read samples at random from all parts, with the number of requests it took."""
     ids = random_ids(len(dataset), _SAMPLES_MAX, np.random.default_rng(11))
     pieces = [
@@ -122,20 +122,20 @@ def _stored_bytes(bound: BoundPart, local_ids: Ints) -> int:
     return sum(int(t.extents(local_ids).length.sum()) for t in bound.part.tables)
 
 
-def _hold(bound: BoundPart, local_ids: Ints) -> Held:
+def _hold(bound: BoundPart, local_ids: Ints) -> StoredSamples:
     """Read a piece."""
     extents = [table.extents(local_ids) for table in bound.part.tables]
     if bound.by_block:
         where = int(extents[0].object[0]), int(extents[0].offset[0])
         raw = bound.read(0, *where, int(extents[0].length[0]))
         decode = _block_decoder(bound, local_ids, where, raw)
-        return Held(decode=decode, size_bytes=raw.nbytes, num_samples=len(local_ids))
+        return StoredSamples(decode=decode, size_bytes=raw.nbytes, num_samples=len(local_ids))
     raws = [
         [bound.read(t, int(e.object[j]), int(e.offset[j]), int(e.length[j]))
          for t, e in enumerate(extents)]
         for j in range(len(local_ids))
     ]  # fmt: skip
-    return Held(
+    return StoredSamples(
         decode=lambda: bound.decoded_all(local_ids, raws),
         size_bytes=sum(raw.nbytes for one in raws for raw in one),
         num_samples=len(local_ids),

@@ -15,7 +15,7 @@ _NEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class ResourceLimit:
     """What one resource could deliver."""
 
     resource: str
@@ -36,7 +36,7 @@ def useful_count(curve: Curve) -> int:
     )
 
 
-def sample_limits(machine: Machine, sample_bytes: float) -> list[Limit]:
+def sample_limits(machine: Machine, sample_bytes: float) -> list[ResourceLimit]:
     """Return the limits for samples of some mean size, lowest first.
 
     Where samples are smaller than the requests that the store was measured with, two of its limits
@@ -58,5 +58,5 @@ def sample_limits(machine: Machine, sample_bytes: float) -> list[Limit]:
         found[name] = max(tier.read.bytes_s) / sample_bytes
     if machine.decode is not None:
         found["decoding"] = max(machine.decode.bytes_s) / sample_bytes
-    limits = [Limit(resource=name, samples_s=value) for name, value in found.items()]
+    limits = [ResourceLimit(resource=name, samples_s=value) for name, value in found.items()]
     return sorted(limits, key=lambda limit: limit.samples_s)

@@ -20,7 +20,7 @@ from penstock.machine import Curve, LinkModel, Machine, StoreModel, machine_toml
 from penstock.probe.copies import copy_curve, copy_working_set
 from penstock.probe.decoding import DecodeFacts, measure_decoding
 from penstock.probe.effort import COPY_BYTES, USUAL, Effort
-from penstock.probe.limits import Limit, sample_limits
+from penstock.probe.limits import ResourceLimit, sample_limits
 from penstock.probe.link import link_claimed
 from penstock.probe.scratch import check_folder
 from penstock.probe.stores import StoreFacts, measure_store
@@ -54,7 +54,7 @@ class Probed:
     """Read from the store."""
     num_requests: int
     """Asked of the store."""
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[ResourceLimit, ...] = ()
     """Samples a second, lowest first; empty without an indexed data set."""
     sample_bytes: float | None = None
     """Mean size of a sample of the data set."""
@@ -82,7 +82,7 @@ def probe_machine(
     for folder in [*disks, *([memory] if memory else [])]:
         check_folder(folder)
     cores = len(os.sched_getaffinity(0))
-    run = _Run(cores=cores, effort=effort, report=report, notes=_versions())
+    run = _ProbeRun(cores=cores, effort=effort, report=report, notes=_versions())
     copy = run.copy()
     tiers = run.tiers(memory, disks)
     store, decode = run.of_target(target)
@@ -102,7 +102,7 @@ def probe_machine(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _ProbeRun:
     """The measurements of one probe; each adds to the notes how it was made."""
 
     cores: int

@@ -43,7 +43,7 @@ class StoreFacts:
 
 def measure_store(target: Target, effort: Effort) -> StoreFacts:
     """Return what a store can do; its errors come through as they are."""
-    asker = _Asker(target, effort)
+    asker = _RangeReader(target, effort)
     seconds = asker.latencies()
     curve = grown_curve(doubling(effort.in_flight_max), asker.rate, effort.repeats)
     low_s, high_s = np.percentile(seconds, [50, 99])
@@ -69,7 +69,7 @@ def measure_store(target: Target, effort: Effort) -> StoreFacts:
     )
 
 
-class _Asker:
+class _RangeReader:
     """Reads ranges and counts."""
 
     def __init__(self, target: Target, effort: Effort) -> None:

@@ -66,7 +66,7 @@ class Target:
         found = look_up(uri, format=format, store=store, options=options)
         return cls(store=found.located.store, dataset=_indexed(found), objects=found.objects)
 
-    def draws(self, seed: int) -> Draws:
+    def draws(self, seed: int) -> RangeDraws:
         """Return the ranges to read, in random order."""
         generator = np.random.default_rng(seed)
         if self.dataset is not None:
@@ -75,10 +75,10 @@ class Target:
             ranges = _of_objects(self.objects, generator)
         if not ranges:
             raise OptionError(f"{self.store.uri} holds no bytes to read; name data to probe with")
-        return Draws([ranges[i] for i in generator.permutation(len(ranges)).tolist()])
+        return RangeDraws([ranges[i] for i in generator.permutation(len(ranges)).tolist()])
 
 
-class Draws:
+class RangeDraws:
     """Ranges, one after the other; from the start again when all have been read."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:

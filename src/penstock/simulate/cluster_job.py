@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock.dataset.part import Ints
 from penstock.order import GlobalOrder, Steps, StreamHash
-from penstock.plan.homes import Homes, Node, cluster_homes
-from penstock.plan.placement import Layout, offsets_of
+from penstock.plan.homes import HomeNode, Homes, cluster_homes
+from penstock.plan.placement import UnitLayout, offsets_of
 from penstock.plan.spans import spans_of
 from penstock.simulate.cluster_faults import ClusterFault, drawn_faults
 
@@ -162,14 +162,15 @@ class ClusterJob:
     @cached_property
     def homes(self) -> Homes:
         """As everybody computes them from the list of members."""
-        layout = Layout(
+        layout = UnitLayout(
             offsets=self.offsets,
             lengths=np.array(self.lengths),
             size_bytes=self.size_bytes,
         )
         capacity = int(self.capacity * self.size_bytes / self.nodes)
         nodes = [
-            Node(name=self.name_of(number), capacity_bytes=capacity) for number in range(self.nodes)
+            HomeNode(name=self.name_of(number), capacity_bytes=capacity)
+            for number in range(self.nodes)
         ]
         return cluster_homes(spans_of(layout), nodes)
 

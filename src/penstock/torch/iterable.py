@@ -34,8 +34,8 @@ from penstock.order import Cursor, Order, Steps
 from penstock.order.importance import Importance
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.torch.callers import check_batch_size, refuse_splitters
-from penstock.torch.place import Place, worker_here
-from penstock.torch.turns import Turns, tag_here
+from penstock.torch.shared_epochs import SharedEpochTable, tag_here
+from penstock.torch.worker_position import WorkerPosition, worker_here
 from penstock.torch.world import world_here
 from penstock.units import bytes_of
 from penstock.world import World
@@ -107,9 +107,9 @@ class IterableDataset(data.IterableDataset[Any]):
         self.samples = flag_of("samples", samples)
         self._world = world
         self._options = {name: getattr(checked, name) for name in options}
-        self._turns = Turns(checked.epochs)
-        self._place: Place | None = None
-        self._resumed: Place | None = None
+        self._epoch_table = SharedEpochTable(checked.epochs)
+        self._place: WorkerPosition | None = None
+        self._resumed: WorkerPosition | None = None
         self._read(dataset, checked.order)
 
     def _read(self, dataset: Dataset | Mixture, order: Order) -> None:
@@ -158,8 +158,8 @@ class IterableDataset(data.IterableDataset[Any]):
         if self._resumed is not None and self._resumed.epoch == epoch:
             return
         self._resumed = None
-        if self._turns.next(0, tag_here())[0] != epoch:
-            self._turns.put(epoch)
+        if self._epoch_table.next(0, tag_here())[0] != epoch:
+            self._epoch_table.put(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this worker stands, as torchdata's StatefulDataLoader asks for it."""
@@ -172,17 +172,17 @@ class IterableDataset(data.IterableDataset[Any]):
         loader = self._loader(World(), share=1)
         loader.load_state_dict(state)
         if "num_workers" in state:
-            self._resumed = Place.from_state(state, self._first_place(tag_here()))
+            self._resumed = WorkerPosition.from_state(state, self._first_place(tag_here()))
         else:
             self._resumed = None
-            self._turns.put(loader.state_dict()["epoch"], loader.state_dict()["position"])
+            self._epoch_table.put(loader.state_dict()["epoch"], loader.state_dict()["position"])
         # The loader has gone to the version that the state was saved with.
         self._read(loader.dataset, loader.order)
 
-    def _first_place(self, tag: int) -> Place:
+    def _first_place(self, tag: int) -> WorkerPosition:
         worker, num_workers = worker_here()
-        epoch, position = self._turns.next(worker, tag)
-        return Place(
+        epoch, position = self._epoch_table.next(worker, tag)
+        return WorkerPosition(
             epoch=epoch,
             position=position,
             worker=worker,
@@ -198,13 +198,13 @@ class IterableDataset(data.IterableDataset[Any]):
         tag = tag_here()
         here = self._first_place(tag)
         if self._resumed is not None:
-            here = Place.from_state(self._resumed.to_state(), here)
+            here = WorkerPosition.from_state(self._resumed.to_state(), here)
             self._resumed = None
         self._place = here
-        self._turns.begin(here.worker, here.num_workers, tag, (here.epoch, here.position))
+        self._epoch_table.begin(here.worker, here.num_workers, tag, (here.epoch, here.position))
         return self._items(here, world)
 
-    def _items(self, place: Place, world: World) -> Iterator[Any]:
+    def _items(self, place: WorkerPosition, world: World) -> Iterator[Any]:
         share = self._steps(world).share(world.rank)
         check_batch_size(sys._getframe(1), share[1] - share[0] if self.samples else None)
         loader = self._loader(world, share=place.num_workers)
@@ -219,7 +219,7 @@ class IterableDataset(data.IterableDataset[Any]):
                 if not self.samples:
                     yield batch
 
-    def _samples(self, batch: Any, place: Place, world: World) -> Iterator[Any]:
+    def _samples(self, batch: Any, place: WorkerPosition, world: World) -> Iterator[Any]:
         convert = converter(self._options.get("output", "auto"))
         kept = batch.mask.tolist() if world.num_ranks == 1 else [True] * len(batch.mask)
         several = [s for s, is_kept in zip(batch[_SAMPLES], kept, strict=True) if is_kept]

@@ -24,7 +24,7 @@ _NEAR_MS = 5_000.0
 
 
 @dataclass(kw_only=True)
-class _Step:
+class _StepEvents:
     number: int
     begun: Any
     begun_ns: int
@@ -38,17 +38,17 @@ class DeviceTimes:
 
     def __init__(self, to: Any) -> None:
         self._recorder = to
-        self._pending: deque[_Step] = deque()
+        self._pending: deque[_StepEvents] = deque()
         self._origin: Any = None
         """An event; times of others are measured from it."""
         self._origin_ns = 0
         """When it happened on the host's clock: the latest bound that is known."""
-        self._open: _Step | None = None
+        self._open: _StepEvents | None = None
 
     def got(self, step: int, now_ns: int) -> None:
         """Take note that the loop has got a batch."""
         if self._open is None and (event := self._event()) is not None:
-            self._open = _Step(number=step, begun=event, begun_ns=now_ns)
+            self._open = _StepEvents(number=step, begun=event, begun_ns=now_ns)
 
     def waited(self) -> None:
         """Take note that the loop waits since the last batch: what is open would hold the wait."""
@@ -83,7 +83,7 @@ class DeviceTimes:
             self._origin = event
         return event
 
-    def _record(self, step: _Step) -> None:
+    def _record(self, step: _StepEvents) -> None:
         begun_ms = self._origin.elapsed_time(step.begun)
         begun_ns = int(begun_ms * 1e6)
         took_ns = int(step.begun.elapsed_time(step.ended) * 1e6)

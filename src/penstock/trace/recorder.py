@@ -61,7 +61,7 @@ _NEXT = int(Kind.NEXT)
 _log = logging.getLogger("penstock.trace")
 
 
-class _Segment:
+class _ThreadRows:
     """Rows of one thread that are not compressed yet, and what the thread is doing now."""
 
     __slots__ = (
@@ -181,7 +181,7 @@ class Recorder:
         """Hold nothing, as a process does that has not recorded yet."""
         self._pid, self._parent = os.getpid(), os.getppid()
         self._names: dict[str, int] = {"": 0}
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, _ThreadRows] = {}
         self._num_segments = 0
         self._local = threading.local()
         self._size_bytes = 0
@@ -261,7 +261,7 @@ class Recorder:
         Without `step`, `epoch` and `flags` it belongs to what the thread is `working_on`.
         """
         try:
-            segment: _Segment = self._local.segment
+            segment: _ThreadRows = self._local.segment
         except AttributeError:
             segment = self._new_segment()
         if step < 0:
@@ -292,7 +292,7 @@ class Recorder:
         As `span` does, in half the time: the training loop pays for this one.
         """
         try:
-            segment: _Segment = self._local.segment
+            segment: _ThreadRows = self._local.segment
         except AttributeError:
             segment = self._new_segment()
         step, epoch, count, size_bytes, flags = what
@@ -308,7 +308,7 @@ class Recorder:
     def working_on(self, step: int = -1, epoch: int = -1, flags: int = 0) -> None:
         """Say what the rows of this thread belong to from now on."""
         try:
-            segment: _Segment = self._local.segment
+            segment: _ThreadRows = self._local.segment
         except AttributeError:
             segment = self._new_segment()
         segment.step, segment.epoch, segment.flags = step, epoch, flags
@@ -316,7 +316,7 @@ class Recorder:
     @property
     def doing(self) -> tuple[int, int, int]:
         """What this thread is working on: step, epoch, flags."""
-        segment: _Segment | None = getattr(self._local, "segment", None)
+        segment: _ThreadRows | None = getattr(self._local, "segment", None)
         return (-1, -1, 0) if segment is None else (segment.step, segment.epoch, segment.flags)
 
     def mark(self, what: str, **more: int) -> None:
@@ -346,16 +346,16 @@ class Recorder:
 
     # -- files -------------------------------------------------------------------------------
 
-    def _new_segment(self) -> _Segment:
+    def _new_segment(self) -> _ThreadRows:
         with self._lock:
             # At once, like names: the rows of a killed process should have the name of its thread.
             thread, name = threading.get_native_id(), threading.current_thread().name
             self._append(chunk({"type": "thread", "thread": thread, "name": name}))
-            segment = _Segment(self, self._num_segments)
+            segment = _ThreadRows(self, self._num_segments)
             self._num_segments += 1
             self._segments[segment.number] = segment
         self._local.segment = segment
-        self._local.owner = _Owner(self, segment)
+        self._local.owner = _ThreadGuard(self, segment)
         return segment
 
     def _new_name(self, text: str) -> int:
@@ -426,7 +426,7 @@ class Recorder:
             for segment in segments.values():
                 segment.close()
 
-    def drop_segment(self, segment: _Segment) -> None:
+    def drop_segment(self, segment: _ThreadRows) -> None:
         """Take over the rows of a thread that has ended."""
         with self._lock:
             if self._segments.pop(segment.number, None) is not None:
@@ -452,12 +452,12 @@ def _identity(file: int) -> tuple[int, int]:
     return about.st_dev, about.st_ino
 
 
-class _Owner:
+class _ThreadGuard:
     """Lives as long as its thread: threads come and go, and their rows must not pile up."""
 
     __slots__ = ("_pid", "_recorder", "_segment")
 
-    def __init__(self, recorder: Recorder, segment: _Segment) -> None:
+    def __init__(self, recorder: Recorder, segment: _ThreadRows) -> None:
         self._recorder, self._segment, self._pid = weakref.ref(recorder), segment, os.getpid()
 
     def __del__(self) -> None:

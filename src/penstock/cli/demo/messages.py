@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class DemoJob(msgspec.Struct, frozen=True, kw_only=True):
     """What one training process is to do."""
 
     data: str
@@ -25,7 +25,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """File descriptor to write events to."""
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """A process is about to train."""
 
     rank: int
@@ -38,7 +38,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Where the stream begins: samples of that epoch that were delivered before."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class StepDone(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """A process has trained on one batch."""
 
     rank: int
@@ -57,7 +57,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """Bytes and reads, by source."""
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class RankDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """A process has come to the end of the last epoch."""
 
     rank: int
@@ -68,8 +68,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """On samples that were held out; rank 0 only."""
 
 
-Event = Ready | Step | Done
+Event = RankReady | StepDone | RankDone
 
 encode = msgspec.json.Encoder().encode
 decode_event = msgspec.json.Decoder(Event).decode
-decode_job = msgspec.json.Decoder(Job).decode
+decode_job = msgspec.json.Decoder(DemoJob).decode

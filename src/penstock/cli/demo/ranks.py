@@ -16,16 +16,16 @@ from typing import BinaryIO, Self
 
 import msgspec
 
-from penstock.cli.demo.messages import Event, Job, decode_event, encode
+from penstock.cli.demo.messages import DemoJob, Event, decode_event, encode
 from penstock.errors import WorkerError
 
 _LOG_LINES_MAX = 12
 
 
-class Ranks:
+class DemoRanks:
     """The processes of one training run."""
 
-    def __init__(self, jobs: Sequence[Job], log: Path) -> None:
+    def __init__(self, jobs: Sequence[DemoJob], log: Path) -> None:
         self._jobs = jobs
         self._log = log
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -81,7 +81,7 @@ class Ranks:
         return "\n".join(lines[-_LOG_LINES_MAX:])
 
 
-def _start(job: Job, writable: int, log: BinaryIO) -> subprocess.Popen[bytes]:
+def _start(job: DemoJob, writable: int, log: BinaryIO) -> subprocess.Popen[bytes]:
     own = msgspec.structs.replace(job, events=writable)
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "penstock.cli.demo.trainer", encode(own).decode()],

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.cli.demo.view import View
+from penstock.cli.demo.view import DemoView
 from penstock.cli.screen import Screen, Span, can_move_cursor, can_style
 from penstock.units import show_seconds
 
@@ -16,7 +16,7 @@ _LOG_LINES = 8
 _NAME_WIDTH = 8
 
 
-class Stage:
+class DemoScreen:
     """Prints the scenes of the story, one under the other."""
 
     def __init__(self, num_scenes: int) -> None:
@@ -53,11 +53,11 @@ class Stage:
             yield lambda done, total: live.update(Text(f"     {title} {done:,} of {total:,}"))
 
     @contextmanager
-    def showing(self, view: View) -> Iterator[Callable[[], None]]:
+    def showing(self, view: DemoView) -> Iterator[Callable[[], None]]:
         """Give a function to call when the view has changed."""
         stream = self.screen.stream
         if not can_move_cursor(stream):
-            yield _Log(self.screen, view).changed
+            yield _ProgressLines(self.screen, view).changed
             return
         from rich.console import Console, Group
         from rich.live import Live
@@ -80,10 +80,10 @@ class Stage:
         return show_seconds(time.monotonic() - self._began_s)
 
 
-class _Log:
+class _ProgressLines:
     """Writes the view as a line when another eighth of the steps is done."""
 
-    def __init__(self, screen: Screen, view: View) -> None:
+    def __init__(self, screen: Screen, view: DemoView) -> None:
         self._screen, self._view = screen, view
         self._written: int | None = None
 

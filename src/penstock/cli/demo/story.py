@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from penstock.cli.demo.held_out import split
-from penstock.cli.demo.messages import Done, Job
-from penstock.cli.demo.ranks import Ranks
+from penstock.cli.demo.messages import DemoJob, RankDone
+from penstock.cli.demo.ranks import DemoRanks
 from penstock.cli.demo.shapes import CLASSES, draw_images
-from penstock.cli.demo.stage import Stage
-from penstock.cli.demo.view import View
+from penstock.cli.demo.stage import DemoScreen
+from penstock.cli.demo.view import DemoView
 from penstock.cli.opened import show_place
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
@@ -44,7 +44,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DemoPaths:
     """Where the demo keeps its files."""
 
     folder: Path
@@ -64,10 +64,10 @@ class Place:
         """What training processes print, for when one of them fails."""
         return self.folder / "scratch" / "training.log"
 
-    def jobs(self, scale: Scale, num_ranks: int, save_every: int) -> list[Job]:
+    def jobs(self, scale: Scale, num_ranks: int, save_every: int) -> list[DemoJob]:
         """Return what each rank is to do."""
         return [
-            Job(
+            DemoJob(
                 data=str(self.shards),
                 checkpoint=str(self.folder / "checkpoint.pt"),
                 save_every=save_every,
@@ -85,7 +85,7 @@ class Place:
 
 def tell(folder: Path, scale: Scale, *, is_kept: bool) -> None:
     """Tell the whole story."""
-    stage, place = Stage(num_scenes=5), Place(folder=folder)
+    stage, place = DemoScreen(num_scenes=5), DemoPaths(folder=folder)
     stage.screen.line(("penstock demo", "bold"), "  from files to a trained network, with a crash")
     stage.screen.line()
     _draw(stage, place, scale)
@@ -100,7 +100,7 @@ def tell(folder: Path, scale: Scale, *, is_kept: bool) -> None:
     _close(stage, place, is_kept=is_kept)
 
 
-def _draw(stage: Stage, place: Place, scale: Scale) -> None:
+def _draw(stage: DemoScreen, place: DemoPaths, scale: Scale) -> None:
     began_s = time.monotonic()
     with stage.counting("drawing image") as count:
         for done in draw_images(place.images, scale.images, scale.size, _SEED):
@@ -114,7 +114,7 @@ def _draw(stage: Stage, place: Place, scale: Scale) -> None:
     )
 
 
-def _pack(stage: Stage, place: Place, scale: Scale) -> Dataset:
+def _pack(stage: DemoScreen, place: DemoPaths, scale: Scale) -> Dataset:
     began_s = time.monotonic()
     with stage.counting("packing sample") as count:
         pack(
@@ -134,13 +134,13 @@ def _pack(stage: Stage, place: Place, scale: Scale) -> Dataset:
     return dataset
 
 
-def _train(stage: Stage, place: Place, scale: Scale, training: Dataset) -> None:
+def _train(stage: DemoScreen, place: DemoPaths, scale: Scale, training: Dataset) -> None:
     stage.scene(
         "Train",
         f"a small network, {scale.epochs} epochs of {show_count(len(training))} images, 1 rank",
     )
-    view = View()
-    with Ranks(place.jobs(scale, 1, scale.save_every), place.log) as ranks:
+    view = DemoView()
+    with DemoRanks(place.jobs(scale, 1, scale.save_every), place.log) as ranks:
         with stage.showing(view) as changed:
             for event in ranks.events():
                 view.add(event)
@@ -165,15 +165,15 @@ def _fatal_step(num_steps: int, save_every: int) -> int:
     return max(1, half - half % save_every + save_every // 2 + 1) if num_steps > 1 else 2
 
 
-def _resume(stage: Stage, place: Place, scale: Scale) -> StreamHash:
+def _resume(stage: DemoScreen, place: DemoPaths, scale: Scale) -> StreamHash:
     stage.scene("Resume", f"as {_RANKS_AFTER} ranks: new processes that share every batch")
-    view, delivered, accuracy = View(), StreamHash(), 0.0
+    view, delivered, accuracy = DemoView(), StreamHash(), 0.0
     jobs = place.jobs(scale, _RANKS_AFTER, save_every=0)
-    with Ranks(jobs, place.log) as ranks, stage.showing(view) as changed:
+    with DemoRanks(jobs, place.log) as ranks, stage.showing(view) as changed:
         for event in ranks.events():
             view.add(event)
             changed()
-            if isinstance(event, Done):
+            if isinstance(event, RankDone):
                 part = StreamHash(total=event.hash_total, num_samples=event.hash_samples)
                 delivered = delivered.merge(part)
                 accuracy = accuracy if event.accuracy is None else event.accuracy
@@ -187,7 +187,7 @@ def _resume(stage: Stage, place: Place, scale: Scale) -> StreamHash:
     return delivered
 
 
-def _compare(stage: Stage, scale: Scale, training: Dataset, delivered: StreamHash) -> None:
+def _compare(stage: DemoScreen, scale: Scale, training: Dataset, delivered: StreamHash) -> None:
     promised = _promised(training, scale)
     stage.scene("Compare", "every sample, in its place, with what the seed alone promises")
     for name, found in (
@@ -216,7 +216,7 @@ def _promised(training: Dataset, scale: Scale) -> StreamHash:
     return promised
 
 
-def _close(stage: Stage, place: Place, *, is_kept: bool) -> None:
+def _close(stage: DemoScreen, place: DemoPaths, *, is_kept: bool) -> None:
     screen = stage.screen
     screen.line()
     screen.line((f"Done in {stage.elapsed()}. ", "bold"), "Now with your own data:")

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from penstock.cli.demo.held_out import split
-from penstock.cli.demo.messages import Done, Event, Job, Ready, Step, decode_job, encode
+from penstock.cli.demo.messages import (
+    DemoJob,
+    Event,
+    RankDone,
+    RankReady,
+    StepDone,
+    decode_job,
+    encode,
+)
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
 from penstock.loader import Loader
@@ -33,7 +41,7 @@ def num_classes_of(dataset: Dataset) -> int:
     return 1 + max(int(dataset[i]["cls"]) for i in np.linspace(0, len(dataset) - 1, 64).astype(int))
 
 
-def train(job: Job, send: Send) -> None:
+def train(job: DemoJob, send: Send) -> None:
     """Train from the checkpoint, or from the beginning, to the end of the last epoch."""
     world = World(rank=job.rank, num_ranks=job.num_ranks)
     join(world, Path(job.meeting_point))
@@ -60,7 +68,7 @@ def train(job: Job, send: Send) -> None:
     leave()
     accuracy = trainer.accuracy(_batches_of(held_out)) if job.rank == 0 else None
     send(
-        Done(
+        RankDone(
             rank=job.rank,
             hash_total=delivered.total,
             hash_samples=delivered.num_samples,
@@ -78,7 +86,7 @@ def _state(loader: Loader, step: int, delivered: StreamHash) -> dict[str, Any]:
     }
 
 
-def _go_on(job: Job, trainer: TinyTrainer, loader: Loader) -> tuple[int, StreamHash]:
+def _go_on(job: DemoJob, trainer: TinyTrainer, loader: Loader) -> tuple[int, StreamHash]:
     """Return the steps done and what was delivered in them, after loading a checkpoint if any."""
     path = Path(job.checkpoint)
     if not path.exists():
@@ -106,9 +114,9 @@ def _batches_of(dataset: Dataset) -> Iterator[tuple[Any, Any, Any]]:
             yield batch["jpg"], batch["cls"], batch.mask
 
 
-def _ready(job: Job, trainer: TinyTrainer, loader: Loader, step: int) -> Ready:
+def _ready(job: DemoJob, trainer: TinyTrainer, loader: Loader, step: int) -> RankReady:
     state = loader.state_dict()
-    return Ready(
+    return RankReady(
         rank=job.rank,
         first_step=step,
         num_steps=len(loader),
@@ -118,9 +126,11 @@ def _ready(job: Job, trainer: TinyTrainer, loader: Loader, step: int) -> Ready:
     )
 
 
-def _progress(job: Job, loader: Loader, batch: Any, *, step: int, loss: float, right: int) -> Step:
+def _progress(
+    job: DemoJob, loader: Loader, batch: Any, *, step: int, loss: float, right: int
+) -> StepDone:
     stats = loader.stats()
-    return Step(
+    return StepDone(
         rank=job.rank,
         step=step,
         loss=loss,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from penstock.cli.charts import sparkline
-from penstock.cli.demo.messages import Event, Ready, Step
+from penstock.cli.demo.messages import Event, RankReady, StepDone
 from penstock.cli.screen import Span
 from penstock.units import show_bytes, show_count, show_seconds
 
@@ -14,22 +14,22 @@ _RECENT = 16
 _SPARK_WIDTH = 34
 
 
-class View:
+class DemoView:
     """Takes in events, gives out lines."""
 
     def __init__(self) -> None:
-        self.ready: Ready | None = None
+        self.ready: RankReady | None = None
         self.losses: list[float] = []
         self.rates: list[float] = []
         """Share of samples recognised, by step."""
-        self._steps: dict[int, deque[Step]] = {}
+        self._steps: dict[int, deque[StepDone]] = {}
         """The latest steps of each rank."""
 
     def add(self, event: Event) -> None:
         """Take in what a process said."""
-        if isinstance(event, Ready) and event.rank == 0:
+        if isinstance(event, RankReady) and event.rank == 0:
             self.ready = event
-        elif isinstance(event, Step):
+        elif isinstance(event, StepDone):
             recent = self._steps.setdefault(event.rank, deque(maxlen=_RECENT))
             recent.append(event)
             if event.rank == 0:
@@ -58,7 +58,7 @@ class View:
         return total
 
     @property
-    def _latest(self) -> list[Step]:
+    def _latest(self) -> list[StepDone]:
         return [steps[-1] for steps in self._steps.values()]
 
     @property

@@ -32,7 +32,7 @@ _STYLES = {"killed": "red", "silent": "red", "ended": "dim", "starting": "dim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Field:
+class _Figure:
     """One figure of a rank."""
 
     title: str
@@ -65,26 +65,26 @@ def _run_rate(rank: LiveRank) -> float:
 
 
 _COLUMNS = (
-    _Field(title="rank", width=5, text=lambda r: str(r.now.rank)),
-    _Field(title="state", width=9, text=lambda r: r.now.state),
-    _Field(title="epoch", width=6, text=lambda r: str(r.now.epoch) if r.now.epoch >= 0 else "–"),
-    _Field(title="steps", width=8, text=lambda r: show_count(r.now.counts.batches)),
-    _Field(title="smp/s", width=8, text=lambda r: short(r.samples_per_s)),
-    _Field(title="in all", width=8, text=lambda r: short(_run_rate(r))),
-    _Field(title="stall", width=7, text=lambda r: f"{r.recent.stall_share:.1%}"),
-    _Field(title="in all", width=7, text=lambda r: f"{r.now.counts.stall_share:.1%}"),
-    _Field(title="ready", width=6,
+    _Figure(title="rank", width=5, text=lambda r: str(r.now.rank)),
+    _Figure(title="state", width=9, text=lambda r: r.now.state),
+    _Figure(title="epoch", width=6, text=lambda r: str(r.now.epoch) if r.now.epoch >= 0 else "–"),
+    _Figure(title="steps", width=8, text=lambda r: show_count(r.now.counts.batches)),
+    _Figure(title="smp/s", width=8, text=lambda r: short(r.samples_per_s)),
+    _Figure(title="in all", width=8, text=lambda r: short(_run_rate(r))),
+    _Figure(title="stall", width=7, text=lambda r: f"{r.recent.stall_share:.1%}"),
+    _Figure(title="in all", width=7, text=lambda r: f"{r.now.counts.stall_share:.1%}"),
+    _Figure(title="ready", width=6,
             text=lambda r: "–" if r.now.ready_batches is None else f"{r.now.ready_batches:.3g}"),
-    _Field(title="reads", width=6, text=lambda r: f"{r.recent.reads_in_flight:.1f}"),
-    _Field(title="decode", width=7, is_wide=True,
+    _Figure(title="reads", width=6, text=lambda r: f"{r.recent.reads_in_flight:.1f}"),
+    _Figure(title="decode", width=7, is_wide=True,
             text=lambda r: f"{r.recent.decodes_at_a_time:.1f}"),
-    _Field(title="cpu", width=5, is_wide=True,
+    _Figure(title="cpu", width=5, is_wide=True,
             text=lambda r: f"{r.recent.loader_cores:.1f}" if r.recent.cpu_s else "–"),
-    _Field(title="memory", width=9, is_wide=True,
+    _Figure(title="memory", width=9, is_wide=True,
             text=lambda r: show_bytes(r.now.memory_bytes) if r.now.memory_bytes else "–"),
-    _Field(title="store", width=11, is_wide=True, text=lambda r: _source_rate(r, _is_store)),
-    _Field(title="tiers", width=11, is_wide=True, text=lambda r: _source_rate(r, _is_tier)),
-    _Field(title="peers", width=11, is_wide=True,
+    _Figure(title="store", width=11, is_wide=True, text=lambda r: _source_rate(r, _is_store)),
+    _Figure(title="tiers", width=11, is_wide=True, text=lambda r: _source_rate(r, _is_tier)),
+    _Figure(title="peers", width=11, is_wide=True,
             text=lambda r: _source_rate(r, lambda name: name == "peers")),
 )  # fmt: skip
 

@@ -140,7 +140,7 @@ class _ReplayedJob:
         return self.store.bytes_s * self.nodes / self.settings.nodes
 
 
-class _Node:
+class _NodeCores:
     """Cores that the ranks of a node share."""
 
     def __init__(self, time: VirtualTime, job: _ReplayedJob) -> None:
@@ -174,7 +174,7 @@ class _Epoch:
         )
         self.rng = np.random.default_rng([seed, 1])
         self._barrier = _Barrier(job, self.rng)
-        self.nodes = [_Node(self.time, job) for _ in range(job.nodes)]
+        self.nodes = [_NodeCores(self.time, job) for _ in range(job.nodes)]
         self.ranks = [
             _ReplayedRank(
                 self, node, seed=seed * 100_003 + number * job.settings.ranks_per_node + local
@@ -262,7 +262,7 @@ class _Barrier:
 class _ReplayedRank:
     """A training loop, its workers and their queues."""
 
-    def __init__(self, epoch: _Epoch, node: _Node, *, seed: int) -> None:
+    def __init__(self, epoch: _Epoch, node: _NodeCores, *, seed: int) -> None:
         self._epoch, self._node, self._job = epoch, node, epoch.job
         self._time = epoch.time
         self._drawn = DrawnTimes(self._job.making, seed)

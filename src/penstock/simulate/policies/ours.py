@@ -23,8 +23,8 @@ from penstock.dataset.part import Ints
 from penstock.plan.assignment import assign_local
 from penstock.plan.cost import requests_in_flight
 from penstock.plan.cuts import are_joined
-from penstock.plan.homes import NOBODY, Homes, Node, cluster_homes
-from penstock.plan.placement import Layout, offsets_of
+from penstock.plan.homes import NOBODY, HomeNode, Homes, cluster_homes
+from penstock.plan.placement import UnitLayout, offsets_of
 from penstock.plan.spans import spans_of
 from penstock.simulate.job import Accesses, Codes, SimulatedJob
 from penstock.simulate.policies.base import Policy
@@ -44,9 +44,9 @@ class Ours(Policy):
         job = self.job
         self._unit_of, self._lengths = units_of(job.sizes)
         offsets = offsets_of(self._lengths)
-        layout = Layout(offsets=offsets, lengths=self._lengths, size_bytes=job.size_bytes)
+        layout = UnitLayout(offsets=offsets, lengths=self._lengths, size_bytes=job.size_bytes)
         capacity = int(job.capacities.sum())
-        nodes = [Node(name=f"node {n}", capacity_bytes=capacity) for n in range(job.num_nodes)]
+        nodes = [HomeNode(name=f"node {n}", capacity_bytes=capacity) for n in range(job.num_nodes)]
         homes = cluster_homes(spans_of(layout), nodes)
         self._homes = homes.home_of(offsets)
         self._spans = homes.spans.number_of(offsets)

@@ -36,7 +36,7 @@ _SHARE = 0.005
 """Share of a sample's time that recording may cost where samples are quick."""
 
 
-class _Work(threading.local):
+class _BatchWork(threading.local):
     """The batch that this thread makes."""
 
     step = -1
@@ -47,7 +47,7 @@ class _Work(threading.local):
     io_thread = -1
 
 
-WORK = _Work()
+WORK = _BatchWork()
 
 
 # -- workers ------------------------------------------------------------------------------------

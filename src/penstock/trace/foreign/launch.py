@@ -89,7 +89,7 @@ def _is_of_this_machine(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _View:
+class _JobView:
     """How a job is seen."""
 
     library: Path | None = None
@@ -139,20 +139,20 @@ def run_job(job: TracedJob) -> int:
     return status
 
 
-def _view_of(name: str) -> _View:
+def _view_of(name: str) -> _JobView:
     if name == "python":
-        return _View()
+        return _JobView()
     if name == "strace":
         if shutil.which("strace") is None:
             raise OptionError("--with strace needs strace, which is not installed")
-        return _View(has_strace=True)
+        return _JobView(has_strace=True)
     library, problem = preload_library()
     if library is None and name == "preload":
         raise OptionError(problem)
-    return _View(library=library, problem=problem)
+    return _JobView(library=library, problem=problem)
 
 
-def _environment(job: TracedJob, view: _View) -> dict[str, str]:
+def _environment(job: TracedJob, view: _JobView) -> dict[str, str]:
     environment = dict(os.environ)
     environment[TRACE_VARIABLE] = str(job.folder)
     environment[WITH_VARIABLE] = "preload" if view.library is not None else "python"
@@ -186,7 +186,7 @@ def _run(
     return 128 - status if status < 0 else status
 
 
-def _facts(job: TracedJob, view: _View) -> dict[str, Any]:
+def _facts(job: TracedJob, view: _JobView) -> dict[str, Any]:
     return {
         "command": shlex.join(job.command),
         "tracing": view.fact,

@@ -21,10 +21,10 @@ WORKERS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerPosition:
     """A worker's place, and what it counts in.
 
-    >>> Place(epoch=2, worker=1, num_workers=3, global_batch_size=8, steps=4).next_step
+    >>> WorkerPosition(epoch=2, worker=1, num_workers=3, global_batch_size=8, steps=4).next_step
     13
     """
 
@@ -53,7 +53,7 @@ class Place:
         return asdict(self)
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], here: Place) -> Place:
+    def from_state(cls, state: Mapping[str, Any], here: WorkerPosition) -> WorkerPosition:
         """Return a saved place, or raise if it counts in something else than `here` does."""
         for name, what in (
             ("num_workers", "num_workers"),

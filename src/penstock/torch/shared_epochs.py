@@ -1,4 +1,4 @@
-"""Whose turn it is to be which epoch, agreed upon by processes that never speak to each other.
+"""Which epoch each worker makes, agreed upon by processes that never speak to each other.
 
 A DataLoader's workers often end with each iteration, and new ones are made like the parent, which
 never sees an iteration begin. Only a note in memory that all of them share can tell them that an
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from penstock.torch.place import WORKERS_MAX
+from penstock.torch.worker_position import WORKERS_MAX
 
 _EPOCH_BITS = 32
 _TAG_MAX = 2**31 - 1
 
 
-class Turns:
+class SharedEpochTable:
     """A row for each worker: where it began, and in which iteration.
 
     Workers of one iteration have the same tag. The first to come takes the place after the furthest
