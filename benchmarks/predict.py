@@ -26,7 +26,7 @@ from testkit.shaper import Fixed, Shape, Shaper
 import penstock
 from penstock.machine import Machine, TierModel
 from penstock.probe import Target, probe_machine
-from penstock.simulate import LoaderRun, VirtualSamples, predict
+from penstock.simulate import LoaderRun, Samples, predict
 
 BLOB_BYTES, NUM_BLOBS, BATCH, EPOCHS = 110_000, 2048, 128, 3
 CACHES = (0.0, 0.2, 0.5, 1.0)
@@ -87,7 +87,7 @@ def predicted(machine: Machine, dataset: penstock.Dataset, case: Case) -> list[f
     if cache_bytes:
         tiers = (replace(memory, capacity_bytes=cache_bytes),)
     run = LoaderRun(
-        samples=VirtualSamples.of(dataset), batch_size=BATCH, compute_s=case.step_s, epochs=EPOCHS
+        samples=Samples.of(dataset), batch_size=BATCH, compute_s=case.step_s, epochs=EPOCHS
     )
     return list(predict(replace(machine, tiers=tiers), run).epoch_s)
 

@@ -49,7 +49,7 @@ SHARED_NAMES: dict[str, int] = {
     "Ranks": 2,
     "Reads": 2,
     "Ring": 2,
-    "Run": 3,
+    "Run": 2,
     "Runs": 2,
     "Span": 2,
     "Stages": 2,

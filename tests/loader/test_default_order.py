@@ -58,14 +58,14 @@ def test_whoever_asks_for_it_gets_it_at_the_foretold_price(
 
 @pytest.mark.parametrize("ways", ["tiers", "look_ahead", "blocks"])
 def test_each_way_out_that_the_error_names_reads_the_set_once(
-    parquet: Path, tmp_path: Path, routes: str
+    parquet: Path, tmp_path: Path, ways: str
 ) -> None:
     (tmp_path / "tier").mkdir()
     options = {
         "tiers": {"tiers": [penstock.Disk(tmp_path / "tier", "10MB")], "look_ahead": "500KB"},
         "look_ahead": {"look_ahead": "10MB"},
         "blocks": {"shuffle": "blocks", "look_ahead": "500KB"},
-    }[routes]
+    }[ways]
     with Shaper.of_folder(parquet) as shaper:
         dataset = penstock.open(shaper.uri, store=shaper.options)
         before = shaper.counts().body_bytes

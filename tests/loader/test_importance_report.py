@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.draw_summary import DrawSummary
 from penstock.order import GlobalOrder
 from penstock.order.importance import ImportanceCourse, ImportanceOrder, ScoreTable, StepLosses
 
@@ -92,7 +92,7 @@ def test_coverage_is_that_of_the_batches(dataset: penstock.Dataset) -> None:
 def test_windows_that_are_known_but_not_used_are_left_out() -> None:
     plain = GlobalOrder(num_samples=40, seed=1)
     course = ImportanceCourse(ImportanceOrder(plain=plain, options=penstock.Importance(window=0.5)))
-    seen = DrawsSeen()
+    seen = DrawSummary()
     for _ in range(3):
         for window in course.known_windows:
             seen.add(course.draws(window))

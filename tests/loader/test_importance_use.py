@@ -14,7 +14,7 @@ import penstock
 from penstock import Importance, World
 from penstock.engine.job import BatchSlot
 from penstock.errors import OptionError, StateError
-from penstock.loader.losses import NUM_QUEUED, AloneExchange, ObservedLosses
+from penstock.loader.losses import NUM_QUEUED, ObservedLosses, SingleRankExchange
 from penstock.order import GlobalOrder
 from penstock.order.importance import ImportanceCourse, ImportanceOrder
 
@@ -188,7 +188,7 @@ def test_padding_is_found_by_the_mask_wherever_it_stands() -> None:
     """With `assignment="locality"` it is not always last."""
     plain = GlobalOrder(num_samples=10, seed=1)
     course = ImportanceCourse(ImportanceOrder(plain=plain, options=Importance(score="loss")))
-    observed = ObservedLosses(course, AloneExchange)
+    observed = ObservedLosses(course, SingleRankExchange)
     mask = np.array([False, True, False, True])
     slot = BatchSlot(
         epoch=0,

@@ -19,7 +19,7 @@ from testkit.waiting import wait_until
 import penstock
 from penstock.testing.ports import HOST, free_ports
 
-from .test_apart import all_of, all_pids, assert_same, command_of, doubled, engine_of
+from .test_engine_run import all_of, all_pids, assert_same, command_of, doubled, engine_of
 
 NUM_CORES, INTERVAL_S = 4, 0.1
 CHANGE_S = 60.0

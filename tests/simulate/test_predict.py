@@ -16,9 +16,9 @@ from penstock.simulate import (
     LoaderRun,
     Prediction,
     Refusals,
+    Samples,
     Slow,
     Stalls,
-    VirtualSamples,
     Weather,
     predict,
 )
@@ -50,7 +50,7 @@ def machine(share: float = 0.0, kind: str = "memory", **store: float) -> Machine
 
 def task(**changes: object) -> LoaderRun:
     plain = LoaderRun(
-        samples=VirtualSamples.alone(np.full(COUNT, SIZE)),
+        samples=Samples.alone(np.full(COUNT, SIZE)),
         batch_size=BATCH,
         compute_s=0.0,
         epochs=3,
@@ -104,7 +104,7 @@ def test_ranks_of_a_node_fetch_each_byte_once_between_them() -> None:
 
 def test_small_samples_share_units(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((5000, 256), np.float32))
-    samples = VirtualSamples.of(penstock.open(str(tmp_path)))
+    samples = Samples.of(penstock.open(str(tmp_path)))
     assert samples.lengths.tolist() == [1024] * 5000
     assert len(samples.unit_lengths) < 60
     run = task(samples=samples, batch_size=100, epochs=2)
@@ -129,9 +129,7 @@ def test_nonsense_is_refused() -> None:
 
 # -- adaptation ----------------------------------------------------------------------------------
 
-LONG = LoaderRun(
-    samples=VirtualSamples.alone(np.full(16_000, SIZE)), batch_size=64, compute_s=0.065
-)
+LONG = LoaderRun(samples=Samples.alone(np.full(16_000, SIZE)), batch_size=64, compute_s=0.065)
 
 
 def run_in(weather: Weather, **store: float) -> Prediction:
@@ -172,7 +170,7 @@ def test_a_known_machine_halves_the_wait_for_the_first_batch(
     store = StoreModel(latency_s=latency_s, latency_p99_s=2 * latency_s, throughput=curve)
     measured = Machine(store=store, link=LinkModel(bytes_s=1e9), cores=8)
     run = LoaderRun(
-        samples=VirtualSamples.alone(np.full(128 * 20, sample_bytes)),
+        samples=Samples.alone(np.full(128 * 20, sample_bytes)),
         batch_size=128,
         compute_s=0.05,
         costs=Costs(start_s=0.0),

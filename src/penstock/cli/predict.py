@@ -14,7 +14,7 @@ from penstock.cli.options import add_json
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 from penstock.report.model import Forecast, RunModel, WhatIf, calibrate
-from penstock.report.model.resources import Need, needs
+from penstock.report.model.resources import ResourceNeed, needs
 from penstock.report.model.scaling import takeovers
 from penstock.trace import read_trace
 from penstock.units import bytes_of, show_bytes, show_seconds
@@ -126,7 +126,7 @@ def _questions(args: argparse.Namespace) -> Iterator[WhatIf]:
 
 
 def _plain(
-    model: RunModel, asked: list[tuple[WhatIf, Forecast]], found: tuple[Need, ...]
+    model: RunModel, asked: list[tuple[WhatIf, Forecast]], found: tuple[ResourceNeed, ...]
 ) -> dict[str, Any]:
     return {
         "loader": model.loader,
@@ -231,7 +231,7 @@ def _show_takeovers(screen: Screen, model: RunModel, asked: list[tuple[WhatIf, F
         )
 
 
-def _show_needs(screen: Screen, found: tuple[Need, ...]) -> None:
+def _show_needs(screen: Screen, found: tuple[ResourceNeed, ...]) -> None:
     screen.heading("Needed, each alone")
     rows = [
         (

@@ -30,7 +30,7 @@ from penstock.cli.options import (
 from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, default_machine_path
-from penstock.probe import QUICK, USUAL, Probed, Target, probe_machine, write_machine
+from penstock.probe import QUICK, USUAL, ProbeResult, Target, probe_machine, write_machine
 from penstock.storage.tier_sizes import TierAllowance, Wish, wished_bytes
 from penstock.units import bytes_of, show_bytes, show_count, show_seconds
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sized(probed: Probed, wishes: Sequence[Wish]) -> Machine:
+def _sized(probed: ProbeResult, wishes: Sequence[Wish]) -> Machine:
     """Return the machine with tiers as large as wished for, where there is room for that."""
     by_place = {(wish.kind, wish.place): wish for wish in wishes}
     tiers = []
@@ -160,7 +160,7 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join([*words, *(["--quick"] if args.quick else [])])
 
 
-def _result(probed: Probed, path: Path, seconds: float) -> dict[str, Any]:
+def _result(probed: ProbeResult, path: Path, seconds: float) -> dict[str, Any]:
     return {
         "path": str(path),
         "machine": msgspec.to_builtins(probed.machine),
@@ -173,7 +173,7 @@ def _result(probed: Probed, path: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def _show(probed: Probed, target: Target | None, path: Path, seconds: float) -> None:
+def _show(probed: ProbeResult, target: Target | None, path: Path, seconds: float) -> None:
     screen, machine = Screen(), probed.machine
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     screen.line(("this machine", "bold"), f"  {cores}, measured in {show_seconds(seconds)}")
@@ -206,7 +206,7 @@ def _show_curve(screen: Screen, curve: Curve) -> None:
         screen.line(f"  {count:>4}  {show_bytes(bytes_s) + '/s':>9}  ", (drawn, "cyan"))
 
 
-def _show_store(screen: Screen, probed: Probed, target: Target) -> None:
+def _show_store(screen: Screen, probed: ProbeResult, target: Target) -> None:
     store = probed.machine.store
     screen.heading("Store, by requests in flight")
     _show_curve(screen, store.throughput)
@@ -224,7 +224,7 @@ def _show_store(screen: Screen, probed: Probed, target: Target) -> None:
     )
 
 
-def _show_limits(screen: Screen, probed: Probed) -> None:
+def _show_limits(screen: Screen, probed: ProbeResult) -> None:
     assert probed.sample_bytes is not None
     screen.heading(f"Limits for this data set, {show_bytes(probed.sample_bytes)} a sample")
     rows = [

@@ -24,7 +24,7 @@ from penstock.dataset.build import Report
 from penstock.dataset.catalog import EVERYTHING_SPEC, FOLDER, Catalog, Manifest, Origin
 from penstock.dataset.catalog import stamp_folder as stamps
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.formats.apart import in_this_process
+from penstock.dataset.formats.parser_process import in_this_process
 from penstock.dataset.lookup import (
     ALL,
     FoundDataset,

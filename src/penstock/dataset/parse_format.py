@@ -22,7 +22,7 @@ def answer_format(call: ParserCall) -> bytes:
     """Return the units of some objects, or the part of a unit, as bytes."""
     format = CheckedFormat(unpickled(call.data[0]))
     asked = unpickled(call.data[1])
-    store = AskedStore(call, **asked["store"])
+    store = CallerStore(call, **asked["store"])
     if asked["method"] == "scan":
         part = format.scan(asked["what"], store, asked["options"])
         return column_bytes(part.columns, part.columns.meta)
@@ -30,7 +30,7 @@ def answer_format(call: ParserCall) -> bytes:
     return pack_value([[[info_values(o) for o in u.objects], u.note] for u in units])
 
 
-class AskedStore:
+class CallerStore:
     """The caller's store, to be read from and never written to."""
 
     def __init__(self, call: ParserCall, *, uri: str, source: str, can_list: bool) -> None:

@@ -99,7 +99,7 @@ def parsed(
     )
     try:
         facts: dict[str, Any] = answer_to(request)
-    except EndedError as death:
+    except ParserEndedError as death:
         raise explained(death, what) from None
     except OptionError as error:
         raise OptionError(f"{what}: {error}") from None
@@ -111,7 +111,7 @@ def parsed(
 def answer_to(request: ParserRequest) -> Any:
     """Return what a parser answers, or raise the error that it had.
 
-    Its death is an `EndedError`, which is for the caller to put into words.
+    Its death is an `ParserEndedError`, which is for the caller to put into words.
     """
     head = {
         "parser": request.parser,
@@ -143,7 +143,7 @@ def error_named(name: str) -> type[PenstockError] | None:
     return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else None
 
 
-class EndedError(Exception):
+class ParserEndedError(Exception):
     """A parser process ended without an answer."""
 
     def __init__(self, code: int, stderr: str, num_begun: int) -> None:
@@ -197,7 +197,7 @@ class ParserProcess:
         return str(self._death()) if isinstance(error, EOFError) else str(error)
 
     def ask(self, head: Mapping[str, Any], request: ParserRequest) -> dict[str, Any]:
-        """Return the answer to a request, or raise `EndedError`."""
+        """Return the answer to a request, or raise `ParserEndedError`."""
         failure = None
         os.pwrite(self._progress.fileno(), bytes(PROGRESS_BYTES), 0)
         try:
@@ -229,13 +229,13 @@ class ParserProcess:
         self._pipe.send(STORE, {"said": said}, buffers)
         return None
 
-    def _death(self) -> EndedError:
+    def _death(self) -> ParserEndedError:
         code = self._process.wait()
         begun = os.pread(self._progress.fileno(), PROGRESS_BYTES, 0)
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_BYTES_MAX))
         said = " ".join(self._stderr.read().decode(errors="replace").split())
         self.close()
-        return EndedError(code, said, int.from_bytes(begun, sys.byteorder))
+        return ParserEndedError(code, said, int.from_bytes(begun, sys.byteorder))
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -269,7 +269,7 @@ class ParserPool:
             process, is_fresh = self._take()
             try:
                 answer = process.ask(head, request)
-            except EndedError as death:
+            except ParserEndedError as death:
                 self._drop()
                 # One that waited may have ended meanwhile, or was killed: that proves nothing.
                 if is_fresh or death.code not in (0, *_FROM_OUTSIDE):
@@ -336,12 +336,12 @@ class ParserPool:
         self._changed = threading.Condition()
 
 
-def explained(death: EndedError, what: str) -> FormatError:
+def explained(death: ParserEndedError, what: str) -> FormatError:
     """Return the error that a death is; `what` names the bytes that were parsed."""
     return FormatError(f"{what} cannot be read: {cause_of(death)}")
 
 
-def cause_of(death: EndedError) -> str:
+def cause_of(death: ParserEndedError) -> str:
     """Return words that say how a parser ended, and the way out."""
     if death.code in (-signal.SIGALRM, -signal.SIGPROF):
         return "parsing did not end; the file is damaged"

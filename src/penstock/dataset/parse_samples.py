@@ -18,7 +18,7 @@ from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats import FORMATS
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.parse_child import ParserCall, text_of
-from penstock.dataset.parse_format import AskedStore
+from penstock.dataset.parse_format import CallerStore
 from penstock.dataset.parse_values import pack_value, unpickled
 from penstock.dataset.part import part_of
 from penstock.errors import MissingPackageError
@@ -63,7 +63,7 @@ def _opened(call: ParserCall) -> tuple[SamplesRequest, ExcerptPart, list[memoryv
     part = part_of(parse_columns(call.data[1], "an excerpt"))
     if format:
         FORMATS[part.format] = unpickled(format)
-    store: Any = AskedStore(call, uri=request.uri, source="memory", can_list=False)
+    store: Any = CallerStore(call, uri=request.uri, source="memory", can_list=False)
     bound = ExcerptPart(
         store=store,
         part=part,

@@ -15,10 +15,10 @@ from penstock.dataset.bound import BoundPart
 from penstock.dataset.columns import column_bytes
 from penstock.dataset.excerpt import block_excerpt, excerpt_of
 from penstock.dataset.fields import is_raw
-from penstock.dataset.formats.apart import is_known, packed
 from penstock.dataset.formats.base import Format, Sample
+from penstock.dataset.formats.parser_process import is_known, packed
 from penstock.dataset.parse_process import (
-    EndedError,
+    ParserEndedError,
     ParserRequest,
     answer_to,
     cause_of,
@@ -120,7 +120,7 @@ class ApartSamples:
         wanted = frozenset(f.name for f in self._bound.part.fields)
         try:
             found: list[Sample] = self._ask("samples", rows, decoded, wanted)
-        except EndedError as death:
+        except ParserEndedError as death:
             place = self._place(death)
             what = self._where(rows[place]) if place >= 0 else f"the block from {self._where(0)}"
             raise explained(death, what) from None
@@ -146,7 +146,7 @@ class ApartSamples:
                 continue
             try:
                 yield from self._ask("verdicts", some, decoded, given)
-            except EndedError as death:
+            except ParserEndedError as death:
                 place = self._place(death)
                 if place < 0:
                     raise explained(death, "it") from None
@@ -154,7 +154,7 @@ class ApartSamples:
                 yield some[place], cause_of(death)
                 todo += [rest for rest in (some[place + 1 :], some[:place]) if rest]
 
-    def _place(self, death: EndedError) -> int:
+    def _place(self, death: ParserEndedError) -> int:
         """Return which of the rows that were asked for ended a process; -1 for their block."""
         return death.num_begun - 2 if self._bound.by_block else max(death.num_begun - 1, 0)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture, datasets_of
-from penstock.engine.apart import ApartMaker
 from penstock.engine.buffers import BufferPool
 from penstock.engine.columnar import ColumnMaker
 from penstock.engine.decode import DecodeMaker, SampleOptions
@@ -32,6 +31,7 @@ from penstock.engine.runs import BlockRuns
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import BatchStream, jobs_of
 from penstock.engine.tier_residency import TierResidency
+from penstock.engine.worker_maker import WorkerMaker
 from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
 from penstock.flow import Flow, FlowBudget, SourcePrior
@@ -135,7 +135,7 @@ def sample_options_of(wanted: LoaderOptions) -> SampleOptions:
 def _apart_maker(
     wanted: LoaderOptions, resources: EngineResources, context: RunContext
 ) -> BatchMaker:
-    return ApartMaker(
+    return WorkerMaker(
         sample_options_of(wanted),
         bounds=wanted.dataset.bound,
         pool=resources.pool,

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.draw_summary import DrawSummary
 from penstock.engine.job import BatchSlot
 from penstock.engine.stream import BatchStream
 from penstock.order.importance import (
@@ -58,7 +58,7 @@ class DrawnRun:
         start: tuple[int, int],
         end_epoch: int | None,
         known: Callable[[int | None], None],
-        seen: DrawsSeen,
+        seen: DrawSummary,
     ) -> None:
         """`known` is a method that is told how many batches can be planned; None: all."""
         assert stream.course is not None

@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.build import StreamSpan, make_run
+from penstock.engine.draw_summary import DrawSummary
 from penstock.engine.drawing import DrawnRun, SharedCourse
-from penstock.engine.draws_seen import DrawsSeen
 from penstock.engine.opening import (
     MeetingOptions,
     OpenedTiers,
@@ -119,7 +119,7 @@ class Engine:
         self._drawn = None
         if course is not None:
             if self._seen.draws is None:
-                self._seen.draws = DrawsSeen()
+                self._seen.draws = DrawSummary()
             span = begin.span
             self._drawn = DrawnRun(
                 stream, span.start, span.end_epoch, runner.known, self._seen.draws

@@ -165,7 +165,7 @@ class EngineAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTold:
+class EngineReport:
     """What the engine knows of itself."""
 
     seen: ClusterStats

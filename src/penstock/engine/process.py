@@ -34,7 +34,7 @@ from penstock.engine.messages import (
     EngineAnswer,
     EnginePayload,
     EngineQuestion,
-    EngineTold,
+    EngineReport,
     FrontNotice,
     LogLine,
     MadeBatches,
@@ -46,7 +46,7 @@ from penstock.engine.runner import Runner
 from penstock.engine.shared import Outbox, SharedParcel, SharedPool, SharedSegments, packed
 from penstock.engine.snapshot import LiveCounts, LiveSnapshot
 from penstock.engine.stats import MemoryStats
-from penstock.engine.worker_number import LoopTimes, WorkerNumber
+from penstock.engine.worker_number import LoopTimes, WorkerCountControl
 from penstock.engine.workers import Workers, wait_for
 from penstock.storage.passing import PassedBytes
 
@@ -142,7 +142,7 @@ class _FrontLogHandler(logging.Handler):
             self._batches.send(pickle.dumps(line))
 
 
-class SentRun:
+class RunSender:
     """One iteration: sends what its runner makes."""
 
     def __init__(
@@ -265,15 +265,15 @@ class EngineProcess:
         self._sending = threading.Lock()  # A segment must be sent before whoever refers to it.
         self._num_workers = payload.num_workers
         self._workers = Workers(SpawnerClient(spawner), segments, payload.num_workers or 1)
-        self._number: WorkerNumber | None = None
+        self._number: WorkerCountControl | None = None
         self._engine = Engine(
             options,
             rendezvous=lambda world: FrontRendezvous(control),
             number=lambda world: FrontRendezvous(control).number(),
             resources=EngineResources(pool=self._pool, workers=self._workers),
         )
-        self._run: SentRun | None = None
-        self._counting: tuple[LiveCounts, SentRun | None] = (LiveCounts(), None)
+        self._run: RunSender | None = None
+        self._counting: tuple[LiveCounts, RunSender | None] = (LiveCounts(), None)
         """What iterations that are over have counted, and the one that goes on. One value, so that
         whoever asks for metrics never sees an iteration twice, or not at all."""
         self._metrics: WebPages | None = None
@@ -319,14 +319,14 @@ class EngineProcess:
         self.close()
         return replace(told, seen=self._engine.seen(), counted=self.counted())
 
-    def _told(self) -> EngineTold:
+    def _told(self) -> EngineReport:
         pids = [os.getpid(), *self._workers.pids()]
         memory = MemoryStats(
             shared_bytes=self._pool.segments.size_bytes,
             private_bytes=sum(map(private_bytes, pids)),
             num_processes=len(pids),
         )
-        return EngineTold(
+        return EngineReport(
             seen=self._engine.seen(),
             counted=self.counted(),
             events=tuple(self._workers.events),
@@ -344,10 +344,10 @@ class EngineProcess:
         ends = [FrameChannel(socket.socket(fileno=file)) for file in files]
         runner = self._engine.begin(begin.begin)
         fetches = [FetchAnswers(runner, end, only_asked=begin.only_asked) for end in ends]
-        self._run = run = SentRun(begin.number, runner, self, fetches[0] if fetches else None)
+        self._run = run = RunSender(begin.number, runner, self, fetches[0] if fetches else None)
         if self._num_workers is None:
             most = workers_max(begin.begin.world)
-            self._number = WorkerNumber(self._workers, most=most, told=run.loop_times)
+            self._number = WorkerCountControl(self._workers, most=most, told=run.loop_times)
             self._number.start()
         self._counting = self._counting[0], run
         if self._metrics is None:

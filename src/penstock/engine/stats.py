@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from penstock.engine.cache_hits import CacheHits
-from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.draw_summary import DrawSummary
 from penstock.plan.placement import KeptUnits
 from penstock.trace import Recorder
 from penstock.units import show_bytes, show_count, show_seconds
@@ -134,7 +134,7 @@ class Stats(EngineStats):
     """The other nodes, where they lend each other what they hold."""
     events: tuple[str, ...] = ()
     """What happened to other nodes, in sentences."""
-    draws: DrawsSeen | None = None
+    draws: DrawSummary | None = None
     """The windows that were trained on, where samples are drawn by importance."""
     about_draws: tuple[str, ...] = ()
     """The same, in sentences."""
@@ -220,7 +220,7 @@ class ClusterStats:
     """What of the data set that is; None without tiers."""
     warm_bytes: int | None = None
     """What they held when they were first opened."""
-    draws: DrawsSeen | None = None
+    draws: DrawSummary | None = None
     """What was drawn by importance."""
     cache_hits: CacheHits | None = None
     """Of tiers whose units come and go."""

@@ -23,7 +23,7 @@ class LoopTimes:
     num_batches: int
 
 
-class WorkerNumber:
+class WorkerCountControl:
     """Keeps the number of workers right while an iteration runs."""
 
     def __init__(self, workers: Workers, *, most: int, told: Callable[[], LoopTimes]) -> None:

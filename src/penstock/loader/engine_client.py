@@ -37,7 +37,7 @@ from penstock.engine.messages import (
     EngineAnswer,
     EnginePayload,
     EngineQuestion,
-    EngineTold,
+    EngineReport,
     FrontNotice,
     LogLine,
     LossNotice,
@@ -130,7 +130,7 @@ class EngineClient:
         """Time that was spent waiting for messages."""
         self._counted_before = self._counted_now = EngineStats()
         """What engines that are gone have counted, and what this one has."""
-        self._told = EngineTold(seen=ClusterStats(), counted=EngineStats(), events=())
+        self._told = EngineReport(seen=ClusterStats(), counted=EngineStats(), events=())
         self.events: list[str] = []
         """What happened to engines, in sentences."""
         self._open: list[FrameChannel] = []
@@ -393,7 +393,7 @@ class EngineClient:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
         return f"the engine (process {self.engine_pid}) was ended {how}"
 
-    def told(self) -> EngineTold:
+    def told(self) -> EngineReport:
         """Return what the engine knows, or last said; counts are those of all engines."""
         told = self._asked_now("stats")
         if told is not None:
@@ -401,7 +401,7 @@ class EngineClient:
         told = self._told
         return replace(told, counted=self.counted, events=(*self.events, *told.events))
 
-    def _take(self, told: EngineTold) -> None:
+    def _take(self, told: EngineReport) -> None:
         self._told = told
         self._counted_now = told.counted
 

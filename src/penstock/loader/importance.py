@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.draw_summary import DrawSummary
 from penstock.engine.job import BatchSlot
 from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.engine.stats import ClusterStats
 from penstock.errors import OptionError, StateError
-from penstock.loader.losses import AloneExchange, LossExchange, ObservedLosses
+from penstock.loader.losses import LossExchange, ObservedLosses, SingleRankExchange
 from penstock.order.importance import ImportanceCourse, ImportanceOrder, ScoreTable, StepLosses
 from penstock.order.importance.scores import BY_LOSS
 
@@ -124,7 +124,7 @@ class LoaderImportance:
     def _exchange(self) -> LossExchange:
         world = self._world
         if world is None or world.num_ranks == 1:
-            return AloneExchange()
+            return SingleRankExchange()
         share_max = -(-self._global_batch_size // world.num_ranks)
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -194,7 +194,7 @@ class LoaderImportance:
         table.learn(queued, self.order.options)
         return table
 
-    def summary(self, seen: DrawsSeen) -> tuple[DrawsSeen, tuple[str, ...]]:
+    def summary(self, seen: DrawSummary) -> tuple[DrawSummary, tuple[str, ...]]:
         """Return the windows that were trained on, and sentences about them."""
         window = self._course.window
         used = seen.until(window, window // self.order.num_windows)
@@ -238,7 +238,7 @@ class LoaderImportance:
         view = ImportanceView(
             order=order,
             table=self.table(),
-            draws=(seen.draws or DrawsSeen()).until(self._course.window, epoch),
+            draws=(seen.draws or DrawSummary()).until(self._course.window, epoch),
             hits=seen.cache_hits,
             num_observed=self.num_observed,
             hardest=self.hardest(20),

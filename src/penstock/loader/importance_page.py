@@ -31,7 +31,7 @@ from penstock.charts import (
 )
 from penstock.dataset.part import Ints
 from penstock.engine.cache_hits import CacheHits
-from penstock.engine.draws_seen import DrawsSeen, WindowSeen
+from penstock.engine.draw_summary import DrawSummary, WindowSummary
 from penstock.order.importance import ImportanceOrder, ScoreTable, WindowDraws
 from penstock.order.importance.order import EFFECTIVE_MIN
 from penstock.order.importance.scores import BY_LOSS
@@ -49,7 +49,7 @@ class ImportanceView:
 
     order: ImportanceOrder
     table: ScoreTable
-    draws: DrawsSeen
+    draws: DrawSummary
     hits: CacheHits | None
     num_observed: int
     """Batches whose losses were reported."""
@@ -165,7 +165,7 @@ def _histogram(
     )
 
 
-def _windows(draws: DrawsSeen) -> list[Part]:
+def _windows(draws: DrawSummary) -> list[Part]:
     windows = draws.windows
     if not windows:
         return []
@@ -203,7 +203,7 @@ def _windows(draws: DrawsSeen) -> list[Part]:
     return [shares, moved, *([Prose(text=older, kind="dim")] if before else []), _reasons(windows)]
 
 
-def _reasons(windows: Sequence[WindowSeen]) -> Fold:
+def _reasons(windows: Sequence[WindowSummary]) -> Fold:
     rows = [
         (
             str(w.window),
@@ -283,7 +283,7 @@ def _cache(hits: CacheHits | None) -> list[Part]:
 # -- lists ---------------------------------------------------------------------------------------
 
 
-def _plain_windows(draws: DrawsSeen) -> list[Part]:
+def _plain_windows(draws: DrawSummary) -> list[Part]:
     reasons: dict[str, list[int]] = {}
     for window in draws.windows:
         if window.reason:

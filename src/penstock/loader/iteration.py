@@ -51,7 +51,7 @@ class BatchRun(Protocol):
         ...
 
 
-class HereRun:
+class ThreadedRun:
     """Batches that are made in this process, by threads."""
 
     sent_bytes = 0
@@ -90,7 +90,7 @@ class HereRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class IterationRecording:
     """How an iteration is recorded."""
 
     recorder: Recorder
@@ -112,7 +112,7 @@ class Iteration(Iterator[Any]):
         convert: Convert,
         *,
         delivered: Callable[[BatchSlot], None],
-        recorded: Recorded | None,
+        recorded: IterationRecording | None,
         windows: ResidentWindows | None = None,
         holds: object = None,
     ) -> None:
@@ -138,7 +138,7 @@ class Iteration(Iterator[Any]):
         self._finalizer = weakref.finalize(
             self, _end, run, counters, self._began, self._pid, self._loop
         )
-        if isinstance(run, HereRun):
+        if isinstance(run, ThreadedRun):
             run.runner.start()
 
     @property

@@ -28,25 +28,25 @@ from penstock.engine.build import StreamSpan
 from penstock.engine.choice import WorkerChoice, choose_workers
 from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
-from penstock.engine.draws_seen import DrawsSeen
+from penstock.engine.draw_summary import DrawSummary
 from penstock.engine.engine import Engine, RunStart
 from penstock.engine.job import BatchSlot
-from penstock.engine.messages import EngineTold
+from penstock.engine.messages import EngineReport
 from penstock.engine.opening import refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import is_local
 from penstock.engine.stats import ClusterStats, DeliveryCounters, EngineStats, Stats
 from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
-from penstock.loader.apart import ApartRun
 from penstock.loader.engine_client import EngineClient
+from penstock.loader.engine_run import EngineRun
 from penstock.loader.facts import facts_of
 from penstock.loader.importance import LoaderImportance
-from penstock.loader.iteration import BatchRun, HereRun, Iteration, Recorded
+from penstock.loader.iteration import BatchRun, Iteration, IterationRecording, ThreadedRun
 from penstock.loader.least import least_bytes
 from penstock.loader.live import open_metrics
 from penstock.loader.recording import record_end, record_start, recorded_of, recorder_for
-from penstock.loader.stages import InStages, StagedApart, StagedHere, StageOptions
+from penstock.loader.stages import StagedEngineRun, StagedIteration, StagedThreadedRun, StageOptions
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor
@@ -304,12 +304,12 @@ class Loader:
         """Iterate over every n-th batch from the first on; others are other processes' work."""
         return self._begin((count_of("first", first, least=0), count_of("every", every)))
 
-    def stages(self, *, only_asked: bool = False) -> InStages:
+    def stages(self, *, only_asked: bool = False) -> StagedIteration:
         """Iterate in stages, for a step in which fetching and decoding are lanes of their own.
 
         With `only_asked`, nothing is read for batches that nobody has asked for.
         """
-        return InStages(self._begin((0, 1), StageOptions(only_asked=only_asked)))
+        return StagedIteration(self._begin((0, 1), StageOptions(only_asked=only_asked)))
 
     def _begin(self, part: tuple[int, int], stages: StageOptions | None = None) -> Iteration:
         self._end_iteration()
@@ -358,7 +358,9 @@ class Loader:
             self._windows = ResidentWindows(window)
         return self._windows
 
-    def _recorded(self, recorder: Recorder | None, stages: StageOptions | None) -> Recorded | None:
+    def _recorded(
+        self, recorder: Recorder | None, stages: StageOptions | None
+    ) -> IterationRecording | None:
         """Return how an iteration is recorded; not at all inside of somebody else's loader."""
         if recorder is None or self.is_inner or recorder.role != "train":
             return None
@@ -379,9 +381,9 @@ class Loader:
             client = self._client
             assert client is not None
             if stages is None:
-                run = ApartRun(client, start, scores)
+                run = EngineRun(client, start, scores)
             else:
-                run = StagedApart(client, start, stages, scores)
+                run = StagedEngineRun(client, start, stages, scores)
             if importance is not None:
                 importance.forward_to(run.observed)
             return run, client
@@ -393,7 +395,7 @@ class Loader:
         runner = engine.begin(replace(start, scores=None if scores is None else scores()))
         if importance is not None:
             importance.forward_to(engine.observed)
-        here = HereRun(runner) if stages is None else StagedHere(runner, stages)
+        here = ThreadedRun(runner) if stages is None else StagedThreadedRun(runner, stages)
         return here, engine.holds
 
     def _choose(self) -> WorkerChoice:
@@ -481,7 +483,7 @@ class Loader:
         told = self._told()
         seen, here = told.seen, self._counters
         counted = self._begun_before + self._counted()
-        draws: DrawsSeen | None = None
+        draws: DrawSummary | None = None
         about_draws: tuple[str, ...] = ()
         if self.importance is not None and seen.draws is not None:
             draws, about_draws = self.importance.summary(seen.draws)
@@ -507,12 +509,12 @@ class Loader:
             cache_hits=seen.cache_hits,
         )
 
-    def _told(self) -> EngineTold:
+    def _told(self) -> EngineReport:
         """Return what is known of tiers, other nodes and our processes."""
         if self._client is not None:
             return self._client.told()
         seen = ClusterStats() if self._engine is None else self._engine.seen()
-        return EngineTold(seen=seen, counted=EngineStats(), events=())
+        return EngineReport(seen=seen, counted=EngineStats(), events=())
 
     def _progress(self) -> float:
         """Return the epochs that were delivered, in samples of the whole world."""

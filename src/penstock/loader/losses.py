@@ -80,7 +80,7 @@ class LossExchange(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HereLosses:
+class LocalLosses:
     """Losses that lie in this process already."""
 
     step: StepLosses
@@ -94,7 +94,7 @@ class HereLosses:
         return self.step
 
 
-class AloneExchange:
+class SingleRankExchange:
     """One rank has all losses itself."""
 
     def begin(self, ids: Ints, losses: Any, mark: StepMark) -> PendingLosses:
@@ -102,7 +102,7 @@ class AloneExchange:
         if hasattr(losses, "detach") and losses.device.type != "cpu":
             pending: PendingLosses = _torch("losses").DeviceLosses(ids, losses)
             return pending
-        return HereLosses(StepLosses(ids, as_floats(losses)))
+        return LocalLosses(StepLosses(ids, as_floats(losses)))
 
 
 def as_floats(losses: Any) -> Floats:
@@ -135,7 +135,7 @@ class ObservedLosses:
 
     def restore(self, queued: list[StepLosses]) -> None:
         """Take over what was in the queue when a state was saved."""
-        self._queue = deque(HereLosses(step) for step in queued)
+        self._queue = deque(LocalLosses(step) for step in queued)
 
     def queued(self) -> list[StepLosses]:
         """Return the steps in the queue; waits for what is under way."""

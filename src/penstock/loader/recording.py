@@ -19,7 +19,7 @@ from penstock.engine.stats import Stats
 from penstock.engine.stream import stream_of
 from penstock.loader.batch import record_copies
 from penstock.loader.facts import is_worker
-from penstock.loader.iteration import Recorded
+from penstock.loader.iteration import IterationRecording
 from penstock.order.importance import Importance
 from penstock.trace import Kind, Recorder, recorder_of
 from penstock.trace.host import system_facts
@@ -59,12 +59,12 @@ _NUMBERS = itertools.count()
 """Theirs, in the order in which they were first iterated."""
 
 
-def recorded_of(loader: Any, recorder: Recorder, *, is_loop: bool) -> Recorded:
+def recorded_of(loader: Any, recorder: Recorder, *, is_loop: bool) -> IterationRecording:
     """Return how an iteration of a loader is recorded: under a name that no other one has."""
     if loader not in _NAMES:
         uris = ", ".join(dataset.uri for dataset in datasets_of(loader.dataset))
         _NAMES[loader] = f"loader {next(_NUMBERS)} ({uris})"
-    return Recorded(
+    return IterationRecording(
         recorder=recorder,
         ended=partial(_at_end, weakref.WeakMethod(loader.stats), recorder),
         is_loop=is_loop,

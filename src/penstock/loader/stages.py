@@ -23,9 +23,9 @@ from penstock.engine.job import BatchSlot
 from penstock.engine.messages import LossNotice
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
-from penstock.loader.apart import ApartRun, Scores
 from penstock.loader.engine_client import EngineClient
-from penstock.loader.iteration import BatchRun, HereRun, Iteration
+from penstock.loader.engine_run import EngineRun, Scores
+from penstock.loader.iteration import BatchRun, Iteration, ThreadedRun
 from penstock.order.importance import StepLosses
 from penstock.peers.forks import close_in_children
 
@@ -49,7 +49,7 @@ class StagedRun(BatchRun, Protocol):
         ...
 
 
-class StagedHere(HereRun):
+class StagedThreadedRun(ThreadedRun):
     """Batches in stages that are made in this process, by threads."""
 
     def __init__(self, runner: Runner, options: StageOptions) -> None:
@@ -99,7 +99,7 @@ class _Fetches:
         return job._replace(num_batches=self._num_fetched - num_asked + 1)
 
 
-class StagedApart(ApartRun):
+class StagedEngineRun(EngineRun):
     """Batches in stages that an engine in its own process makes."""
 
     def __init__(
@@ -203,7 +203,7 @@ class Ticket:
     """From when to when it was made, once it is."""
 
 
-class InStages:
+class StagedIteration:
     """An iteration whose batches are asked for twice: for their bytes, and when they are made.
 
     Several batches are made at once where there is time ahead of who asks. With `only_asked`,
@@ -213,7 +213,7 @@ class InStages:
     """
 
     def __init__(self, iteration: Iteration) -> None:
-        assert isinstance(iteration.run, StagedHere | StagedApart)
+        assert isinstance(iteration.run, StagedThreadedRun | StagedEngineRun)
         self._iteration = iteration
         self._run: StagedRun = iteration.run
         self._num_asked = 0
@@ -247,7 +247,7 @@ class InStages:
         """Take note that the oldest batch that was made has been used: the cursor moves on."""
         if self._made:
             self._iteration.deliver(self._made.popleft())
-            if isinstance(self._run, StagedApart):
+            if isinstance(self._run, StagedEngineRun):
                 self._run.tell_window()
 
     def close(self) -> None:

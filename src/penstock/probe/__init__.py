@@ -8,7 +8,7 @@ machine by what it observes (`flow.live`). What is done with the numbers is `pla
 
 from penstock.probe.effort import QUICK, USUAL, Effort
 from penstock.probe.limits import ResourceLimit, sample_limits, useful_count
-from penstock.probe.measure import Probed, probe_machine, write_machine
+from penstock.probe.measure import ProbeResult, probe_machine, write_machine
 from penstock.probe.target import Target
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "USUAL",
     "Effort",
     "ResourceLimit",
-    "Probed",
+    "ProbeResult",
     "Target",
     "probe_machine",
     "sample_limits",

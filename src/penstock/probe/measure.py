@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
+class ProbeResult:
     """A machine, and what the probe cost."""
 
     machine: Machine
@@ -68,7 +68,7 @@ def probe_machine(
     link: LinkModel | None = None,
     effort: Effort = USUAL,
     report: Report = lambda _: None,
-) -> Probed:
+) -> ProbeResult:
     """Measure this machine.
 
     Args:
@@ -165,11 +165,11 @@ def _probed(
     store: StoreFacts | None,
     decode: DecodeFacts | None,
     target: Target | None,
-) -> Probed:
+) -> ProbeResult:
     counted = [facts for facts in (store, decode) if facts is not None]
     dataset = target.dataset if target else None
     sample_bytes = dataset.size_bytes / len(dataset) if dataset else None
-    return Probed(
+    return ProbeResult(
         machine=machine,
         folders=tuple(tier.folder for tier in tiers),
         in_flight=store.in_flight if store else None,

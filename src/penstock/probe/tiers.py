@@ -46,7 +46,7 @@ def measure_memory(folder: Path, cores: int, effort: Effort) -> TierFacts:
     free, available = free_bytes(folder), available_memory_bytes()
     with ScratchFile(folder, min(effort.file_bytes_max, available // 10)) as file:
         write_bytes_s = file.fill(_WRITE_SHARE * effort.memory_s)
-        with _Map(file) as source:
+        with _MappedFile(file) as source:
             latency_s = _map_latency_s(source, _LATENCY_SHARE * effort.memory_s)
             read = _map_curve(source, cores, effort)
     note = f"mapped file of {show_bytes(file.size_bytes)}, copies of 100 kB at random"
@@ -63,7 +63,7 @@ def measure_memory(folder: Path, cores: int, effort: Effort) -> TierFacts:
     return TierFacts(model=model, folder=folder, note=note)
 
 
-class _Map:
+class _MappedFile:
     """A file as memory, all of its pages in place."""
 
     def __init__(self, file: ScratchFile) -> None:
@@ -137,13 +137,13 @@ def _disk_curve(file: ScratchFile, effort: Effort) -> Curve:
 
     def measure(num_threads: int) -> float:
         file.forget()
-        places = Shared(file.places(READ_BYTES, next(seeds)))
+        places = SharedIterator(file.places(READ_BYTES, next(seeds)))
         return rate_of(num_threads, lambda _: file.reads(places, READ_BYTES), seconds)
 
     return curve_of(counts, measure, effort.repeats)
 
 
-class Shared(Iterator[int]):
+class SharedIterator(Iterator[int]):
     """An iterator that several threads take from."""
 
     def __init__(self, inner: Iterator[int]) -> None:

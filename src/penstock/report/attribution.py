@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.report.batches import Made, batches_made
+from penstock.report.batches import AwaitedBatches, batches_made
 from penstock.report.loops import TrainingLoop
 from penstock.report.sources import NOT_SEEN, SourceNames, is_of, is_of_loader, is_read
 from penstock.report.sweep import Activities, Cover, JoinedIntervals, covered
@@ -124,7 +124,7 @@ def _categories(
 def _own(
     rows: npt.NDArray[np.void],
     line: JoinedIntervals,
-    made: Made,
+    made: AwaitedBatches,
     kinds: _Categories,
     sources: SourceNames,
 ) -> Activities:
@@ -186,7 +186,7 @@ def _without_weights(low: Ints, high: Ints, category: Ints) -> Activities:
 
 
 def _hand_overs(
-    loop: TrainingLoop, line: JoinedIntervals, made: Made, kinds: _Categories
+    loop: TrainingLoop, line: JoinedIntervals, made: AwaitedBatches, kinds: _Categories
 ) -> Activities:
     """Return the ends of the waits in which the batch was ready."""
     ready = loop.ask_ns + loop.wait_ns
@@ -197,10 +197,11 @@ def _hand_overs(
     return _without_weights(low, line.base_ns[1:], np.full(len(loop), kinds.hand_over))
 
 
-def _later(line: JoinedIntervals, made: Made, kinds: _Categories) -> Activities:
+def _later(line: JoinedIntervals, made: AwaitedBatches, kinds: _Categories) -> Activities:
     """Return the parts of the waits in which a later batch was ready, but not the one waited for.
 
-    A batch is later if it is of the same epoch: `Made.next_ready_ns` has the first of them.
+    A batch is later if it is of the same epoch: `AwaitedBatches.next_ready_ns` has the first of
+    them.
     """
     begin = np.clip(made.next_ready_ns, line.start_ns, line.end_ns) - line.start_ns
     until = np.clip(made.done_ns, line.start_ns, line.end_ns) - line.start_ns
@@ -224,7 +225,7 @@ class _WaitPieces:
     """The line of the waits, cut into pieces."""
 
     cover: Cover
-    made: Made
+    made: AwaitedBatches
     kinds: _Categories
     num_waits: int
 

@@ -24,7 +24,7 @@ TOLERANCE_NS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class AwaitedBatches:
     """The batches that the waits of a loop were for."""
 
     how: str
@@ -48,7 +48,7 @@ class Made:
     has_batches: bool
 
 
-def batches_made(trace: Trace, loop: TrainingLoop, rows: npt.NDArray[np.void]) -> Made:
+def batches_made(trace: Trace, loop: TrainingLoop, rows: npt.NDArray[np.void]) -> AwaitedBatches:
     """Return the batches of a loop's waits, found in the best way that the rows allow."""
     process = same_processes(trace)[rows["process"]] if len(rows) else np.zeros(0, np.int64)
     is_batch = rows["kind"] == Kind.BATCH
@@ -62,7 +62,7 @@ def batches_made(trace: Trace, loop: TrainingLoop, rows: npt.NDArray[np.void]) -
     else:
         found, wait_of_row = _by_step(loop, rows)
     how, is_found, done_ns, of = found
-    return Made(
+    return AwaitedBatches(
         how=how,
         is_found=is_found,
         done_ns=done_ns,

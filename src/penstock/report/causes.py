@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.report.epoch_starts import epoch_start_wait
-from penstock.report.ground import SKEW_MIN, Ground, ground_of, make_finding
+from penstock.report.ground import SKEW_MIN, StepBasis, ground_of, make_finding
 from penstock.report.interference import share_band
 from penstock.report.pipeline import own_hand_over, pipeline_of
 from penstock.report.sources import NOT_SEEN, is_peer, is_remote
@@ -49,7 +49,7 @@ def findings_of(analysis: Analysis) -> list[Finding]:
     return sorted((f for f in found if f.share > 0), key=lambda f: -f.share)
 
 
-def _input_findings(ground: Ground) -> list[Finding]:
+def _input_findings(ground: StepBasis) -> list[Finding]:
     """Return the causes of waits for batches."""
     analysis = ground.analysis
     names = list(analysis.steps.fetch_by_source)
@@ -74,7 +74,7 @@ def _input_findings(ground: Ground) -> list[Finding]:
     ]
 
 
-def _leave_one_out(ground: Ground, sources: list[str]) -> tuple[float, float]:
+def _leave_one_out(ground: StepBasis, sources: list[str]) -> tuple[float, float]:
     """Return the factors that turn time spent in reads and in decoding into time lost to them.
 
     A worker that reads from a disk which is busy all the time would gain nothing by decoding
@@ -104,7 +104,7 @@ def _scaled(found: Finding, factor: float) -> Finding:
     )
 
 
-def _too_short(ground: Ground, band: tuple[float, float, float]) -> Finding:
+def _too_short(ground: StepBasis, band: tuple[float, float, float]) -> Finding:
     idle = ground.analysis.workers.idle
     return make_finding(
         "prefetch-too-short",
@@ -115,7 +115,7 @@ def _too_short(ground: Ground, band: tuple[float, float, float]) -> Finding:
     )
 
 
-def _hand_over(ground: Ground) -> Finding:
+def _hand_over(ground: StepBasis) -> Finding:
     own = own_hand_over(ground.analysis)
     share, low, high = ground.band("hand-over")
     band = share * own, low * own, high * own
@@ -126,7 +126,7 @@ def _hand_over(ground: Ground) -> Finding:
     )
 
 
-def _remote(ground: Ground, sources: list[str]) -> Finding:
+def _remote(ground: StepBasis, sources: list[str]) -> Finding:
     """Name waits for bytes that come over a network."""
     analysis = ground.analysis
     band = ground.band(sources=sources)
@@ -163,7 +163,7 @@ def _remote(ground: Ground, sources: list[str]) -> Finding:
     )
 
 
-def _skewed(ground: Ground, band: tuple[float, float, float], slow: float) -> Finding:
+def _skewed(ground: StepBasis, band: tuple[float, float, float], slow: float) -> Finding:
     worst = max(ground.analysis.sharing.slowest, key=lambda found: found.slowdown)
     return make_finding(
         "skewed-shards",
@@ -174,7 +174,7 @@ def _skewed(ground: Ground, band: tuple[float, float, float], slow: float) -> Fi
     )
 
 
-def _local(ground: Ground, sources: list[str]) -> Finding:
+def _local(ground: StepBasis, sources: list[str]) -> Finding:
     """Name waits for files of this machine."""
     analysis = ground.analysis
     band = ground.band("open", sources=sources)
@@ -219,7 +219,7 @@ def _local(ground: Ground, sources: list[str]) -> Finding:
     )
 
 
-def _cold_findings(ground: Ground, sources: list[str]) -> list[Finding]:
+def _cold_findings(ground: StepBasis, sources: list[str]) -> list[Finding]:
     """Name waits where the first epoch reads slowly: what it waits longer than later epochs do.
 
     The rest of the waiting has the causes that it has in later epochs.
@@ -255,7 +255,7 @@ def _cold(analysis: Analysis) -> float | None:
     return factor if factor >= COLD_FACTOR else None
 
 
-def _cpu(ground: Ground) -> Finding:
+def _cpu(ground: StepBasis) -> Finding:
     """Name waits for samples to be decoded, or for a core to do it on."""
     analysis = ground.analysis
     band = ground.band("decode", "cpu-starved")
@@ -306,7 +306,7 @@ def _cpu(ground: Ground) -> Finding:
     )
 
 
-def _unseen(ground: Ground) -> Finding:
+def _unseen(ground: StepBasis) -> Finding:
     """Name waits inside of a loader that the trace cannot look into."""
     analysis = ground.analysis
     blocked = [n for n in analysis.steps.fetch_by_source if n == NOT_SEEN]
@@ -329,7 +329,7 @@ def _unseen(ground: Ground) -> Finding:
     )
 
 
-def _work_findings(ground: Ground) -> list[Finding]:
+def _work_findings(ground: StepBasis) -> list[Finding]:
     """Return the causes of time that steps take although they have their batch."""
     copy, launch = ground.band("copy"), ground.band("launch")
     communicate, validation = ground.band("communicate"), ground.band("validation")
@@ -366,7 +366,7 @@ def _work_findings(ground: Ground) -> list[Finding]:
     ]
 
 
-def _disturbed(ground: Ground) -> Finding:
+def _disturbed(ground: StepBasis) -> Finding:
     """Name the interference of the loader's work with the step."""
     analysis, seen = ground.analysis, ground.analysis.interference
     band = ground.band("interference")

@@ -34,7 +34,7 @@ def make_finding(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class StepBasis:
     """The steps that the shares are taken of, and the shares."""
 
     analysis: Analysis
@@ -45,7 +45,7 @@ class Ground:
     scale: float
     """What the steps in `rows` are of the whole: 1 minus what checkpoints and a straggler take."""
 
-    def later(self) -> Ground:
+    def later(self) -> StepBasis:
         """Return the same of the epochs after a cold first one; the same where there are none."""
         table, bound = self.analysis.steps, self.analysis.bound
         first = self.analysis.epochs[0]
@@ -67,7 +67,7 @@ class Ground:
         return share * self.scale, low * self.scale, high * self.scale
 
 
-def ground_of(analysis: Analysis) -> Ground:
+def ground_of(analysis: Analysis) -> StepBasis:
     """Return the steps that speak for the run, with what one rank or checkpoints take apart."""
     table = analysis.steps
     kept = settled_real(table)
@@ -77,7 +77,7 @@ def ground_of(analysis: Analysis) -> Ground:
     straggler, ranks = _straggler(analysis, kept)
     rows = np.flatnonzero(kept & np.isin(table.rank, ranks)) if ranks else _critical(table, kept)
     taken = sum(f.share for f in (checkpoint, straggler) if f is not None)
-    return Ground(
+    return StepBasis(
         analysis=analysis,
         rows=rows,
         checkpoint=checkpoint,

@@ -6,7 +6,7 @@ from penstock.charts import Axis, Line, LineChart, PageSection, PageTable, Part,
 from penstock.errors import PenstockError
 from penstock.report.model import RunModel, calibrate
 from penstock.report.model.bands import FIT_MAX
-from penstock.report.model.resources import LITTLE_STALL, Need, needs
+from penstock.report.model.resources import LITTLE_STALL, ResourceNeed, needs
 from penstock.report.model.scaling import ScalingCurve, scaling_curve
 from penstock.report.words import LABELS, percent
 from penstock.trace import Trace
@@ -112,7 +112,7 @@ def _part(limit: str) -> str:
     return LABELS.get(limit, limit).removeprefix("wait: ")
 
 
-def _resources(needed: tuple[Need, ...]) -> PageSection:
+def _resources(needed: tuple[ResourceNeed, ...]) -> PageSection:
     rows = [
         [
             _NAMES.get(need.resource, need.resource),
@@ -127,7 +127,7 @@ def _resources(needed: tuple[Need, ...]) -> PageSection:
     return PageSection(title="Resources needed", parts=[PageTable(head=head, rows=rows)])
 
 
-def _amount(need: Need, value: float | None) -> str:
+def _amount(need: ResourceNeed, value: float | None) -> str:
     if value is None:
         return "no amount alone"
     match need.resource:

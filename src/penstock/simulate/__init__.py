@@ -15,7 +15,7 @@ from penstock.simulate.predict import LoaderRun, Prediction, predict
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario, load_scenario, scenario_of
 from penstock.simulate.sweep import sweep
-from penstock.simulate.virtual_node import Costs, VirtualSamples
+from penstock.simulate.virtual_node import Costs, Samples
 from penstock.simulate.weather import Refusals, Slow, Stalls, Weather
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "Prediction",
     "Refusals",
     "PolicyResult",
-    "VirtualSamples",
+    "Samples",
     "Scenario",
     "Slow",
     "Stalls",

@@ -29,7 +29,7 @@ from penstock.machine import Machine
 from penstock.order import GlobalOrder, Order, Steps
 from penstock.simulate.job import Floats
 from penstock.simulate.virtual import VirtualTime
-from penstock.simulate.virtual_node import Costs, VirtualNode, VirtualSamples
+from penstock.simulate.virtual_node import Costs, Samples, VirtualNode
 from penstock.simulate.virtual_rank import VirtualRank
 from penstock.simulate.weather import Weather
 
@@ -38,7 +38,7 @@ from penstock.simulate.weather import Weather
 class LoaderRun:
     """What a loader is asked to do."""
 
-    samples: VirtualSamples
+    samples: Samples
     batch_size: int
     """Per rank."""
     compute_s: float

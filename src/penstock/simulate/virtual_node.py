@@ -51,7 +51,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualSamples:
+class Samples:
     """A data set as units and their uses: what a tier keeps, and what a sample needs of it."""
 
     lengths: Ints
@@ -68,12 +68,12 @@ class VirtualSamples:
             )
 
     @classmethod
-    def alone(cls, lengths: Ints) -> VirtualSamples:
+    def alone(cls, lengths: Ints) -> Samples:
         """Return samples that are units of their own."""
         return cls(lengths=lengths, units=np.arange(len(lengths))[:, None], unit_lengths=lengths)
 
     @classmethod
-    def of(cls, dataset: Dataset) -> VirtualSamples:
+    def of(cls, dataset: Dataset) -> Samples:
         """Return the samples of a data set with the units that tiers really keep."""
         units = Units.of(dataset)
         columns: list[Ints] = []
@@ -94,7 +94,7 @@ class VirtualNode:
     """What the ranks of a node share."""
 
     def __init__(
-        self, time: VirtualTime, machine: Machine, samples: VirtualSamples, weather: Weather
+        self, time: VirtualTime, machine: Machine, samples: Samples, weather: Weather
     ) -> None:
         self.time, self.machine, self.samples = time, machine, samples
         self.store = VirtualStore(time, machine.store, weather)

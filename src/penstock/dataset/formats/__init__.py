@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.dataset.formats.apart import ApartFormat
 from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Format
 from penstock.dataset.formats.checked import CheckedFormat
@@ -15,6 +14,7 @@ from penstock.dataset.formats.litdata import LitDataFormat
 from penstock.dataset.formats.mds import MdsFormat
 from penstock.dataset.formats.npy import NpyFormat
 from penstock.dataset.formats.parquet import ParquetFormat
+from penstock.dataset.formats.parser_process import ParserProcessFormat
 from penstock.dataset.formats.tar import TarFormat
 from penstock.errors import OptionError
 from penstock.storage.base import ObjectInfo
@@ -56,7 +56,7 @@ def format_named(name: str) -> CheckedFormat:
     """Return a format by its name."""
     if name not in FORMATS:
         raise OptionError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
-    return ApartFormat(FORMATS[name])
+    return ParserProcessFormat(FORMATS[name])
 
 
 def format_of(objects: Sequence[ObjectInfo]) -> CheckedFormat:

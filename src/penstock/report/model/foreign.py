@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.report.model.constants import DrawnTimes, MakingCosts, RunConstants
 from penstock.report.model.observed import step_s_of
-from penstock.report.model.played import NO_CHANCE, Chance
+from penstock.report.model.played import NO_CHANCE, RunDeviation
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.store_fit import Floats, StoreFit
 from penstock.report.model.what_if import WhatIf
@@ -41,7 +41,7 @@ _WITHOUT_LIMIT = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
+class ReplayedEpoch:
     """An epoch as it was replayed."""
 
     ends_s: Floats
@@ -52,7 +52,7 @@ class Replayed:
     """Of it, until the first batch was taken on all ranks."""
     busy_cores: float
     """Cores of a node that worked, mean."""
-    chance: Chance = NO_CHANCE
+    chance: RunDeviation = NO_CHANCE
 
     @property
     def step_s(self) -> float:
@@ -77,7 +77,7 @@ def replayed(
     *,
     miss_share: float = 1.0,
     seed: int = 0,
-) -> Replayed:
+) -> ReplayedEpoch:
     """Replay an epoch of a run whose samples come from the store with some share of misses."""
     making = constants.making_for(what_if)
     assert making is not None, "a replay needs to know what making a batch takes"
@@ -86,12 +86,12 @@ def replayed(
     steps = min(_STEPS_TOTAL, RANK_STEPS_MAX // job.num_ranks)
     repeats = max(1, min(_REPEATS_MAX, steps // job.num_steps))
     several = [_Epoch(job, seed + number).run() for number in range(repeats)]
-    return Replayed(
+    return ReplayedEpoch(
         ends_s=np.mean([one.ends_s for one in several], axis=0),
         stall_s=float(np.mean([one.stall_s for one in several])),
         first_s=float(np.mean([one.first_s for one in several])),
         busy_cores=float(np.mean([one.busy_cores for one in several])),
-        chance=Chance.of(
+        chance=RunDeviation.of(
             np.array([one.step_s for one in several]),
             np.array([one.ends_s[-1] for one in several]),
             np.array([one.stall_share for one in several]),
@@ -188,13 +188,13 @@ class _Epoch:
         """Of each step."""
         self.ends_s: list[float] = []
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayedEpoch:
         """Replay it."""
         for rank in self.ranks:
             rank.start()
         self.time.run(lambda: len(self.ends_s) >= self.job.num_steps)
         end_s = self.ends_s[-1]
-        return Replayed(
+        return ReplayedEpoch(
             ends_s=np.array(self.ends_s),
             stall_s=sum(self._waits_s),
             first_s=self._waits_s[0],

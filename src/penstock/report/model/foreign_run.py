@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from penstock.report.model.constants import RunConstants
-from penstock.report.model.foreign import Replayed, replayed
+from penstock.report.model.foreign import ReplayedEpoch, replayed
 from penstock.report.model.lru import node_hits
-from penstock.report.model.played import STALL_NONE, Played, nearest_limit
+from penstock.report.model.played import STALL_NONE, SimulatedRun, nearest_limit
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.what_if import WhatIf
 
 
-def played_foreign(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> Played:
+def played_foreign(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> SimulatedRun:
     """Play a run with some changes."""
     first = last = replayed(constants, settings, what_if)
     miss_share = 1.0
@@ -21,7 +21,7 @@ def played_foreign(constants: RunConstants, settings: RunSettings, what_if: What
     steps, later = settings.steps_per_epoch, settings.epochs - 1
     first_start_s = constants.start_s * settings.num_starts / max(1.0, constants.num_starts)
     start_s = 0.0 if settings.persistent_workers else first_start_s
-    return Played(
+    return SimulatedRun(
         chance=last.chance,
         step_s=last.step_s,
         epoch_s=(
@@ -49,7 +49,7 @@ def _limit(
     constants: RunConstants,
     settings: RunSettings,
     what_if: WhatIf,
-    last: Replayed,
+    last: ReplayedEpoch,
     miss_share: float,
 ) -> str:
     compute_s = float(constants.computed_s(settings.batch_size, what_if).mean())

@@ -21,7 +21,13 @@ from penstock.flow.planning import requests_max
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel
 from penstock.report.model.constants import RunConstants
 from penstock.report.model.observed import step_s_of
-from penstock.report.model.played import NO_CHANCE, STALL_NONE, Chance, Played, nearest_limit
+from penstock.report.model.played import (
+    NO_CHANCE,
+    STALL_NONE,
+    RunDeviation,
+    SimulatedRun,
+    nearest_limit,
+)
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.store_fit import Floats, StoreFit
 from penstock.report.model.what_if import WhatIf
@@ -29,7 +35,7 @@ from penstock.simulate import (
     Costs,
     LoaderRun,
     Prediction,
-    VirtualSamples,
+    Samples,
     Weather,
     predict,
     run,
@@ -44,9 +50,9 @@ RANKS_MAX = 16
 """Ranks that are played one by one; more of them are steps in bulk."""
 _PLAYS_SAMPLES, _PLAYS_MAX = 4000, 6
 """Samples of all plays together, and plays at most: long ones are an average in themselves."""
-_BULK_CHANCE = Chance(step=0.12, first_epoch=0.04, stall_share=0.06)
+_BULK_CHANCE = RunDeviation(step=0.12, first_epoch=0.04, stall_share=0.06)
 """How far off steps in bulk were in the runs of several nodes behind the table of residuals."""
-_LINK_CHANCE = Chance(step=0.1, first_epoch=0.04, stall_share=0.06)
+_LINK_CHANCE = RunDeviation(step=0.1, first_epoch=0.04, stall_share=0.06)
 """How far off steps were that waited for links between nodes."""
 MEETING_S = 0.15
 """Until the nodes of a run have met: what it took several processes of one machine."""
@@ -71,7 +77,7 @@ class _Course:
     busy_s: float
     """The training loop's own part of a step, waiting for other ranks included."""
     stall_share: float
-    chance: Chance = NO_CHANCE
+    chance: RunDeviation = NO_CHANCE
 
 
 def expected_max(draws: Floats, count: int) -> float:
@@ -86,7 +92,9 @@ def expected_max(draws: Floats, count: int) -> float:
     return float(np.quantile(draws, shares ** (1 / count)).mean())
 
 
-def played_penstock(constants: RunConstants, settings: RunSettings, what_if: WhatIf) -> Played:
+def played_penstock(
+    constants: RunConstants, settings: RunSettings, what_if: WhatIf
+) -> SimulatedRun:
     """Play a run with some changes."""
     if settings.nodes == 1:
         course = _one_node(constants, settings, what_if)
@@ -95,7 +103,7 @@ def played_penstock(constants: RunConstants, settings: RunSettings, what_if: Wha
     else:
         course = _many_nodes(constants, settings, what_if)
     stall = course.stall_share
-    return Played(
+    return SimulatedRun(
         chance=course.chance,
         step_s=course.step_s,
         epoch_s=course.epoch_s,
@@ -178,7 +186,7 @@ def _one_node(
     plays = max(1, min(_PLAYS_MAX, _PLAYS_SAMPLES // num_samples))
     store = constants.store_for(what_if)
     loader_run = LoaderRun(
-        samples=VirtualSamples.alone(
+        samples=Samples.alone(
             drawn_sizes(num_samples, settings.sample_bytes, settings.sample_sd_bytes)
         ),
         batch_size=settings.batch_size,
@@ -238,7 +246,7 @@ def _mean(courses: list[_Course]) -> _Course:
         epoch_s=tuple(epochs.mean(axis=0).tolist()),
         store_bytes=float(np.mean([course.store_bytes for course in courses])),
         stall_share=float(stalls.mean()),
-        chance=Chance.of(steps, epochs[:, 0], stalls),
+        chance=RunDeviation.of(steps, epochs[:, 0], stalls),
     )
 
 

@@ -12,7 +12,7 @@ STALL_NONE = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chance:
+class RunDeviation:
     """How far one run lies from the mean of many: standard deviations, of times relative ones."""
 
     step: float = 0.0
@@ -24,7 +24,7 @@ class Chance:
         steps_s: npt.NDArray[np.float64],
         first_epochs_s: npt.NDArray[np.float64],
         stalls: npt.NDArray[np.float64],
-    ) -> Chance:
+    ) -> RunDeviation:
         """Return the chance that several plays of one run show; none of a single one.
 
         >>> Chance.of(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).step
@@ -32,18 +32,18 @@ class Chance:
         """
         if len(steps_s) < 2:
             return NO_CHANCE
-        return Chance(
+        return RunDeviation(
             step=float(steps_s.std(ddof=1) / steps_s.mean()),
             first_epoch=float(first_epochs_s.std(ddof=1) / first_epochs_s.mean()),
             stall_share=float(stalls.std(ddof=1)),
         )
 
 
-NO_CHANCE = Chance()
+NO_CHANCE = RunDeviation()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class SimulatedRun:
     """A run as it was played, scaled to its real length."""
 
     step_s: float
@@ -55,7 +55,7 @@ class Played:
     peer_bytes: float
     memory_bytes: float
     limit: str
-    chance: Chance = NO_CHANCE
+    chance: RunDeviation = NO_CHANCE
 
 
 def nearest_limit(needs: dict[str, float], step_s: float, otherwise: str) -> str:

@@ -20,7 +20,7 @@ _STEPS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class ResourceNeed:
     """How much of a resource keeps a run from waiting. None: no amount of it alone does."""
 
     resource: str
@@ -32,7 +32,7 @@ class Need:
     """For at most 5 % of the time."""
 
 
-def needs(model: RunModel, what_if: WhatIf | None = None) -> tuple[Need, ...]:
+def needs(model: RunModel, what_if: WhatIf | None = None) -> tuple[ResourceNeed, ...]:
     """Return what a run needs of each resource for no stall, and for a stall of at most 5 %."""
     base = what_if or WhatIf()
     settings = model.settings.changed(base)
@@ -63,7 +63,7 @@ def _geometric(least: float, factor: float) -> list[float]:
 
 def _need(
     model: RunModel, base: WhatIf, resource: str, has: float | None, values: list[float]
-) -> Need:
+) -> ResourceNeed:
     stalls: dict[int, float] = {}
 
     def stall(place: int) -> float:
@@ -74,7 +74,7 @@ def _need(
             stalls[place] = model.outline(question).stall_share
         return stalls[place]
 
-    return Need(
+    return ResourceNeed(
         resource=resource,
         has=has,
         no_stall=_least(values, lambda place: stall(place) <= NO_STALL),

@@ -17,7 +17,7 @@ from penstock.report.model.constants import RunConstants
 from penstock.report.model.foreign_run import played_foreign
 from penstock.report.model.observed import MeasuredRun
 from penstock.report.model.penstock_run import LINK_BYTES_S, played_penstock
-from penstock.report.model.played import Chance, Played
+from penstock.report.model.played import RunDeviation, SimulatedRun
 from penstock.report.model.settings import RunSettings
 from penstock.report.model.what_if import Forecast, WhatIf
 
@@ -93,7 +93,7 @@ class RunModel:
         return self.misfit <= FIT_MAX
 
     @property
-    def own_chance(self) -> Chance:
+    def own_chance(self) -> RunDeviation:
         """How far a run with the settings of the traced one lies from the mean of many such."""
         return self._own_played.chance
 
@@ -103,19 +103,19 @@ class RunModel:
         return math.sqrt(max(0.0, self.self_check() ** 2 - self.own_chance.step**2))
 
     @cached_property
-    def _own_played(self) -> Played:
+    def _own_played(self) -> SimulatedRun:
         return self._played(WhatIf())
 
     @cached_property
     def _own_moves(self) -> dict[Quantity, float]:
         return self._moves(WhatIf(), self._own_played)
 
-    def _played(self, what_if: WhatIf) -> Played:
+    def _played(self, what_if: WhatIf) -> SimulatedRun:
         settings = self.settings.changed(what_if)
         play = played_penstock if self.loader == "penstock" else played_foreign
         return play(self.constants, settings, what_if)
 
-    def _doubts(self, what_if: WhatIf, made: Played) -> dict[Quantity, float]:
+    def _doubts(self, what_if: WhatIf, made: SimulatedRun) -> dict[Quantity, float]:
         ranks = self.settings.changed(what_if).num_ranks
         # Of large jobs the doubt about their size outweighs that about constants by far.
         is_large = ranks > max(RANKS_SEEN, self.settings.num_ranks)
@@ -138,7 +138,7 @@ class RunModel:
             for quantity in get_args(Quantity)
         }
 
-    def _moves(self, what_if: WhatIf, made: Played) -> dict[Quantity, float]:
+    def _moves(self, what_if: WhatIf, made: SimulatedRun) -> dict[Quantity, float]:
         """Return how far the errors of constants move a forecast: standard deviations.
 
         Those of times are logarithms, that of the stall share is a difference.
@@ -155,7 +155,9 @@ class RunModel:
                 moves.setdefault("stall_share", []).append(moved.stall_share - made.stall_share)
         return {quantity: math.hypot(*values) for quantity, values in moves.items()}
 
-    def _forecast(self, what_if: WhatIf, made: Played, halves: dict[Quantity, float]) -> Forecast:
+    def _forecast(
+        self, what_if: WhatIf, made: SimulatedRun, halves: dict[Quantity, float]
+    ) -> Forecast:
         settings = self.settings.changed(what_if)
         low = {quantity: math.exp(-half) for quantity, half in halves.items()}
         high = {quantity: math.exp(half) for quantity, half in halves.items()}

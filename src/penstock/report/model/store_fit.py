@@ -173,7 +173,7 @@ def _groups(run: Requests) -> list[Group]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Few:
+class _UncrowdedRequests:
     """The requests that met the fewest others."""
 
     duration_s: float
@@ -184,7 +184,7 @@ class _Few:
     """Requests under way at once."""
 
 
-def _few(runs: Sequence[Requests]) -> _Few:
+def _few(runs: Sequence[Requests]) -> _UncrowdedRequests:
     counts = np.concatenate([_in_flight(run) for run in runs])
     sizes = np.concatenate([run.sizes for run in runs])
     durations = np.concatenate([run.durations_s for run in runs])
@@ -193,7 +193,7 @@ def _few(runs: Sequence[Requests]) -> _Few:
     spread = float(((x - x.mean()) ** 2).sum())
     rise = float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 0.0
     is_even = x.std() < 0.05 * x.mean()
-    return _Few(
+    return _UncrowdedRequests(
         duration_s=float(y.mean()),
         size=float(x.mean()),
         byte_s=0.0 if is_even else min(max(0.0, rise), 0.9 * float(y.mean() / x.mean())),
@@ -201,7 +201,7 @@ def _few(runs: Sequence[Requests]) -> _Few:
     )
 
 
-def _apart(few: _Few, total: float) -> tuple[float, float]:
+def _apart(few: _UncrowdedRequests, total: float) -> tuple[float, float]:
     """Return latency and the rate of a connection, if the bandwidth of all is known.
 
     The few requests shared the pipe, too: what that explains is neither.
@@ -216,7 +216,7 @@ def _apart(few: _Few, total: float) -> tuple[float, float]:
     return latency_s, own
 
 
-def _bandwidth(groups: Sequence[Group], seen: float, few: _Few) -> float:
+def _bandwidth(groups: Sequence[Group], seen: float, few: _UncrowdedRequests) -> float:
     """Return the bandwidth of all requests together; infinite where groups do not need one."""
 
     def loss(total: float) -> float:

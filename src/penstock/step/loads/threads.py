@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["Worker"]
 
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
-_Queue = SimpleQueue["_Work | None"]
+_Queue = SimpleQueue[_Work | None]
 
 
 class Worker:

@@ -22,7 +22,7 @@ from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats.base import Format, Options, Unit
 from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.formats.jsonl import is_packed
-from penstock.dataset.parse_process import EndedError, ParserRequest, answer_to, explained
+from penstock.dataset.parse_process import ParserEndedError, ParserRequest, answer_to, explained
 from penstock.dataset.parse_values import UnsendableError, info_of, unpack_value
 from penstock.dataset.part import Part, part_of
 from penstock.storage.base import Buffer, ObjectInfo, Store
@@ -59,7 +59,7 @@ def packed(value: Any) -> bytes | None:
     return data
 
 
-class ApartFormat(CheckedFormat):
+class ParserProcessFormat(CheckedFormat):
     """A format whose objects are scanned in a parser process."""
 
     def units(self, objects: Sequence[ObjectInfo], store: Store, options: Options) -> list[Unit]:
@@ -101,7 +101,7 @@ class ApartFormat(CheckedFormat):
         )
         try:
             found: bytes = answer_to(request)
-        except EndedError as death:
+        except ParserEndedError as death:
             raise explained(death, where) from None
         except UnsendableError:
             return None
@@ -110,7 +110,7 @@ class ApartFormat(CheckedFormat):
 
 def in_this_process(format: Format) -> Format:
     """Return a format that starts no process, for objects that have been scanned before."""
-    return CheckedFormat(format.inner) if isinstance(format, ApartFormat) else format
+    return CheckedFormat(format.inner) if isinstance(format, ParserProcessFormat) else format
 
 
 def _serve(store: Store, method: str, packed: bytes) -> tuple[bytes, Sequence[Buffer]]:

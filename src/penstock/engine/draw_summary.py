@@ -19,7 +19,7 @@ _EPOCHS_KEPT = 64
 
 
 @dataclass(slots=True)
-class WindowSeen:
+class WindowSummary:
     """What a summary says about one window."""
 
     window: int
@@ -36,7 +36,7 @@ class WindowSeen:
 
 
 @dataclass(slots=True)
-class EpochSeen:
+class EpochSummary:
     """What was drawn of one epoch so far."""
 
     epoch: int
@@ -45,16 +45,16 @@ class EpochSeen:
 
 
 @dataclass(slots=True)
-class DrawsSeen:
+class DrawSummary:
     """What was drawn so far."""
 
     num_windows: int = 0
     num_plain: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Plain windows by reason, without numbers."""
-    windows: list[WindowSeen] = field(default_factory=list)
+    windows: list[WindowSummary] = field(default_factory=list)
     """The latest ones."""
-    epochs: list[EpochSeen] = field(default_factory=list)
+    epochs: list[EpochSummary] = field(default_factory=list)
     """The latest ones."""
     _is_drawn: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
     """By sample, in the latest epoch."""
@@ -68,7 +68,7 @@ class DrawsSeen:
         self.num_plain += bool(draws.reason)
         self.reasons.update(_kinds(draws.reason))
         distinct = np.unique(draws.ids)
-        seen = WindowSeen(
+        seen = WindowSummary(
             window=draws.window,
             reason=draws.reason,
             num_draws=len(draws.ids),
@@ -84,7 +84,7 @@ class DrawsSeen:
     def _cover(self, draws: WindowDraws, distinct: npt.NDArray[np.int64]) -> None:
         begins_again = bool(self.windows) and draws.window <= self.windows[-1].window
         if not self.epochs or self.epochs[-1].epoch != draws.epoch or begins_again:
-            self.epochs = [*self.epochs[1 - _EPOCHS_KEPT :], EpochSeen(draws.epoch)]
+            self.epochs = [*self.epochs[1 - _EPOCHS_KEPT :], EpochSummary(draws.epoch)]
             self._is_drawn[:] = False
         if len(self._is_drawn) <= distinct[-1]:
             missing = int(distinct[-1]) + 1 - len(self._is_drawn)
@@ -94,13 +94,13 @@ class DrawsSeen:
         epoch.num_distinct += len(distinct) - int(self._is_drawn[distinct].sum())
         self._is_drawn[distinct] = True
 
-    def until(self, window: int, epoch: int) -> DrawsSeen:
+    def until(self, window: int, epoch: int) -> DrawSummary:
         """Return what was drawn up to a window; later ones are known, but not used yet."""
         used = list(self.windows)
         while used and used[-1].window > window and len(self.windows) - len(used) < DELAY:
             used.pop()
         later = self.windows[len(used) :]
-        return DrawsSeen(
+        return DrawSummary(
             num_windows=self.num_windows - len(later),
             num_plain=self.num_plain - sum(bool(w.reason) for w in later),
             reasons=self.reasons - Counter(kind for w in later for kind in _kinds(w.reason)),

@@ -29,7 +29,7 @@ from penstock.flow.planning import pieces_of_batch
 _SAMPLES_A_PIECE_MIN = 4
 
 
-class ApartMaker:
+class WorkerMaker:
     """Makes batches with the help of worker processes."""
 
     decodes_here = False

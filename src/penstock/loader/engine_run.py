@@ -33,7 +33,7 @@ Scores = Callable[[Callable[[], None]], Mapping[str, Any]]
 forgets what was to be told of them."""
 
 
-class ApartRun:
+class EngineRun:
     """One iteration of an engine in its own process."""
 
     def __init__(self, client: EngineClient, start: RunStart, scores: Scores | None = None) -> None:
