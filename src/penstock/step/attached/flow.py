@@ -263,7 +263,8 @@ class Flow:
     def wait(self, parcels: Iterable[Parcel]) -> None:
         """Return when the weights of some parcels are there, or raise what went wrong."""
         for parcel in parcels:
-            while not parcel.settled.wait(_LOOK_S):
+            # Asked first without its lock: between steps every module comes here.
+            while not (parcel.settled.is_set() or parcel.settled.wait(_LOOK_S)):
                 self._check()
 
     def _check(self) -> None:
