@@ -26,6 +26,7 @@ from statistics import median
 import torch
 from testkit.network import Link, Network, can_make_networks
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +36,8 @@ from penstock.step.attached.attach import Attached, attach
 ROOT = Path(__file__).parents[1]
 WIDTH, LAYERS, BATCH = 1024, 6, 256
 BUCKETS_MB = (1, 2, 4, 8, 13, 25)
+HALF_BUCKETS_MB = (4, 25)
+"""Of DDP with a hook that sends half the bytes, as a narrow wire does."""
 CHECKED_STEPS = 10
 TRIES_MAX = 4
 WARM_STEPS = 2
@@ -115,15 +118,14 @@ def all_reduced() -> Runner:
     return Runner(name="flat all-reduce", model=model, step=loop(model, adam(model), between))
 
 
-def ddp(bucket_mb: float, *, is_half: bool = False) -> Runner:
+def ddp(bucket_mb: float, *, wire: str = "") -> Runner:
+    """DDP, with torch's own hook that sends its buckets as "fp16" or "bf16" if asked for."""
     plain = make_model()
     model = DistributedDataParallel(plain, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     name = f"DDP {bucket_mb:g} MB"
-    if is_half:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-        model.register_comm_hook(None, fp16_compress_hook)
-        name += ", fp16"
+    if wire:
+        model.register_comm_hook(None, getattr(default_hooks, f"{wire}_compress_hook"))
+        name += f", {wire}"
     return Runner(name=name, model=model, step=loop(model, adam(model)), plain=plain)
 
 
@@ -158,7 +160,9 @@ def everyone() -> dict[str, Callable[[], Runner]]:
     made: dict[str, Callable[[], Runner]] = {"compute": compute_only, "flat": all_reduced}
     for size in BUCKETS_MB:
         made[f"DDP {size}"] = lambda size=size: ddp(size)
-    made["DDP fp16"] = lambda: ddp(4, is_half=True)
+    for size in HALF_BUCKETS_MB:
+        made[f"DDP {size} fp16"] = lambda size=size: ddp(size, wire="fp16")
+        made[f"DDP {size} bf16"] = lambda size=size: ddp(size, wire="bf16")
     made["FSDP2"] = lambda: fsdp(reshard=True)
     made["FSDP2 no reshard"] = lambda: fsdp(reshard=False)
     made["ours"] = ours
@@ -328,14 +332,16 @@ def report(result: dict, options: argparse.Namespace) -> None:
     rows: dict[str, list[dict]] = result["rows"]
     times = {name: median(each["s"] for each in found) for name, found in rows.items()}
     sizes = {name: median(each["bytes"] for each in found) for name, found in rows.items()}
-    buckets = {n: t for n, t in times.items() if n.startswith("DDP") and n != "DDP fp16"}
+    narrow = {n: t for n, t in times.items() if n.startswith("DDP") and n.endswith("16")}
+    buckets = {n: t for n, t in times.items() if n.startswith("DDP") and n not in narrow}
     best = min(buckets, key=buckets.__getitem__, default="")
+    half = min(narrow, key=narrow.__getitem__, default="")
     model_bytes = 4 * LAYERS * WIDTH * (WIDTH + 1)
     print(f"{__doc__.splitlines()[0]}\n{conditions()}, {options.rate}\n")
-    ratios = "of DDP 25 MB | of DDP's best"
+    ratios = "of DDP 25 MB | of DDP's best | of its best with half the bytes"
     columns = "CPU ms | MB sent | x parameters | MB whole | others"
     print(f"| step | ms | min..max | {ratios} | {columns} |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, found in rows.items():
         each = [1e3 * one["s"] for one in found]
 
@@ -347,13 +353,13 @@ def report(result: dict, options: argparse.Namespace) -> None:
 
         print(
             f"| {name} | {1e3 * times[name]:.0f} | {min(each):.0f}..{max(each):.0f} "
-            f"| {ratio('DDP 25')} | {ratio(best)} "
+            f"| {ratio('DDP 25')} | {ratio(best)} | {ratio(half)} "
             f"| {1e3 * median(one['cpu_s'] for one in found):.0f} | {sizes[name] / 1e6:.1f} "
             f"| {sizes[name] / model_bytes:.2f} | {result['memory'][name] / 1e6:.1f} "
             f"| {median(one['others'] for one in found):.2f} |"
         )
     if best:
-        print(f"\nDDP's best bucket: {best.split()[-1]} MB")
+        print(f"\nDDP's best bucket: {best.split()[-1]} MB; with half the bytes: {half or '-'}")
     for name, apart in result["apart"].items():
         print(f"weights after {CHECKED_STEPS} steps, {name}: {apart:.1e} from the first at most")
     for name in ("ours", "ours reshard"):
