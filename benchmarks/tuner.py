@@ -19,8 +19,8 @@ from torch import distributed
 
 import penstock.step as ps
 from benchmarks.step_ranks import Way, main, parser_of
-from penstock.program.nodes import Step as Rewrite
-from penstock.step.tuner.trial import Carried
+from penstock.program.nodes import Rewrite
+from penstock.step.tuner.trial import MeasuredTrials
 from penstock.step.tuner.tune import Tuned, tune
 
 QUESTION = __doc__.splitlines()[0]
@@ -90,7 +90,7 @@ def ways(options: argparse.Namespace) -> dict[str, Way]:
     program, given = case(options)
     groups = ps.Groups(program.mesh)
     groups.__enter__()
-    measure = Carried(groups, given, backend=options.backend)
+    measure = MeasuredTrials(groups, given, backend=options.backend)
     tuned = tune(program, groups, given, budget_s=options.budget, cache=None, measure=measure)
     if distributed.get_rank() == 0:
         told(tuned)

@@ -19,7 +19,7 @@ from penstock.program.check import check_plan
 from penstock.program.interpret import Held, Outcome, interpret
 from penstock.program.lower import lower
 from penstock.program.mesh import Mesh
-from penstock.program.nodes import Attr, Node, Program, Step
+from penstock.program.nodes import Attr, Node, Program, Rewrite
 from penstock.program.ops import OPS, is_move
 from penstock.program.passes import PASSES
 from penstock.program.passes.algo import ALGOS
@@ -36,10 +36,10 @@ __all__ = [
     "refused",
 ]
 
-Draw = Callable[[Random, Program], Step | None]
+Draw = Callable[[Random, Program], Rewrite | None]
 
 
-def random_rewrite(rng: Random, program: Program, names: Sequence[str] = ()) -> Step | None:
+def random_rewrite(rng: Random, program: Program, names: Sequence[str] = ()) -> Rewrite | None:
     """Return a rewrite that might be legal; None where the program has nothing to try it on."""
     known = [name for name in names or ARGUMENTS if name in PASSES]
     (name,) = rng.choices(known, [_WEIGHTS.get(name, 4) for name in known])
@@ -183,16 +183,16 @@ def _some(rng: Random, found: Sequence[Any], least: int, most: int) -> list[Any]
     return rng.sample(list(found), min(len(found), rng.randint(least, most)))
 
 
-def _step(name: str, *args: Attr, **options: Attr) -> Step:
+def _step(name: str, *args: Attr, **options: Attr) -> Rewrite:
     said = {key: value for key, value in options.items() if value is not None}
-    return Step(name=name, args=args, options=tuple(said.items()))
+    return Rewrite(name=name, args=args, options=tuple(said.items()))
 
 
 def _perhaps(rng: Random, share: float, found: Sequence[Any]) -> Any:
     return rng.choice(list(found)) if found and rng.random() < share else None
 
 
-def _split(rng: Random, program: Program) -> Step | None:
+def _split(rng: Random, program: Program) -> Rewrite | None:
     names = _named(program, "all_reduce", "send", "load")
     if not names:
         return None
@@ -205,7 +205,7 @@ def _split(rng: Random, program: Program) -> Step | None:
     )
 
 
-def _sink(rng: Random, program: Program) -> Step | None:
+def _sink(rng: Random, program: Program) -> Rewrite | None:
     op = rng.choice(("all_gather", "all_gather", "all_reduce"))
     names = _some(rng, _named(program, op), 1, 2 if rng.random() < 0.3 else 1)
     if not names:
@@ -213,7 +213,7 @@ def _sink(rng: Random, program: Program) -> Step | None:
     return _step("sink", *names, below=_perhaps(rng, 0.4, _computed(program)))
 
 
-def _hoist(rng: Random, program: Program) -> Step | None:
+def _hoist(rng: Random, program: Program) -> Rewrite | None:
     names = _named(program, "all_gather", "all_reduce", "slice")
     if not names:
         return None
@@ -224,7 +224,7 @@ def _computed(program: Program) -> list[str]:
     return [node.name for node in program.nodes if OPS[node.op].kind != "leaf"]
 
 
-def _keep_sliced(rng: Random, program: Program) -> Step | None:
+def _keep_sliced(rng: Random, program: Program) -> Rewrite | None:
     if not program.states:
         return None
     names = _some(rng, list(program.states), 1, 2)
@@ -232,16 +232,16 @@ def _keep_sliced(rng: Random, program: Program) -> Step | None:
     return _step("keep_sliced", *names, axis=axis, dim=_perhaps(rng, 0.4, range(2)))
 
 
-def _dead(rng: Random, program: Program) -> Step | None:
+def _dead(rng: Random, program: Program) -> Rewrite | None:
     return _step("dead", *_some(rng, _computed(program), 0, 1))
 
 
-def _wire(rng: Random, program: Program) -> Step | None:
+def _wire(rng: Random, program: Program) -> Rewrite | None:
     moves = [node.name for node in program.nodes if is_move(node.op)]
     return _step("wire", *_some(rng, moves, 0, 1), dtype="bf16")
 
 
-def _hier(rng: Random, program: Program) -> Step | None:
+def _hier(rng: Random, program: Program) -> Rewrite | None:
     nodes = [n for n in program.nodes if n.op in ("all_reduce", "all_gather") and len(n.axes) > 1]
     if not nodes:
         return None
@@ -249,13 +249,13 @@ def _hier(rng: Random, program: Program) -> Step | None:
     return _step("hier", node.name, inner=_perhaps(rng, 0.5, node.axes), dim=rng.randrange(2))
 
 
-def _factor(rng: Random, program: Program) -> Step | None:
+def _factor(rng: Random, program: Program) -> Rewrite | None:
     axis, size = rng.choice(program.mesh.axes)
     outer = rng.choice([k for k in range(1, size + 1) if size % k == 0])
     return _step("factor", axis, (f"{axis}0", outer), (f"{axis}1", size // outer))
 
 
-def _reshard(rng: Random, program: Program) -> Step | None:
+def _reshard(rng: Random, program: Program) -> Rewrite | None:
     names = _named(program, "all_gather")
     if not names:
         return None
@@ -276,7 +276,7 @@ def _run(rng: Random, program: Program) -> list[Node]:
     return out
 
 
-def _fuse(rng: Random, program: Program) -> Step | None:
+def _fuse(rng: Random, program: Program) -> Rewrite | None:
     names = [node.name for node in _run(rng, program)]
     if len(names) < 2:
         return None
@@ -284,7 +284,7 @@ def _fuse(rng: Random, program: Program) -> Step | None:
     return _step("fuse", *chosen, norms=_perhaps(rng, 0.3, [True]))
 
 
-def _chunk(rng: Random, program: Program) -> Step | None:
+def _chunk(rng: Random, program: Program) -> Rewrite | None:
     names = [node.name for node in _run(rng, program)]
     regions = [region.name for region in program.regions if region.kind == "fuse"]
     chosen = names[: rng.randint(1, 6)]
@@ -293,7 +293,7 @@ def _chunk(rng: Random, program: Program) -> Step | None:
     return _step("chunk", rng.randint(1, 5), *chosen, dim=_perhaps(rng, 0.4, range(3)))
 
 
-def _overlap(rng: Random, program: Program) -> Step | None:
+def _overlap(rng: Random, program: Program) -> Rewrite | None:
     regions = [region.name for region in program.regions]
     if rng.random() < 0.4:
         # Everything at once, as far as it does not overlap already.
@@ -302,12 +302,12 @@ def _overlap(rng: Random, program: Program) -> Step | None:
     return _step("overlap", *_some(rng, [*regions, *_computed(program)], 0, 2))
 
 
-def _bucket(rng: Random, program: Program) -> Step | None:
+def _bucket(rng: Random, program: Program) -> Rewrite | None:
     op = rng.choice(("all_reduce", "all_gather", "reduce_scatter", "broadcast"))
     return _step("bucket", *_some(rng, _named(program, op), 2, 3))
 
 
-def _ring(rng: Random, program: Program) -> Step | None:
+def _ring(rng: Random, program: Program) -> Rewrite | None:
     products = [program[name] for name in _named(program, "matmul")]
     pairs = [
         (node.name, near)
@@ -318,23 +318,23 @@ def _ring(rng: Random, program: Program) -> Step | None:
     return _step("ring", *rng.choice(pairs), by=rng.choice((1, -1))) if pairs else None
 
 
-def _rotate(rng: Random, program: Program) -> Step | None:
+def _rotate(rng: Random, program: Program) -> Rewrite | None:
     names = [*_named(program, "load", "store", "all_gather"), *program.states]
     return _step("rotate", rng.choice(names), rng.randint(1, 2)) if names else None
 
 
-def _algo(rng: Random, program: Program) -> Step | None:
+def _algo(rng: Random, program: Program) -> Rewrite | None:
     moves = _named(program, "all_reduce", "reduce_scatter", "all_gather")
     way = rng.choice((*ALGOS, None))
-    return Step(name="algo", args=tuple(_some(rng, moves, 0, 2)), options=(("way", way),))
+    return Rewrite(name="algo", args=tuple(_some(rng, moves, 0, 2)), options=(("way", way),))
 
 
-def _by_use(rng: Random, program: Program) -> Step | None:
+def _by_use(rng: Random, program: Program) -> Rewrite | None:
     lanes = ["io", *(f"net:{axis}" for axis in program.mesh.names)]
     return _step("priority_by_use", rng.choice(lanes))
 
 
-def _priority(rng: Random, program: Program) -> Step | None:
+def _priority(rng: Random, program: Program) -> Rewrite | None:
     names = [node.name for node in program.nodes if OPS[node.op].kind in ("move", "io")]
     return _step("priority", rng.choice(names), rng.randint(0, 9)) if names else None
 
@@ -384,7 +384,7 @@ def refused(program: Program) -> str:
     return ""
 
 
-def applied(program: Program, step: Step) -> Program | None:
+def applied(program: Program, step: Rewrite) -> Program | None:
     """Return the program after a rewrite, or None if it is refused."""
     try:
         return program.apply(step.name, *step.args, **dict(step.options))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.program.chunks import chunk_places
-from penstock.program.interpret import Held, Outcome, _given, _number, _Ranks
+from penstock.program.interpret import Held, Outcome, _given, _InterpretedRanks, _number
 from penstock.program.lower import host_nodes
 from penstock.program.nodes import Region
 from penstock.program.plan import COMPUTE, IO, Plan, Task
@@ -41,7 +41,7 @@ class _Run:
         self, plan: Plan, given: Mapping[str, Any], luck: random.Random, sources: Any
     ) -> None:
         self.plan, self.program, self.given, self.luck = plan, plan.program, given, luck
-        self.ranks = _Ranks(plan.program, {}, sources)
+        self.ranks = _InterpretedRanks(plan.program, {}, sources)
         self.memory: dict[str, Held] = {
             n.name: [one.copy() for one in _given(n, given, self.program)]
             for n in self.program.inputs

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ProgramError
 from penstock.program import P, Program, R, S, Type, language, mesh, program
-from penstock.program.cost import Costs, Link, task_seconds, unmeasured_calls, work_of
+from penstock.program.cost import Link, MachineCosts, task_seconds, unmeasured_calls, work_of
 from penstock.program.lower import lower
 from penstock.program.plan import Plan, Task
 
@@ -34,14 +34,14 @@ def _task(made: Program, kind: str) -> tuple[Task, Plan]:
 
 
 def test_a_move_takes_its_latency_and_its_bytes() -> None:
-    costs = Costs(links=(("dp", Link(latency_s=0.5, bytes_s=1e6, cpu_s=0.0)),), task_s=0.0)
+    costs = MachineCosts(links=(("dp", Link(latency_s=0.5, bytes_s=1e6, cpu_s=0.0)),), task_s=0.0)
     task, plan = _task(summed.on(mesh(dp=2), n=1_000_000), "move")
     assert task_seconds(task, plan, costs) == pytest.approx(0.5 + 4.0)
 
 
 def test_the_longest_name_that_fits_a_move_counts() -> None:
     named = ("", "dp", "dp/all_reduce", "dp/all_reduce/ring")
-    costs = Costs(links=tuple((name, Link(bytes_s=10.0**k)) for k, name in enumerate(named)))
+    costs = MachineCosts(links=tuple((name, Link(bytes_s=10.0**k)) for k, name in enumerate(named)))
     assert costs.link("dp", "all_reduce", "ring").bytes_s == 1000
     assert costs.link("dp", "all_reduce", "direct").bytes_s == 100
     assert costs.link("dp", "all_gather").bytes_s == 10
@@ -49,26 +49,26 @@ def test_the_longest_name_that_fits_a_move_counts() -> None:
 
 
 def test_several_axes_are_as_fast_as_the_slowest() -> None:
-    costs = Costs(links=(("dp", Link(bytes_s=1e6)), ("tp", Link(bytes_s=1e9))))
+    costs = MachineCosts(links=(("dp", Link(bytes_s=1e6)), ("tp", Link(bytes_s=1e9))))
     assert costs.link("dp+tp", "all_reduce").bytes_s == 1e6
 
 
 def test_a_product_takes_two_operations_an_element_and_inner_length() -> None:
-    costs = Costs(flops_s=1e6, memory_bytes_s=1e15, task_s=0.0)
+    costs = MachineCosts(flops_s=1e6, memory_bytes_s=1e15, task_s=0.0)
     task, plan = _task(product.on(mesh(tp=2), t=10, k=20, h=30), "compute")
     assert task_seconds(task, plan, costs) == pytest.approx(2 * 10 * 20 * 15 / 1e6)
 
 
 def test_what_was_measured_counts_more_than_what_is_reckoned() -> None:
     task, plan = _task(product.on(mesh(tp=2), t=10, k=20, h=30), "compute")
-    costs = Costs(kernels=(("matmul 10x20x15", 6e3),), task_s=0.0)
+    costs = MachineCosts(kernels=(("matmul 10x20x15", 6e3),), task_s=0.0)
     assert task_seconds(task, plan, costs) == pytest.approx(1.0)
 
 
 def test_bytes_that_cost_more_processor_than_wire_are_bound_by_it() -> None:
     link = Link(latency_s=0.0, bytes_s=1e9, cpu_s=4e-9)
     task, plan = _task(summed.on(mesh(dp=2), n=1 << 20), "move")
-    work = work_of(task, plan, Costs(links=(("dp", link),)))
+    work = work_of(task, plan, MachineCosts(links=(("dp", link),)))
     assert work.cores == pytest.approx(1.0)
     assert work.wire_share == pytest.approx(0.25)
 
@@ -76,7 +76,7 @@ def test_bytes_that_cost_more_processor_than_wire_are_bound_by_it() -> None:
 def test_calls_take_what_was_measured_or_said() -> None:
     plan = lower(asked.on(mesh(dp=1), n=8))
     heavy, light = (task for task in plan.tasks if task.kind == "call")
-    costs = Costs(task_s=0.0)
+    costs = MachineCosts(task_s=0.0)
     assert unmeasured_calls(plan.program, costs) == ("heavy",)
     assert task_seconds(light, plan, costs) == 0.25
     known = costs.with_calls({"heavy": 3.0})
@@ -85,14 +85,14 @@ def test_calls_take_what_was_measured_or_said() -> None:
 
 
 def test_costs_come_back_from_json() -> None:
-    costs = Costs(
+    costs = MachineCosts(
         links=(("dp", Link(bytes_s=5.0, wire="eth0")),),
         kernels=(("add", 2.0),),
         calls=(("f", 1.0),),
         factors=(("gelu", 3.0),),
         cores=0.5,
     )
-    assert Costs.from_json(costs.to_json()) == costs
+    assert MachineCosts.from_json(costs.to_json()) == costs
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_costs_come_back_from_json() -> None:
 )
 def test_what_is_not_costs_is_refused(text: str) -> None:
     with pytest.raises(ProgramError, match="costs"):
-        Costs.from_json(text)
+        MachineCosts.from_json(text)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.program import L, P, Program, R, Region, Type, language, mesh, program
 from penstock.program.bytes import sent_bytes
-from penstock.program.cost import Costs, Link, work_of
+from penstock.program.cost import Link, MachineCosts, work_of
 from penstock.program.explain import WIDTH, explain
 from penstock.program.lower import lower
 
@@ -66,7 +66,7 @@ def test_a_program_and_its_plan_are_explained_alike() -> None:
 
 def test_what_nobody_measured_is_said() -> None:
     assert "nobody has measured forward" in str(explain(_made()))
-    known = Costs(calls=(("forward", 0.1),), measured="here, today")
+    known = MachineCosts(calls=(("forward", 0.1),), measured="here, today")
     assert "nobody" not in str(explain(_made(), known))
 
 
@@ -79,7 +79,7 @@ def test_approximate_wires_are_named() -> None:
 
 def test_overlap_is_a_share_of_what_could_be_hidden() -> None:
     made = _made()
-    costs = Costs(links=(("dp", Link(bytes_s=1e6, cpu_s=0.0)),), calls=(("forward", 0.01),))
+    costs = MachineCosts(links=(("dp", Link(bytes_s=1e6, cpu_s=0.0)),), calls=(("forward", 0.01),))
     assert explain(made, costs).overlap_share == pytest.approx(0.0)
     names = tuple(n.name for n in made.nodes if n.op in ("call", "all_reduce", "mul"))
     together = replace(made, regions=(Region(name="o", kind="overlap", nodes=names),))
@@ -92,10 +92,10 @@ def test_overlap_is_a_share_of_what_could_be_hidden() -> None:
 def test_a_step_lies_between_all_hidden_and_nothing_hidden(num_chunks: int, cores: float) -> None:
     # Two lanes on one wire, latencies under each other's bytes: as in the tutorial.
     made = momentum.on(mesh(dp=4), n=1 << 20).split("sum").sink("sum.gather")
-    plain = explain(made, Costs(cores=cores))
+    plain = explain(made, MachineCosts(cores=cores))
     assert plain.step_s == pytest.approx(plain.one_after_the_other_s)
     cut = made.chunk(num_chunks, "sum.scatter", "w.gather").overlap()
-    said = explain(cut, Costs(cores=cores))
+    said = explain(cut, MachineCosts(cores=cores))
     assert len([lane for lane in said.plan.lanes if lane.startswith("net:")]) == 2
     assert 0.0 < said.ideal_s <= said.step_s <= said.one_after_the_other_s
     wires = [work_of(task, said.plan, said.costs) for task in said.plan.tasks if task.sent_bytes]

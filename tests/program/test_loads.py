@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import ProgramError
 from penstock.program import Program, R, language, mesh, program
 from penstock.program.check import check_plan, peak_bytes
-from penstock.program.cost import Costs, Link, work_of
+from penstock.program.cost import Link, MachineCosts, work_of
 from penstock.program.explain import explain
 from penstock.program.loads import STAGES, staged
 from penstock.program.lower import lower
@@ -17,7 +17,7 @@ from penstock.program.picture import Picture, perfetto_json
 from penstock.program.plan import COPY, DECODE, FETCH
 from penstock.program.simulate import simulate
 
-COSTS = Costs(
+COSTS = MachineCosts(
     io=Link(latency_s=0.0, bytes_s=1e6, cpu_s=0.0, wire="io"),
     copy=Link(latency_s=0.0, bytes_s=10e6, cpu_s=0.0, wire="pcie"),
     decode_bytes_s=2e6,
@@ -102,9 +102,9 @@ def test_stages_hide_behind_steps(
 
 def test_what_was_measured_of_a_source_counts() -> None:
     plan = lower(made(train=STAGES))
-    known = Costs.from_json(COSTS.to_json())
+    known = MachineCosts.from_json(COSTS.to_json())
     assert known == COSTS
-    known = Costs(loads=(("train/fetch", 4e3), ("train/decode", 8e3)), task_s=0.0)
+    known = MachineCosts(loads=(("train/fetch", 4e3), ("train/decode", 8e3)), task_s=0.0)
     seconds = [work_of(task, plan, known).seconds for task in plan.tasks[:2]]
     assert seconds == pytest.approx([1.0, 0.5])
 

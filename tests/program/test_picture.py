@@ -5,11 +5,11 @@ import re
 from dataclasses import replace
 
 from penstock.program import R, Region, S, language, mesh, program
-from penstock.program.cost import Costs, Link
+from penstock.program.cost import Link, MachineCosts
 from penstock.program.explain import Explanation, explain
 from penstock.program.picture import Picture, perfetto_json, picture_chart, picture_html
 
-COSTS = Costs(links=(("tp", Link(bytes_s=1e8)),))
+COSTS = MachineCosts(links=(("tp", Link(bytes_s=1e8)),))
 
 
 @program(axis="tp")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import ProgramError
 from penstock.program import P, R, mesh, program
 from penstock.program.language import all_reduce, update
-from penstock.program.nodes import Step
+from penstock.program.nodes import Rewrite
 from penstock.program.passes import PASSES
 from penstock.program.schedule import LINE_CHARS_MAX, apply, read_schedule, schedule_text
 
@@ -52,7 +52,9 @@ names = st.from_regex(r"[a-z][a-z_]{0,6}", fullmatch=True).filter(
     lambda name: not keyword.iskeyword(name)
 )
 steps = st.builds(
-    lambda name, args, options: Step(name=name, args=tuple(args), options=tuple(options.items())),
+    lambda name, args, options: Rewrite(
+        name=name, args=tuple(args), options=tuple(options.items())
+    ),
     st.sampled_from(sorted(PASSES)),
     st.lists(values, max_size=3),
     st.dictionaries(names, values, max_size=2),
@@ -60,7 +62,7 @@ steps = st.builds(
 
 
 @given(st.lists(steps, max_size=5))
-def test_every_schedule_reads_back(schedule: list[Step]) -> None:
+def test_every_schedule_reads_back(schedule: list[Rewrite]) -> None:
     assert read_schedule(schedule_text(schedule)) == tuple(schedule)
 
 
@@ -94,7 +96,7 @@ def test_what_is_no_schedule_is_not_read(text: str, words: str) -> None:
 def test_what_does_not_print_is_refused() -> None:
     for value in (float("nan"), [1], object()):
         with pytest.raises(ProgramError, match="is no argument"):
-            schedule_text([Step(name="split", args=(value,))])
+            schedule_text([Rewrite(name="split", args=(value,))])
 
 
 @pytest.mark.parametrize(

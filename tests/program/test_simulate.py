@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.program import P, Program, R, Region, S, language, mesh, program
-from penstock.program.cost import Costs, Link
+from penstock.program.cost import Link, MachineCosts
 from penstock.program.lower import lower
 from penstock.program.plan import Access, Plan, Task
 from penstock.program.simulate import simulate
 from penstock.program.timeline import Timeline
 
-FREE = Costs(
+FREE = MachineCosts(
     links=(("", Link(latency_s=0.0, bytes_s=1.0, cpu_s=0.0)),), memory_bytes_s=1.0, task_s=0.0
 )
 """A byte on a wire or in memory takes a second."""
@@ -41,7 +41,7 @@ def _load(name: str, size_bytes: int, *after: str, **more: object) -> Task:
     return replace(base, after=after, **more)
 
 
-def _timeline(tasks: Sequence[Task], costs: Costs = FREE, **more: int) -> Timeline:
+def _timeline(tasks: Sequence[Task], costs: MachineCosts = FREE, **more: int) -> Timeline:
     made = Plan(program=empty.on(mesh(dp=1)), tasks=tuple(tasks))
     io = Link(latency_s=0.0, bytes_s=1.0, cpu_s=costs.io.cpu_s, wire="io")
     return simulate(made, replace(costs, io=io), **more)
@@ -199,16 +199,16 @@ def test_what_is_behind_lasts_into_the_next_step_and_no_further() -> None:
 
 def test_communication_is_exposed_where_nothing_is_computed() -> None:
     made = block.on(mesh(tp=2), t=64, h=32)
-    apart = simulate(lower(made), Costs())
+    apart = simulate(lower(made), MachineCosts())
     assert apart.exposed_s == pytest.approx(apart.communication_s)
-    together = simulate(lower(_chunked(made, 4)), Costs())
+    together = simulate(lower(_chunked(made, 4)), MachineCosts())
     assert together.exposed_s < together.communication_s
 
 
 def test_chunks_need_less_memory_than_the_whole() -> None:
     made = block.on(mesh(tp=2), t=2048, h=1024)
-    whole = simulate(lower(made), Costs())
-    chunks = simulate(lower(_chunked(made, 8)), Costs())
+    whole = simulate(lower(made), MachineCosts())
+    chunks = simulate(lower(_chunked(made, 8)), MachineCosts())
     assert whole.peak_bytes == 2 * 2048 * 1024 * 4
     assert chunks.peak_bytes < whole.peak_bytes
     # x and w as one rank has them, b, r and the seed.
@@ -223,7 +223,7 @@ def test_predictions_are_near_what_was_measured_at_a_gigabit(
 ) -> None:
     # Two ranks on one core each: product, all-reduce, bias, dropout and residual, in chunks.
     # A product of 46 ms and an all-reduce of 70 ms, measured alone, are all that it is told.
-    costs = Costs(
+    costs = MachineCosts(
         links=(("tp", Link(latency_s=200e-6, bytes_s=8.39e6 / 0.070, cpu_s=0.3e-9)),),
         flops_s=2 * 2048 * 1024 * 1024 / 0.046,
     )

@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.errors import ProgramError
 from penstock.program import language as lang
-from penstock.program.cost import Costs
+from penstock.program.cost import MachineCosts
 from penstock.program.layouts import DTYPES
 from penstock.program.nodes import Attr, Node
 from penstock.program.trace import Tracer, Value
@@ -31,7 +31,7 @@ from penstock.program.types import Type
 __all__ = ["BACKWARD", "KEEPING", "WEIGHTS", "Function", "Slot", "function_of", "written_backward"]
 
 KEEPING, BACKWARD, WEIGHTS = ".keeping", ".backward", ".backward.weights"
-_NOBODY = Costs()
+_NOBODY = MachineCosts()
 """What things cost before anybody has measured: the same on all ranks, which have to agree."""
 
 

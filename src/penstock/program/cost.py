@@ -8,8 +8,8 @@ task's work says what share of both it uses at full speed, and `simulate` divide
 The processor matters because moving bytes costs some of it: on few cores, communication takes time
 from the computation that was to hide it.
 
-The numbers are a value, `Costs`, in and out of JSON. `step.calibrate` measures them; those that
-stand here are of an ordinary machine, good for looking at a plan and for tests.
+The numbers are a value, `MachineCosts`, in and out of JSON. `step.calibrate` measures them; those
+that stand here are of an ordinary machine, good for looking at a plan and for tests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from penstock.program.ops import OPS, is_move
 from penstock.program.plan import Plan, Task
 
 __all__ = [
-    "Costs",
+    "MachineCosts",
     "Link",
-    "Work",
+    "TaskWork",
     "axes_of",
     "kernel_amount",
     "kernel_name",
@@ -70,7 +70,7 @@ _COPY = Link(latency_s=20e-6, bytes_s=20e9, cpu_s=0.0, wire="pcie")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class MachineCosts:
     """What is known of the machine and the network, seen from one rank."""
 
     links: tuple[tuple[str, Link], ...] = ()
@@ -124,11 +124,11 @@ class Costs:
             return max(each, key=lambda link: 1.0 / link.bytes_s)
         return replace(known.get("", Link()), wire=known.get("", Link()).wire or axes)
 
-    def with_calls(self, measured_s: Mapping[str, float]) -> Costs:
+    def with_calls(self, measured_s: Mapping[str, float]) -> MachineCosts:
         """Return the same with what functions of the user took."""
         return replace(self, calls=tuple(sorted({**dict(self.calls), **measured_s}.items())))
 
-    def with_kernels(self, rates: Mapping[str, float]) -> Costs:
+    def with_kernels(self, rates: Mapping[str, float]) -> MachineCosts:
         """Return the same with the rates that kernels were seen to have."""
         return replace(self, kernels=tuple(sorted({**dict(self.kernels), **rates}.items())))
 
@@ -137,7 +137,7 @@ class Costs:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Costs:
+    def from_json(cls, text: str) -> MachineCosts:
         """Return them from text."""
         try:
             said: dict[str, Any] = json.loads(text)
@@ -152,7 +152,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class TaskWork:
     """What a task does, and what it uses of what others use too."""
 
     latency_s: float
@@ -172,12 +172,12 @@ class Work:
         return self.latency_s + self.seconds
 
 
-def task_seconds(task: Task, plan: Plan, costs: Costs) -> float:
+def task_seconds(task: Task, plan: Plan, costs: MachineCosts) -> float:
     """Return how long a task takes when it is alone."""
     return work_of(task, plan, costs).alone_s
 
 
-def work_of(task: Task, plan: Plan, costs: Costs) -> Work:
+def work_of(task: Task, plan: Plan, costs: MachineCosts) -> TaskWork:
     """Return what a task does."""
     if task.kind in ("load", "store", "fetch", "decode", "copy"):
         return _loaded(task, plan, costs)
@@ -185,7 +185,7 @@ def work_of(task: Task, plan: Plan, costs: Costs) -> Work:
     moves = [plan.program[name] for name in task.nodes if is_move(plan.program[name].op)]
     if not moves:
         threads = min(costs.threads, costs.cores)
-        return Work(latency_s=costs.task_s, seconds=compute_s, cores=threads)
+        return TaskWork(latency_s=costs.task_s, seconds=compute_s, cores=threads)
     links = [costs.link(axes_of(node), node.op, node.attr("algo")) for node in moves]
     slowest = min(links, key=lambda link: link.bytes_s)
     latency_s = sum(link.latency_s for link in links)
@@ -199,13 +199,13 @@ def work_of(task: Task, plan: Plan, costs: Costs) -> Work:
     return _moved(task, link, task.sent_bytes, compute_s, costs)
 
 
-def _loaded(task: Task, plan: Plan, costs: Costs) -> Work:
+def _loaded(task: Task, plan: Plan, costs: MachineCosts) -> TaskWork:
     """Return the work of a load's stage, or of a store."""
     source = source_of(plan.program[task.nodes[0]]) if task.nodes else ""
     known = dict(costs.loads).get(f"{source}/{task.kind}")
     if task.kind == "decode":
         seconds = task.touched_bytes / (known or costs.decode_bytes_s)
-        return Work(latency_s=costs.task_s, seconds=seconds, cores=min(1.0, costs.cores))
+        return TaskWork(latency_s=costs.task_s, seconds=seconds, cores=min(1.0, costs.cores))
     link = costs.copy if task.kind == "copy" else costs.io
     if known:
         link = replace(link, bytes_s=known)
@@ -217,13 +217,15 @@ def axes_of(node: Node) -> str:
     return "+".join(node.axes)
 
 
-def _moved(task: Task, link: Link, size_bytes: int, compute_s: float, costs: Costs) -> Work:
+def _moved(
+    task: Task, link: Link, size_bytes: int, compute_s: float, costs: MachineCosts
+) -> TaskWork:
     """Return the work of bytes on a link, with what one thread computes on the way."""
     wire_s = size_bytes / link.bytes_s
     moving_s = max(wire_s, size_bytes * link.cpu_s)
     cpu_s = size_bytes * link.cpu_s + compute_s
     seconds = max(wire_s, cpu_s) if link.is_memory else moving_s + compute_s
-    return Work(
+    return TaskWork(
         latency_s=costs.task_s + link.latency_s,
         seconds=seconds,
         cores=cpu_s / seconds if seconds else 0.0,
@@ -256,7 +258,7 @@ def kernel_amount(task: Task, plan: Plan) -> float:
     return flops or float(task.touched_bytes)
 
 
-def _compute_s(task: Task, plan: Plan, costs: Costs) -> float:
+def _compute_s(task: Task, plan: Plan, costs: MachineCosts) -> float:
     program = plan.program
     nodes = [program[name] for name in task.nodes]
     if task.kind == "call":
@@ -285,21 +287,21 @@ def _product_flops(node: Node, task: Task, program: Program) -> float:
     return 2.0 * inner * _elements(node.name, task, program)
 
 
-def _ops(node: Node, task: Task, program: Program, costs: Costs) -> float:
+def _ops(node: Node, task: Task, program: Program, costs: MachineCosts) -> float:
     names = (node.name, *node.inputs)
     elements = max(_elements(name, task, program) for name in names)
     factor = dict(costs.factors).get(node.op, 1.0)
     return elements * OPS[node.op].cost * factor
 
 
-def _call_s(node: Node, task: Task, costs: Costs, chunks: int) -> float:
+def _call_s(node: Node, task: Task, costs: MachineCosts, chunks: int) -> float:
     known = dict(costs.calls).get(str(node.attr("function")), node.attr("cost_s"))
     if known is not None and math.isfinite(float(known)):
         return float(known) / chunks
     return task.touched_bytes / costs.memory_bytes_s
 
 
-def unmeasured_calls(program: Program, costs: Costs) -> tuple[str, ...]:
+def unmeasured_calls(program: Program, costs: MachineCosts) -> tuple[str, ...]:
     """Return the user's functions whose time nobody knows: they count as one pass over memory."""
     calls = [node for node in program.nodes if node.op == "call" and node.attr("cost_s") is None]
     names = dict.fromkeys(str(node.attr("function")) for node in calls)

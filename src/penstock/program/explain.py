@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.program.bytes import sent_bytes, sent_together
-from penstock.program.cost import Costs, Work, unmeasured_calls, work_of
+from penstock.program.cost import MachineCosts, TaskWork, unmeasured_calls, work_of
 from penstock.program.lower import lower
 from penstock.program.nodes import Program
 from penstock.program.ops import is_move
@@ -42,7 +42,7 @@ class Explanation:
 
     plan: Plan
     timeline: Timeline
-    costs: Costs
+    costs: MachineCosts
 
     @property
     def step_s(self) -> float:
@@ -123,10 +123,10 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(what: Program | Plan, costs: Costs | None = None) -> Explanation:
+def explain(what: Program | Plan, costs: MachineCosts | None = None) -> Explanation:
     """Return what a program or a plan does, for printing."""
     plan = what if isinstance(what, Plan) else lower(what)
-    chosen = costs or Costs()
+    chosen = costs or MachineCosts()
     return Explanation(plan=plan, timeline=simulate(plan, chosen), costs=chosen)
 
 
@@ -137,7 +137,7 @@ def _sent(task: Task, plan: Plan, rank: int) -> int:
     return sum(sent_bytes(node, plan.program, rank, task.chunk) for node in moves)
 
 
-def _alone_s(work: Work, costs: Costs) -> float:
+def _alone_s(work: TaskWork, costs: MachineCosts) -> float:
     """Return how long a task takes when it has the whole processor, of which it may want more."""
     return work.latency_s + work.seconds * max(1.0, work.cores / costs.cores)
 

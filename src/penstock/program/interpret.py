@@ -62,7 +62,7 @@ def interpret(
     A tensor is given whole, or as a list with what each rank has; partial and local ones only so.
     Scalars are numbers, or functions of the iteration.
     """
-    ranks = _Ranks(program, calls or {}, sources or {})
+    ranks = _InterpretedRanks(program, calls or {}, sources or {})
     states = {n.name: _given(n, given, program) for n in program.inputs if n.op == "input"}
     out = Outcome(outputs=[], states={})
     for iteration in range(iterations):
@@ -148,7 +148,7 @@ def _number(node: Node, given: Mapping[str, Any], program: Program, iteration: i
     return number
 
 
-class _Ranks:
+class _InterpretedRanks:
     """A program being carried out, rank beside rank."""
 
     def __init__(self, program: Program, calls: Calls, sources: Sources) -> None:

@@ -30,7 +30,7 @@ _AS_ONE = ("fuse", "ring", "bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unit:
+class _TaskUnit:
     """Nodes that one task carries out, for one chunk or for all."""
 
     nodes: tuple[str, ...]
@@ -47,7 +47,7 @@ def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
     tasks: list[Task] = []
     writers: dict[str, list[Task]] = {}
     readers: dict[str, list[Task]] = {}
-    order = _Order(program)
+    order = _ImpliedOrder(program)
     for each in (task for unit in units for task in _tasks(program, unit, memory)):
         after = _needed(each, writers, readers) | order.before(each)
         if tasks and tasks[-1].kind in STAGES and tasks[-1].nodes == each.nodes:
@@ -78,7 +78,7 @@ def host_nodes(program: Program) -> tuple[str, ...]:
 # -- units -------------------------------------------------------------------------------------
 
 
-def _units(program: Program) -> Iterator[_Unit]:
+def _units(program: Program) -> Iterator[_TaskUnit]:
     """Yield what becomes tasks, in an order in which they can be done."""
     fused = {name: r for r in program.regions if r.kind in _AS_ONE for name in r.nodes}
     chunked = {name: r for r in program.regions if r.kind == "chunk" for name in r.nodes}
@@ -89,12 +89,12 @@ def _units(program: Program) -> Iterator[_Unit]:
     for group in _in_order(program, cut):
         region = chunked.get(group[0])
         if region is None:
-            yield _Unit(nodes=group)
+            yield _TaskUnit(nodes=group)
             continue
         inside = _in_order(program, {n: fuse[n] for n in wanted if n in region.nodes})
         for chunk in range(region.num_chunks):
             for each in inside:
-                yield _Unit(nodes=each, region=region, chunk=chunk)
+                yield _TaskUnit(nodes=each, region=region, chunk=chunk)
 
 
 def _in_order(program: Program, groups: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -127,12 +127,12 @@ def _made_by(program: Program, node: Node) -> list[str]:
 # -- tasks -------------------------------------------------------------------------------------
 
 
-def _tasks(program: Program, unit: _Unit, memory: dict[str, str]) -> list[Task]:
+def _tasks(program: Program, unit: _TaskUnit, memory: dict[str, str]) -> list[Task]:
     task = _task(program, unit, memory)
     return tasks_of_load(program[unit.nodes[0]], task) if task.kind == "load" else [task]
 
 
-def _task(program: Program, unit: _Unit, memory: dict[str, str]) -> Task:
+def _task(program: Program, unit: _TaskUnit, memory: dict[str, str]) -> Task:
     nodes = [program[name] for name in unit.nodes]
     moves = [node for node in nodes if is_move(node.op)]
     suffix = "" if unit.chunk is None else f"[{unit.chunk}]"
@@ -190,7 +190,7 @@ def _leaves(program: Program, node: Node, inside: set[str]) -> bool:
     return len(inside) == 1 or any(user not in inside for user in users)
 
 
-def _access(program: Program, name: str, unit: _Unit, memory: dict[str, str]) -> Access:
+def _access(program: Program, name: str, unit: _TaskUnit, memory: dict[str, str]) -> Access:
     node = program[name]
     chunk = unit.chunk
     if unit.region is None or unit.region.dim(name) is None:
@@ -220,7 +220,7 @@ def _meet(task: Task, access: Access, other: Task, theirs: tuple[Access, ...]) -
     return any(one.overlaps(mine) for one in theirs)
 
 
-class _Order:
+class _ImpliedOrder:
     """Who waits for whom only because nobody said that they may overlap."""
 
     def __init__(self, program: Program) -> None:
@@ -267,12 +267,12 @@ def _sent(program: Program, moves: list[Node], kind: str) -> int:
     return sum(sent_bytes(node, program) for node in moves)
 
 
-def _share(total: int, unit: _Unit) -> int:
+def _share(total: int, unit: _TaskUnit) -> int:
     """Return the largest share of one chunk."""
     return total if unit.region is None else -(-total // unit.region.num_chunks)
 
 
-def _local_bytes(program: Program, name: str, unit: _Unit) -> int:
+def _local_bytes(program: Program, name: str, unit: _TaskUnit) -> int:
     if program[name].op == "call":
         return sum(_local_bytes(program, pick, unit) for pick in program.users[name])
     size_bytes = program[name].type.local_bytes(program.mesh, 0)
@@ -280,7 +280,7 @@ def _local_bytes(program: Program, name: str, unit: _Unit) -> int:
     return _share(size_bytes, unit) if cut else size_bytes
 
 
-def _flops(program: Program, node: Node, unit: _Unit) -> int:
+def _flops(program: Program, node: Node, unit: _TaskUnit) -> int:
     local = node.type.local_shape(program.mesh, 0)
     elements = 1
     for length in local:

@@ -24,10 +24,10 @@ from penstock.program.rewrites import Rewrites
 from penstock.program.types import Type
 
 if TYPE_CHECKING:
-    from penstock.program.cost import Costs
+    from penstock.program.cost import MachineCosts
     from penstock.program.explain import Explanation
 
-__all__ = ["Attr", "Node", "Program", "Region", "Step"]
+__all__ = ["Attr", "Node", "Program", "Region", "Rewrite"]
 
 Attr = str | int | float | bool | tuple[Any, ...] | Type | None
 """What an attribute may be: a value that prints and compares."""
@@ -99,7 +99,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Rewrite:
     """One rewrite of a schedule: its name and its arguments."""
 
     name: str
@@ -121,7 +121,7 @@ class Program(Rewrites):
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...] = ()
     regions: tuple[Region, ...] = ()
-    history: tuple[Step, ...] = field(default=(), compare=False)
+    history: tuple[Rewrite, ...] = field(default=(), compare=False)
     """The rewrites that made it."""
     defaults: tuple[tuple[str, float], ...] = field(default=(), compare=False)
     """Scalars that need not be given."""
@@ -218,9 +218,9 @@ class Program(Rewrites):
         """Return the program after a rewrite, checked, with the rewrite in its history."""
         from penstock.program.passes import rewritten
 
-        return rewritten(self, Step(name=name, args=args, options=tuple(options.items())))
+        return rewritten(self, Rewrite(name=name, args=args, options=tuple(options.items())))
 
-    def explain(self, costs: Costs | None = None) -> Explanation:
+    def explain(self, costs: MachineCosts | None = None) -> Explanation:
         """Return bytes by lane, the predicted timeline and exposed communication, for people.
 
         Costs are those of an ordinary machine unless measured ones are given (`calibrate`).

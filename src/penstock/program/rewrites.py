@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.program.nodes import Attr, Program, Step
+    from penstock.program.nodes import Attr, Program, Rewrite
 
 __all__ = ["Rewrites"]
 
@@ -17,7 +17,7 @@ __all__ = ["Rewrites"]
 class Rewrites:
     """What can be made of a program. All of it is `apply` with a name."""
 
-    history: tuple[Step, ...]
+    history: tuple[Rewrite, ...]
     apply: Callable[..., Program]
 
     def script(self) -> str:

@@ -34,7 +34,7 @@ def run_ring(program: Program, region: Region, values: dict[str, Held]) -> dict[
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class _RingNode:
     """A node on one rank."""
 
     program: Program
@@ -54,16 +54,18 @@ def _gathered(
     mesh, part = program.mesh, program[gather.inputs[0]]
     axis, ranks = gather.axes[0], range(program.mesh.num_ranks)
     dim = part.type.layout(axis).dim
-    out = {n.name: [_Ring(program, n, r).room() for r in ranks] for n in (gather, *products)}
+    out = {n.name: [_RingNode(program, n, r).room() for r in ranks] for n in (gather, *products)}
     # Who made the part that a rank has just now.
     of = list(ranks)
     moving = list(values[part.name])
     for _ in range(mesh.size(axis)):
         for rank in ranks:
             here = part.type.bounds(mesh, of[rank])[dim]
-            _place(_Ring(program, gather, rank), out[gather.name][rank], moving[rank], dim, here)
+            _place(
+                _RingNode(program, gather, rank), out[gather.name][rank], moving[rank], dim, here
+            )
             for node in products:
-                at, ring = node.inputs.index(gather.name), _Ring(program, node, rank)
+                at, ring = node.inputs.index(gather.name), _RingNode(program, node, rank)
                 loop = next(o for o in loops_of(node, program) if o.operands[at] == dim)
                 other = values[node.inputs[1 - at]][rank]
                 args = [moving[rank], other] if at == 0 else [other, moving[rank]]
@@ -90,7 +92,7 @@ def _scattered(
             owner = _neighbour(program, rank, axis, by * (size - 1 - step))
             here = scatter.type.bounds(mesh, owner)[dim]
             args = [values[name][rank] for name in product.inputs]
-            block = _product(_Ring(program, product, rank), loop, args, here)
+            block = _product(_RingNode(program, product, rank), loop, args, here)
             before = sums[rank]
             sums[rank] = block if before is None else before + block
     done = [held for held in sums if held is not None]
@@ -102,7 +104,7 @@ def _neighbour(program: Program, rank: int, axis: str, by: int) -> int:
     return group[(program.mesh.coordinate(rank, axis) + by) % len(group)]
 
 
-def _product(ring: _Ring, loop: Loop, args: list[Array], here: Run, skip: int = -1) -> Array:
+def _product(ring: _RingNode, loop: Loop, args: list[Array], here: Run, skip: int = -1) -> Array:
     """Return the block of a product that some of the loop gives; one operand may be cut already."""
     cut = []
     for place, (arg, dim) in enumerate(zip(args, loop.operands, strict=True)):
@@ -115,7 +117,7 @@ def _product(ring: _Ring, loop: Loop, args: list[Array], here: Run, skip: int = 
     return out
 
 
-def _place(ring: _Ring, whole: Array, block: Array, dim: int, here: Run) -> None:
+def _place(ring: _RingNode, whole: Array, block: Array, dim: int, here: Run) -> None:
     """Write a block where it belongs in what a rank has."""
     first, _ = ring.bounds(ring.node.name)[dim]
     where = [slice(None)] * whole.ndim

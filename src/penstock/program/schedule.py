@@ -20,12 +20,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Attr, Program, Step
+from penstock.program.nodes import Attr, Program, Rewrite
 from penstock.program.passes import PASSES, rewritten
 
 __all__ = ["LINE_CHARS_MAX", "STEPS_MAX", "Schedule", "apply", "read_schedule", "schedule_text"]
 
-Schedule = tuple[Step, ...]
+Schedule = tuple[Rewrite, ...]
 
 STEPS_MAX = 10_000
 """Rewrites in one schedule."""
@@ -33,7 +33,7 @@ LINE_CHARS_MAX = 100_000
 """A line names a few nodes; all those of a large program at most."""
 
 
-def apply(program: Program, schedule: Iterable[Step] | str) -> Program:
+def apply(program: Program, schedule: Iterable[Rewrite] | str) -> Program:
     """Return a program after all rewrites of a schedule, each checked; or say which one fails."""
     steps = read_schedule(schedule) if isinstance(schedule, str) else tuple(schedule)
     for number, step in enumerate(steps, 1):
@@ -44,10 +44,10 @@ def apply(program: Program, schedule: Iterable[Step] | str) -> Program:
     return program
 
 
-def schedule_text(schedule: Iterable[Step]) -> str:
+def schedule_text(schedule: Iterable[Rewrite]) -> str:
     """Return a schedule as text that reads back as the same.
 
-    >>> schedule_text([Step(name="sink", args=("g.gather",), options=(("below", "w"),))])
+    >>> schedule_text([Rewrite(name="sink", args=("g.gather",), options=(("below", "w"),))])
     "sink('g.gather', below='w')\\n"
     """
     lines = []
@@ -75,7 +75,7 @@ def read_schedule(text: str) -> Schedule:
     return tuple(steps)
 
 
-def _read_step(line: str, number: int) -> Step:
+def _read_step(line: str, number: int) -> Rewrite:
     where = f"line {number} of the schedule"
     if len(line) > LINE_CHARS_MAX:
         raise ProgramError(f"{where} has {len(line)} characters; at most {LINE_CHARS_MAX} are read")
@@ -95,7 +95,7 @@ def _read_step(line: str, number: int) -> Step:
         if keyword.arg is None:
             raise ProgramError(f"{where}: options are written one by one, as below='w'")
         options.append((keyword.arg, _read_value(keyword.value, where)))
-    return Step(name=call.func.id, args=args, options=tuple(options))
+    return Rewrite(name=call.func.id, args=args, options=tuple(options))
 
 
 def _read_value(node: ast.expr, where: str) -> Attr:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from penstock.program.cost import Costs, Work, work_of
+from penstock.program.cost import MachineCosts, TaskWork, work_of
 from penstock.program.plan import Plan
 from penstock.program.timeline import Span, Timeline
 
@@ -31,13 +31,13 @@ Key = tuple[int, str]
 """A task of a step: the step that its values belong to."""
 
 
-def simulate(plan: Plan, costs: Costs, *, num_steps: int | None = None) -> Timeline:
+def simulate(plan: Plan, costs: MachineCosts, *, num_steps: int | None = None) -> Timeline:
     """Return when every task of a plan begins and ends, over some steps that follow each other."""
     ahead = max((abs(task.ahead) for task in plan.tasks), default=0)
     steps = num_steps or (ahead + _STEPS_AHEAD if ahead else 1)
     # What the last step begins for those after it shares lanes and wires with its own.
     more = max((task.ahead for task in plan.tasks if task.ahead > 0), default=0)
-    run = _Run(plan, costs, steps + more)
+    run = _SimulationState(plan, costs, steps + more)
     run.go()
     ends = [0.0] * steps
     for span in run.spans:
@@ -55,7 +55,7 @@ def simulate(plan: Plan, costs: Costs, *, num_steps: int | None = None) -> Timel
 @dataclass(slots=True)
 class _Running:
     key: Key
-    work: Work
+    work: TaskWork
     start_s: float
     latency_s: float
     left_s: float
@@ -73,10 +73,10 @@ class _Running:
         return self.left_s / self.speed if self.left_s > _TINY_S else 0.0
 
 
-class _Run:
+class _SimulationState:
     """The state between two events."""
 
-    def __init__(self, plan: Plan, costs: Costs, num_steps: int) -> None:
+    def __init__(self, plan: Plan, costs: MachineCosts, num_steps: int) -> None:
         self._plan, self._cores = plan, costs.cores
         self._works = _works(plan, costs)
         self._now = 0.0
@@ -158,10 +158,10 @@ class _Run:
                 self._is_ready(user)
 
 
-def _works(plan: Plan, costs: Costs) -> dict[str, Work]:
+def _works(plan: Plan, costs: MachineCosts) -> dict[str, TaskWork]:
     """Return what every task does; chunks that do as much of the same are looked at once."""
-    known: dict[object, Work] = {}
-    out: dict[str, Work] = {}
+    known: dict[object, TaskWork] = {}
+    out: dict[str, TaskWork] = {}
     for task in plan.tasks:
         amounts = task.sent_bytes, task.touched_bytes, task.flops
         key = task.name if task.chunk is None else (task.kind, task.nodes, amounts)

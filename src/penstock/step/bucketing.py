@@ -15,13 +15,13 @@ from penstock.program.nodes import Node
 from penstock.program.plan import Task
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.computing import blocks_of
-from penstock.step.memory import Memory
+from penstock.step.memory import RankMemory
 from penstock.step.moving import Move, packed, padded, part_lengths
 
 __all__ = ["bucket_of"]
 
 
-def bucket_of(task: Task, memory: Memory, comm: Comm) -> Move:
+def bucket_of(task: Task, memory: RankMemory, comm: Comm) -> Move:
     """Return how the collectives of a bucket are carried out as one."""
     bucket = _Bucket([memory.program[name] for name in task.nodes], task, memory, comm)
     ops = {"reduce_scatter": bucket.scatter, "all_gather": bucket.gather}
@@ -31,7 +31,7 @@ def bucket_of(task: Task, memory: Memory, comm: Comm) -> Move:
 class _Bucket:
     """Values that move together."""
 
-    def __init__(self, nodes: list[Node], task: Task, memory: Memory, comm: Comm) -> None:
+    def __init__(self, nodes: list[Node], task: Task, memory: RankMemory, comm: Comm) -> None:
         self._nodes, self._task, self._memory, self._comm = nodes, task, memory, comm
         self.op = nodes[0].op
         self._how = {"wire": nodes[0].attr("wire"), "algo": nodes[0].attr("algo")}

@@ -20,7 +20,7 @@ from penstock.program.nodes import Node
 from penstock.program.plan import Task
 from penstock.step.computing import blocks_of
 from penstock.step.dtypes import torch_dtype
-from penstock.step.memory import Memory, shape_of
+from penstock.step.memory import RankMemory, shape_of
 
 __all__ = ["call_of"]
 
@@ -28,7 +28,7 @@ __all__ = ["call_of"]
 def call_of(
     task: Task,
     calls: Mapping[str, Callable[..., Any]],
-    memory: Memory,
+    memory: RankMemory,
     *,
     value: Callable[[str], Any],
     checked: Callable[[Node, Any], torch.Tensor],
@@ -102,7 +102,7 @@ def _places(values: Iterable[Any]) -> set[int]:
     return {one.untyped_storage().data_ptr() for one in tensors}
 
 
-def _may_outlast(memory: Memory, node: Node, pick: Node, function: Callable[..., Any]) -> bool:
+def _may_outlast(memory: RankMemory, node: Node, pick: Node, function: Callable[..., Any]) -> bool:
     """Whether a result is read after the next call of its function, which may use its memory.
 
     What is captured makes its results anew.
@@ -113,7 +113,7 @@ def _may_outlast(memory: Memory, node: Node, pick: Node, function: Callable[...,
     return not is_ours and (len(calls) > 1 or pick.name in program.outputs)
 
 
-def _is_last(memory: Memory, name: str, node: Node) -> bool:
+def _is_last(memory: RankMemory, name: str, node: Node) -> bool:
     """Whether a value is a result of a call that nobody reads but this one."""
     program = memory.program
     is_cut = bool(program.regions_of(name, "chunk"))
@@ -125,7 +125,7 @@ def _in_chunks(
     task: Task,
     node: Node,
     function: Callable[..., Any],
-    memory: Memory,
+    memory: RankMemory,
     read: Callable[[str], Any],
 ) -> Callable[[], None]:
     program = memory.program

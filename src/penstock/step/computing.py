@@ -19,9 +19,9 @@ from penstock.program.nodes import Node, Program
 from penstock.program.ops import OPS
 from penstock.program.plan import Task
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import Body
+from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.regions import Kernel, kernel_of
-from penstock.step.memory import Block, Memory, block_of, chunk_of, shape_of
+from penstock.step.memory import Block, RankMemory, block_of, chunk_of, shape_of
 
 __all__ = ["Prepared", "Scalars", "blocks_of", "prepared"]
 
@@ -38,7 +38,7 @@ class _Piece:
     block: Block
 
 
-def prepared(task: Task, memory: Memory, *, host: tuple[str, ...], backend: str) -> Prepared:
+def prepared(task: Task, memory: RankMemory, *, host: tuple[str, ...], backend: str) -> Prepared:
     """Return what a compute task does."""
     nodes = [memory.program[name] for name in task.nodes]
     is_update = len(nodes) == 1 and nodes[0].op == "update"
@@ -59,7 +59,12 @@ def _is_kernels(node: Node) -> bool:
 
 
 def blocks_of(
-    task: Task, memory: Memory, name: str, consumer: Node | None = None, *, rank: int | None = None
+    task: Task,
+    memory: RankMemory,
+    name: str,
+    consumer: Node | None = None,
+    *,
+    rank: int | None = None,
 ) -> Block:
     """Return which block of a value a task touches; of what it reads, for which node."""
     program, rank = memory.program, memory.rank if rank is None else rank
@@ -83,7 +88,9 @@ def blocks_of(
 # -- kernels -----------------------------------------------------------------------------------
 
 
-def _kernel_call(task: Task, memory: Memory, *, host: tuple[str, ...], backend: str) -> Prepared:
+def _kernel_call(
+    task: Task, memory: RankMemory, *, host: tuple[str, ...], backend: str
+) -> Prepared:
     program = memory.program
     inside = tuple(n for n in (*host, *task.nodes) if n in _needed(program, task.nodes))
     leaving = tuple(access.value for access in task.writes)
@@ -107,7 +114,9 @@ def _kernel_call(task: Task, memory: Memory, *, host: tuple[str, ...], backend: 
     return call
 
 
-def _whole_block(body: Body, task: Task, memory: Memory, rank: int | None = None) -> Block | None:
+def _whole_block(
+    body: KernelBody, task: Task, memory: RankMemory, rank: int | None = None
+) -> Block | None:
     """Return the block that a kernel goes over, of a value that has all of it."""
     made = [n for n in task.nodes if memory.program[n].type.shape == body.full]
     if made:
@@ -124,7 +133,7 @@ def _needed(program: Program, nodes: tuple[str, ...]) -> set[str]:
     return out
 
 
-def _read_block(task: Task, memory: Memory, name: str, rank: int | None = None) -> Block:
+def _read_block(task: Task, memory: RankMemory, name: str, rank: int | None = None) -> Block:
     readers = (memory.program[n] for n in task.nodes)
     reader = next(n for n in readers if name in n.inputs)
     return blocks_of(task, memory, name, reader, rank=rank)
@@ -145,7 +154,7 @@ def _starts(block: Block) -> tuple[int, ...]:
 # -- nodes one by one ----------------------------------------------------------------------------
 
 
-def _is_apart(body: Body, task: Task, memory: Memory) -> bool:
+def _is_apart(body: KernelBody, task: Task, memory: RankMemory) -> bool:
     """Whether no single pass goes over all that is computed.
 
     A node may read all of a value and another a slice of it; where slices run out, a rank has
@@ -162,7 +171,7 @@ def _is_apart(body: Body, task: Task, memory: Memory) -> bool:
     )
 
 
-def _has_other_parts(body: Body, task: Task, memory: Memory, rank: int) -> bool:
+def _has_other_parts(body: KernelBody, task: Task, memory: RankMemory, rank: int) -> bool:
     """Whether nodes work on different parts, as a sum of all and a product with a slice."""
     read: dict[str, set[Block]] = {
         name: {blocks_of(task, memory, name, rank=rank)} for name in task.nodes
@@ -187,7 +196,7 @@ def _lies_in(whole: Block, block: Block, reach: str) -> bool:
     return reach != "full" or block == whole
 
 
-def _is_partly_empty(body: Body, task: Task, memory: Memory, rank: int) -> bool:
+def _is_partly_empty(body: KernelBody, task: Task, memory: RankMemory, rank: int) -> bool:
     names = (*task.nodes, *body.inputs, *body.outputs)
     blocks = {name: blocks_of(task, memory, name, rank=rank) for name in names}
     for run in range(_num_runs(blocks.values())):
@@ -200,7 +209,7 @@ def _is_partly_empty(body: Body, task: Task, memory: Memory, rank: int) -> bool:
 class _OneByOne:
     """A kernel node by node, each by itself; states change when all are computed."""
 
-    def __init__(self, task: Task, memory: Memory, host: tuple[str, ...]) -> None:
+    def __init__(self, task: Task, memory: RankMemory, host: tuple[str, ...]) -> None:
         self._memory = memory
         self._leaving = [access.value for access in task.writes]
         self._blocks = {name: blocks_of(task, memory, name) for name in task.nodes}
@@ -258,7 +267,7 @@ def _nothing(op: str, dtype: torch.dtype) -> float | int:
 # -- what torch does itself ----------------------------------------------------------------------
 
 
-def _torch_call(task: Task, memory: Memory, host: tuple[str, ...]) -> Prepared:
+def _torch_call(task: Task, memory: RankMemory, host: tuple[str, ...]) -> Prepared:
     (name,) = task.nodes
     node = memory.program[name]
     reads = [_Piece(name=n, block=_operand_block(task, memory, n, node)) for n in node.inputs]
@@ -287,7 +296,7 @@ def _number(node: Node, scalars: Scalars) -> torch.Tensor:
     return torch.tensor(value, dtype=torch_dtype(node.type.dtype))
 
 
-def _operand_block(task: Task, memory: Memory, name: str, node: Node) -> Block:
+def _operand_block(task: Task, memory: RankMemory, name: str, node: Node) -> Block:
     own = blocks_of(task, memory, name, node)
     if node.op != "matmul":
         return own

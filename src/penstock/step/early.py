@@ -16,7 +16,7 @@ from penstock.program.nodes import Program
 from penstock.program.plan import Plan, Task
 from penstock.step.comms.comm import Comm, Done
 from penstock.step.lanes import Begun
-from penstock.step.memory import Memory
+from penstock.step.memory import RankMemory
 from penstock.step.moving import move_of
 
 __all__ = ["Early", "early_tasks", "with_early"]
@@ -51,7 +51,7 @@ def with_early(plan: Plan) -> Plan:
 class Early:
     """One such gather: begun in one iteration, awaited in the next."""
 
-    def __init__(self, task: Task, memory: Memory, comm: Comm) -> None:
+    def __init__(self, task: Task, memory: RankMemory, comm: Comm) -> None:
         node = memory.program[task.nodes[0]]
         self.name, self.next_name = task.name, task.name + _NEXT
         self._value, self._state = node.name, node.inputs[0]

@@ -40,12 +40,12 @@ from penstock.step.early import Early, early_tasks, with_early
 from penstock.step.given import article, no_program, no_tensor, number_of
 from penstock.step.groups import Groups
 from penstock.step.kernels.regions import check_backend
-from penstock.step.lanes import Begun, Carrier, Iteration, Lived
+from penstock.step.lanes import Begun, Carrier, Lived, PlanIteration
 from penstock.step.loads.sources import Landing, Source, check_apart, field_of, stages_offered
-from penstock.step.memory import Memory
+from penstock.step.memory import RankMemory
 from penstock.step.moving import Move, move_of
 from penstock.step.ringing import run_ring
-from penstock.step.streams import Order, Streams
+from penstock.step.streams import StreamOrder, Streams
 
 __all__ = ["Step", "compile", "planned", "whole_device"]
 
@@ -124,7 +124,7 @@ class Step:
         self._agree()
         self._rank = groups.rank
         self._device = device
-        self._memory = Memory(self.program, self._rank, device)
+        self._memory = RankMemory(self.program, self._rank, device)
         self._host = host_nodes(self.program)
         self._calls = calls
         self._sources = {
@@ -234,8 +234,10 @@ class Step:
         begin_ns = begun_ns()
         self._take(given)
         plan, keeps_times = self._whole_plan, self.keeps_times
-        order = None if self._streams is None else Order(self._streams)
-        iteration = Iteration(plan, self._carrier, self._io, keeps_times=keeps_times, order=order)
+        order = None if self._streams is None else StreamOrder(self._streams)
+        iteration = PlanIteration(
+            plan, self._carrier, self._io, keeps_times=keeps_times, order=order
+        )
         self._is_broken = True
         iteration.run()
         self._is_broken = False
@@ -248,7 +250,7 @@ class Step:
             self._memory.give_away(name)
         return outputs
 
-    def _keep_times(self, iteration: Iteration) -> None:
+    def _keep_times(self, iteration: PlanIteration) -> None:
         """Keep when tasks were at work; of loads not when they were waited for, but done."""
         began_s, before_s = iteration.began_s, self._ended_s
         self._took_s = time.perf_counter() - began_s

@@ -21,7 +21,7 @@ from penstock.step.comms.shm import ShmComm
 from penstock.step.computing import Scalars, prepared
 from penstock.step.groups import Groups
 from penstock.step.lanes import Begun
-from penstock.step.memory import Memory
+from penstock.step.memory import RankMemory
 from penstock.step.moving import Move, move_of
 from penstock.step.shm_pass import shared_pass
 from penstock.step.streams import current_stream, mark_of
@@ -31,7 +31,7 @@ __all__ = ["Chain", "fused_lanes", "fused_of"]
 
 def fused_of(
     task: Task,
-    memory: Memory,
+    memory: RankMemory,
     groups: Groups,
     *,
     host: tuple[str, ...],
@@ -86,7 +86,7 @@ def _region(program: Program, task: Task) -> str:
 def _runs(program: Program, nodes: tuple[str, ...]) -> list[tuple[bool, tuple[str, ...]]]:
     """Return the nodes of a task in runs that communicate and runs that compute."""
     work = [program[name] for name in nodes]
-    runs = _Runs()
+    runs = _NodeRuns()
     for node in sorted(work, key=lambda node: not _is_ready(node, {*nodes})):
         runs.add(node)
     return runs.ended()
@@ -97,7 +97,7 @@ def _is_ready(node: Node, inside: set[str]) -> bool:
     return node.op == "reduce_scatter" and not inside & {*node.inputs}
 
 
-class _Runs:
+class _NodeRuns:
     """Nodes of a task, put in runs one after the other.
 
     Moves go together where none needs another. What they do not need is computed after them, beside

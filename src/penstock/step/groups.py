@@ -22,12 +22,12 @@ from torch import distributed
 
 from penstock.errors import OptionError
 from penstock.program.mesh import Mesh
-from penstock.step.comms.comm import Alone, Comm
+from penstock.step.comms.comm import Comm, OneRankComm
 from penstock.step.comms.gloo import GlooComm
 from penstock.step.comms.peer import PeerComm
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
-from penstock.step.comms.shm_memory import Arena, Meet, meeting
+from penstock.step.comms.shm_memory import HostArena, Meet, meeting
 from penstock.step.comms.timeouts import default_timeout_s
 from penstock.step.loads.credits import Watched, Wire
 from penstock.units import bytes_of
@@ -76,7 +76,7 @@ class Groups:
         self._timeout_s = timeout_s
         self._shared = shared
         self.over = over
-        self._arenas: dict[str, Arena | PeerArena] = {}
+        self._arenas: dict[str, HostArena | PeerArena] = {}
         self._comms: dict[tuple[str, str], Comm] = {}
         self._groups: list[distributed.ProcessGroup] = []
         self.num_closed = 0
@@ -134,7 +134,7 @@ class Groups:
         if key not in self._comms:
             made = self._make(names, lane)
             # What goes through memory takes nothing of the wire.
-            if self.over is not None and not isinstance(made, ShmComm | Alone):
+            if self.over is not None and not isinstance(made, ShmComm | OneRankComm):
                 made = Watched(made, self.over)
             self._comms[key] = made
         return self._comms[key]
@@ -190,7 +190,7 @@ class Groups:
 
     def _sharing(self, meet: Meet, axes: tuple[str, ...], backend: str) -> Comm:
         rank, size = self.mesh.coordinate(self.rank, *axes), self.mesh.size(*axes)
-        kind = Arena if backend == "shm" else PeerArena
+        kind = HostArena if backend == "shm" else PeerArena
         # What lanes pass through comes on top of what the user may take.
         shared_bytes = bytes_of(self._shared) + _LANES_MAX * ShmComm.need_bytes(size)
         arena = kind(meet, rank=rank, size=size, size_bytes=shared_bytes)
@@ -212,7 +212,7 @@ class Groups:
             from penstock.step.comms.nccl import NcclComm
 
             return NcclComm(group, axis=axis, lane=lane)
-        return Alone(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
+        return OneRankComm(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
 
 
 def _default_backend() -> str:

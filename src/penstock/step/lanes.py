@@ -22,9 +22,9 @@ from heapq import heappop, heappush
 
 from penstock.program.plan import COMPUTE, IO, Plan, Task
 from penstock.step.comms.comm import Handle
-from penstock.step.streams import Order
+from penstock.step.streams import StreamOrder
 
-__all__ = ["Begun", "Carrier", "Iteration", "Lived"]
+__all__ = ["Begun", "Carrier", "PlanIteration", "Lived"]
 
 _LOOK_S = 0.2
 """Between two looks whether something under way has failed."""
@@ -62,7 +62,7 @@ class Carrier:
     """Tasks that are only begun."""
 
 
-class Iteration:
+class PlanIteration:
     """The tasks of a plan, once through."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Iteration:
         io: ThreadPoolExecutor,
         *,
         keeps_times: bool,
-        order: Order | None = None,
+        order: StreamOrder | None = None,
     ) -> None:
         self._plan = plan
         self._carrier = carrier
@@ -82,7 +82,9 @@ class Iteration:
         self._places = {task.name: number for number, task in enumerate(plan.tasks)}
         self._ready: list[tuple[int, int, Task]] = []
         self._lanes = {
-            lane: _Lane(list(plan.on(lane))) for lane in plan.lanes if lane not in (COMPUTE, IO)
+            lane: _AgreedLane(list(plan.on(lane)))
+            for lane in plan.lanes
+            if lane not in (COMPUTE, IO)
         }
         self._changed = threading.Condition()
         self._left = len(plan.tasks)
@@ -218,7 +220,7 @@ class Iteration:
 
 
 @dataclass
-class _Lane:
+class _AgreedLane:
     """Communication in the order that all ranks have agreed on."""
 
     tasks: list[Task]

@@ -17,7 +17,7 @@ from penstock.program.nodes import Program, Region
 from penstock.program.types import Type
 from penstock.step.dtypes import torch_dtype
 
-__all__ = ["Block", "Memory", "Run", "block_of", "both", "chunk_of", "shape_of"]
+__all__ = ["Block", "RankMemory", "Run", "block_of", "both", "chunk_of", "shape_of"]
 
 Run = tuple[int, int]
 Block = tuple[tuple[Run, ...], ...]
@@ -75,7 +75,7 @@ class _Beside(dict[str, torch.Tensor]):
         return super().__contains__(name) if name == self._name else name in self._others
 
 
-class Memory:
+class RankMemory:
     """What one rank has of each value."""
 
     def __init__(self, program: Program, rank: int, device: torch.device) -> None:
@@ -87,9 +87,9 @@ class Memory:
         """Values that lie where another one lay."""
         self._known_bounds: dict[str, tuple[Run, ...]] = {}
 
-    def beside(self, name: str) -> Memory:
+    def beside(self, name: str) -> RankMemory:
         """Return the same memory with another place for one value, for its next iteration."""
-        other = Memory(self.program, self.rank, self.device)
+        other = RankMemory(self.program, self.rank, self.device)
         other._tensors = _Beside(name, self._tensors)
         other._places = {n: at for n, at in self._places.items() if n != name}
         return other

@@ -17,7 +17,7 @@ from penstock.program.nodes import Node
 from penstock.program.plan import Task
 from penstock.step.comms.comm import Comm, Handle, InParts
 from penstock.step.computing import blocks_of
-from penstock.step.memory import Block, Memory, both, shape_of
+from penstock.step.memory import Block, RankMemory, both, shape_of
 
 __all__ = ["Issue", "Move", "move_of", "packed", "padded", "part_lengths"]
 
@@ -35,20 +35,20 @@ class Move:
     finish: Callable[[], None]
 
 
-def move_of(node: Node, task: Task, memory: Memory, comm: Comm) -> Move:
+def move_of(node: Node, task: Task, memory: RankMemory, comm: Comm) -> Move:
     """Return what a node that communicates does for one task."""
-    move = _Move(node, task, memory, comm)
+    move = _BlockMove(node, task, memory, comm)
     return Move(issue=getattr(move, node.op), finish=move.finish)
 
 
-class _Move:
+class _BlockMove:
     """A node, one block of it, and the tensors that are on their way."""
 
     def __init__(
         self,
         node: Node,
         task: Task,
-        memory: Memory,
+        memory: RankMemory,
         comm: Comm,
     ) -> None:
         self._node, self._task = node, task
@@ -234,7 +234,7 @@ class _Move:
 
 
 def part_lengths(
-    task: Task, memory: Memory, name: str, dim: int, axes: tuple[str, ...]
+    task: Task, memory: RankMemory, name: str, dim: int, axes: tuple[str, ...]
 ) -> list[int]:
     """Return how long the part of each rank is of a value that these axes slice, in this chunk."""
     group = memory.program.mesh.group(memory.rank, *axes)

@@ -12,12 +12,12 @@ import torch
 from penstock.program.loops import loops_of
 from penstock.program.nodes import Node, Region
 from penstock.step.comms.comm import Comm, Handle
-from penstock.step.memory import Memory
+from penstock.step.memory import RankMemory
 
 __all__ = ["run_ring"]
 
 
-def run_ring(region: Region, memory: Memory, comm: Comm) -> None:
+def run_ring(region: Region, memory: RankMemory, comm: Comm) -> None:
     """Carry out a ring, on the calling thread."""
     program = memory.program
     nodes = [program[name] for name in region.nodes]
@@ -27,16 +27,16 @@ def run_ring(region: Region, memory: Memory, comm: Comm) -> None:
     if how["form"] == "gather":
         gather = next(node for node in nodes if node.op == "all_gather")
         products = [node for node in nodes if node.op == "matmul"]
-        _Ring(memory, comm, by).gather(gather, products)
+        _RingParts(memory, comm, by).gather(gather, products)
     else:
         product, scatter = nodes
-        _Ring(memory, comm, by).scatter(product, scatter)
+        _RingParts(memory, comm, by).scatter(product, scatter)
 
 
-class _Ring:
+class _RingParts:
     """Parts that go around."""
 
-    def __init__(self, memory: Memory, comm: Comm, by: int) -> None:
+    def __init__(self, memory: RankMemory, comm: Comm, by: int) -> None:
         self._memory, self._comm, self._by = memory, comm, by
         self._program, self._rank = memory.program, memory.rank
 

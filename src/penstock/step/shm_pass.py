@@ -21,7 +21,7 @@ from penstock.program.plan import Task
 from penstock.step.computing import Scalars, blocks_of
 from penstock.step.kernels.regions import kernel_of
 from penstock.step.lanes import Begun
-from penstock.step.memory import Block, Memory
+from penstock.step.memory import Block, RankMemory
 
 if TYPE_CHECKING:
     from penstock.step.comms.shm import ShmComm
@@ -30,7 +30,7 @@ __all__ = ["shared_pass"]
 
 
 def shared_pass(
-    task: Task, memory: Memory, comm: ShmComm, *, scalars: Scalars, backend: str
+    task: Task, memory: RankMemory, comm: ShmComm, *, scalars: Scalars, backend: str
 ) -> Callable[[], Begun | None] | None:
     """Return how a fused task is begun as one kernel; None where it is not of that form.
 
@@ -80,7 +80,7 @@ def shared_pass(
     return begin
 
 
-def _is_odd(nodes: list[Node], scatter: Node, memory: Memory, comm: ShmComm) -> bool:
+def _is_odd(nodes: list[Node], scatter: Node, memory: RankMemory, comm: ShmComm) -> bool:
     """Whether no single pass goes over all: a rank has nothing, or a node has other parts."""
     program = memory.program
     ((first, last),) = program[scatter.inputs[0]].type.bounds(program.mesh, memory.rank)

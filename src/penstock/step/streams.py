@@ -14,7 +14,7 @@ import torch
 
 from penstock.program.plan import COMPUTE, Plan, Task
 
-__all__ = ["Order", "Streams", "current_stream", "mark_of"]
+__all__ = ["StreamOrder", "Streams", "current_stream", "mark_of"]
 
 
 def current_stream(device: torch.device) -> torch.cuda.Stream:
@@ -54,7 +54,7 @@ class Streams:
             tensor.record_stream(stream)
 
 
-class Order:
+class StreamOrder:
     """The order of one iteration's tasks."""
 
     def __init__(self, streams: Streams) -> None:

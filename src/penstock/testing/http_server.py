@@ -127,10 +127,10 @@ class _Server(ThreadingHTTPServer):
 
 
 def _handler_of(server: HttpServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
+    class OwnedHandler(_Handler):
         owner = server
 
-    return Handler
+    return OwnedHandler
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -17,9 +17,9 @@ from tests.step.attached.test_streams import expected, on_streams, trained
 from tests.step.ranks import run_ranks
 from torch import nn
 
-from penstock.step.attached.blocks import Block
+from penstock.step.attached.blocks import ParameterBlock
 from penstock.step.attached.reshard import AHEAD
-from penstock.step.attached.stream_rounds import Pool, StreamBlock, StreamRounds
+from penstock.step.attached.stream_rounds import StreamBlock, StreamPool, StreamRounds
 from penstock.step.attached.streams import StreamFlow
 
 KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -131,8 +131,8 @@ def nothing(*_: Any) -> None:
 
 def released_at_once(self: StreamBlock) -> None:
     self._users.clear()
-    with mock.patch.object(Pool, "empty", lambda pool, storage: storage.resize_(0)):
-        Block.release(self)
+    with mock.patch.object(StreamPool, "empty", lambda pool, storage: storage.resize_(0)):
+        ParameterBlock.release(self)
 
 
 def not_waited(self: StreamBlock) -> None:

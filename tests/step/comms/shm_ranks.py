@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.step.comms.shm import ShmComm
-from penstock.step.comms.shm_memory import Arena, meeting
+from penstock.step.comms.shm_memory import HostArena, meeting
 
 
 @contextmanager
 def shared(rank: int, size: int, **options: Any) -> Iterator[ShmComm]:
-    arena = Arena(meeting(), rank=rank, size=size, size_bytes="8MB")
+    arena = HostArena(meeting(), rank=rank, size=size, size_bytes="8MB")
     with arena, ShmComm(arena, **options) as comm:
         yield comm

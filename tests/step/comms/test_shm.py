@@ -13,7 +13,7 @@ from penstock.errors import OptionError
 from penstock.program.layouts import part
 from penstock.step.comms.comm import payload_bytes
 from penstock.step.comms.shm import ShmComm
-from penstock.step.comms.shm_memory import Arena, meeting
+from penstock.step.comms.shm_memory import HostArena, meeting
 
 LENGTHS = (0, 1, 5, 64, 1001)
 STAGE_BYTES = 256
@@ -191,7 +191,7 @@ def test_operations_run_in_the_order_in_which_they_were_called() -> None:
 
 def crossed(rank: int, size: int) -> list[float]:
     """A mesh of two by two: each rank is in a communicator of its row and of its column."""
-    with Arena(meeting(), rank=rank, size=size, size_bytes="4MB") as arena:
+    with HostArena(meeting(), rank=rank, size=size, size_bytes="4MB") as arena:
         row = [rank // 2 * 2, rank // 2 * 2 + 1]
         column = [rank % 2, rank % 2 + 2]
         with ShmComm(arena, ranks=row) as rows, ShmComm(arena, axis="tp", ranks=column) as columns:

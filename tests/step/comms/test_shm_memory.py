@@ -20,7 +20,7 @@ from torch import distributed
 from penstock.errors import OptionError, PeerError, RendezvousError
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_flags import Flags
-from penstock.step.comms.shm_memory import Arena, meeting, meeting_at
+from penstock.step.comms.shm_memory import HostArena, meeting, meeting_at
 from penstock.storage.tier_sizes import memory_left_bytes
 
 
@@ -29,7 +29,7 @@ def alone(said: bytes) -> list[bytes]:
 
 
 def places(rank: int, size: int) -> list[float]:
-    with Arena(meeting(), rank=rank, size=size, size_bytes=40_000) as arena:
+    with HostArena(meeting(), rank=rank, size=size, size_bytes=40_000) as arena:
         first, second = arena.take(3), arena.take(5, torch.float64)
         assert first.data_ptr() % 128 == second.data_ptr() % 128 == 0
         assert not first.any()
@@ -55,7 +55,7 @@ def test_a_tensor_is_seen_by_all_ranks_at_the_same_place() -> None:
 def test_ranks_can_meet_at_a_store() -> None:
     store = distributed.HashStore()
     arenas = [
-        Arena(meeting_at(store, rank=rank, size=2), rank=rank, size=2, size_bytes=4096)
+        HostArena(meeting_at(store, rank=rank, size=2), rank=rank, size=2, size_bytes=4096)
         for rank in range(2)
     ]
     threads = [threading.Thread(target=arena.open) for arena in arenas]
@@ -72,7 +72,7 @@ def test_ranks_can_meet_at_a_store() -> None:
 
 def test_nothing_has_a_name_in_any_folder() -> None:
     for folder in (None, "/dev/shm"):
-        arena = Arena(alone, rank=0, size=1, size_bytes="1MB", run_id="named", folder=folder)
+        arena = HostArena(alone, rank=0, size=1, size_bytes="1MB", run_id="named", folder=folder)
         with arena, ShmComm(arena, stage_bytes=1000):
             assert not list(Path("/dev/shm").glob("*named*"))
         maps = Path("/proc/self/maps").read_text()
@@ -80,7 +80,7 @@ def test_nothing_has_a_name_in_any_folder() -> None:
 
 
 def test_tensors_outlive_the_arena() -> None:
-    with Arena(alone, rank=0, size=1, size_bytes="1MB", run_id="kept") as arena:
+    with HostArena(alone, rank=0, size=1, size_bytes="1MB", run_id="kept") as arena:
         tensor = arena.take(10)
         tensor.fill_(3)
     assert tensor.sum() == 30
@@ -93,7 +93,7 @@ def test_tensors_outlive_the_arena() -> None:
 
 
 def test_more_than_the_memory_that_is_left_is_refused_with_both_numbers() -> None:
-    arena = Arena(alone, rank=0, size=1, size_bytes=2 * memory_left_bytes())
+    arena = HostArena(alone, rank=0, size=1, size_bytes=2 * memory_left_bytes())
     with pytest.raises(OptionError, match=r"GB in all, and this host has .* left; take a smaller"):
         arena.open()
 
@@ -104,19 +104,19 @@ def test_a_tmpfs_that_is_too_small_is_refused_with_both_numbers() -> None:
         if subprocess.run(command, check=False, capture_output=True).returncode:
             pytest.skip("cannot mount a tmpfs here")
         try:
-            arena = Arena(alone, rank=0, size=1, size_bytes="2MB", folder=folder)
+            arena = HostArena(alone, rank=0, size=1, size_bytes="2MB", folder=folder)
             with pytest.raises(
                 OptionError, match=r"has 1.05 MB free, a rank wants 2.01 MB .*enlarge"
             ):
                 arena.open()
-            with Arena(alone, rank=0, size=1, size_bytes="512KB", folder=folder) as arena:
+            with HostArena(alone, rank=0, size=1, size_bytes="512KB", folder=folder) as arena:
                 arena.take(1000).fill_(1)
         finally:
             subprocess.run(["umount", folder], check=True)
 
 
 def unequal(rank: int, size: int) -> str:
-    arena = Arena(meeting(), rank=rank, size=size, size_bytes=4096 * (rank + 1))
+    arena = HostArena(meeting(), rank=rank, size=size, size_bytes=4096 * (rank + 1))
     with pytest.raises(RendezvousError) as caught:
         arena.open()
     return str(caught.value)
@@ -137,7 +137,7 @@ def elsewhere(rank: int, size: int) -> str:
         return list(meeting()(said))
 
     with pytest.raises(RendezvousError) as caught:
-        Arena(meet, rank=rank, size=size, size_bytes=4096).open()
+        HostArena(meet, rank=rank, size=size, size_bytes=4096).open()
     return str(caught.value)
 
 
@@ -182,7 +182,7 @@ def in_step(work: Callable[[Flags], None], *, timeout_s: float = 20.0) -> Flags:
 
     def be(rank: int) -> None:
         meet = meeting_at(store, rank=rank, size=2)
-        arena = Arena(meet, rank=rank, size=2, size_bytes=4096)
+        arena = HostArena(meet, rank=rank, size=2, size_bytes=4096)
         arena.open()
         mine = Flags(arena, 0, (0, 1), timeout_s=timeout_s)
         if rank == 0:

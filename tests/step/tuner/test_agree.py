@@ -11,12 +11,12 @@ from tests.step.tuner import work as tune_work
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.cost import Costs
+from penstock.program.cost import MachineCosts
 from penstock.step.tuner import tune as tuning
 from penstock.step.tuner.calibrate import calibrate
 from penstock.step.tuner.tune import tune
 
-HOW: dict[str, Any] = {"costs": Costs(), "budget_s": 0.1, "cache": None}
+HOW: dict[str, Any] = {"costs": MachineCosts(), "budget_s": 0.1, "cache": None}
 
 
 def _told(*args: Any, **how: Any) -> str:
@@ -47,7 +47,7 @@ def _differing(rank: int, size: int, folder: str) -> dict[str, Any]:
         out["long"] = _told(made, groups, long)
         out["few"] = _told(tune_work.block, groups, few)
         out["calls"] = _told(called, groups, numbers, calls=calls)
-        how = {"costs": Costs() if rank == 0 else None, "budget_s": 0.1 * (1 + rank)}
+        how = {"costs": MachineCosts() if rank == 0 else None, "budget_s": 0.1 * (1 + rank)}
         tuned = tune(made, groups, given, cache=folder if rank == 0 else None, **how)
         out["digest"] = tuned.program.digest
         costs = calibrate(groups, cache=folder if rank == 0 else None)

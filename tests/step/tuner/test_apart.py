@@ -16,18 +16,18 @@ from tests.step.tuner import work as tune_work
 
 import penstock
 import penstock.step as ps
-from penstock.program.cost import Costs, Link, work_of
+from penstock.program.cost import Link, MachineCosts, work_of
 from penstock.program.lower import lower
 from penstock.step.lanes import Lived
 from penstock.step.tuner.calibrate import learned
 from penstock.step.tuner.race import Race, race
 from penstock.step.tuner.trial import Simulated
 from penstock.step.tuner.tune import Tuned, tune, tune_again
-from penstock.step.tuner.values import Value, is_same
+from penstock.step.tuner.values import RankValue, is_same
 
-HOW: dict[str, Any] = {"costs": Costs(), "budget_s": 0.1, "cache": None}
+HOW: dict[str, Any] = {"costs": MachineCosts(), "budget_s": 0.1, "cache": None}
 ONE = ps.mesh(dp=1)
-SLOW = Costs(links=(("", Link(bytes_s=120e6)),), flops_s=95e9)
+SLOW = MachineCosts(links=(("", Link(bytes_s=120e6)),), flops_s=95e9)
 
 
 @ps.program
@@ -109,12 +109,17 @@ def test_nobody_has_to_have_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    args = {"costs": Costs(), "measure": Simulated(Costs()), "budget_s": 0.0}
+    args = {"costs": MachineCosts(), "measure": Simulated(MachineCosts()), "budget_s": 0.0}
     assert not tune(tune_work.block_on(2), **args).is_cached
 
 
 def _kept(folder: Path, **how: Any) -> Tuned:
-    args = {"costs": Costs(), "measure": Simulated(Costs()), "budget_s": 0.1, "cache": folder}
+    args = {
+        "costs": MachineCosts(),
+        "measure": Simulated(MachineCosts()),
+        "budget_s": 0.1,
+        "cache": folder,
+    }
     return tune(tune_work.block_on(2), **{**args, **how})
 
 
@@ -159,13 +164,13 @@ def test_what_was_not_allowed_is_not_taken_from_a_file(tmp_path: Path) -> None:
 def test_a_state_that_does_not_move_is_not_the_same() -> None:
     program = doubled.on(ONE, n=8)
     before = torch.linspace(-4.0, 4.0, 8)
-    wanted = {"state w": Value(tensor=before - 1e-3, bounds=((0, 8),), before=before)}
+    wanted = {"state w": RankValue(tensor=before - 1e-3, bounds=((0, 8),), before=before)}
     slight = before - 1e-3 * (1 + 1e-5)
-    assert is_same(program, wanted, {"state w": Value(tensor=slight)})
-    assert not is_same(program, wanted, {"state w": Value(tensor=before)})
-    part = Value(tensor=before[4:] - 1e-3, bounds=((4, 8),))
+    assert is_same(program, wanted, {"state w": RankValue(tensor=slight)})
+    assert not is_same(program, wanted, {"state w": RankValue(tensor=before)})
+    part = RankValue(tensor=before[4:] - 1e-3, bounds=((4, 8),))
     assert is_same(program, wanted, {"state w": part})
-    assert not is_same(program, wanted, {"state w": Value(tensor=before[4:], bounds=((4, 8),))})
+    assert not is_same(program, wanted, {"state w": RankValue(tensor=before[4:], bounds=((4, 8),))})
 
 
 def test_what_is_used_now_is_not_lost_where_there_is_no_time_to_find_it_again() -> None:
@@ -207,6 +212,6 @@ def test_a_function_in_chunks_is_learned_whole() -> None:
     tasks = [task for task in plan.tasks if task.kind == "call"]
     assert len(tasks) == 4
     lived = [Lived(task=t.name, lane=t.lane, start_s=0.0, stop_s=0.25) for t in tasks]
-    calls, _ = learned(plan, [lived], Costs())
-    costs = Costs().with_calls(calls)
+    calls, _ = learned(plan, [lived], MachineCosts())
+    costs = MachineCosts().with_calls(calls)
     assert sum(work_of(t, plan, costs).seconds for t in tasks) == pytest.approx(1.0, rel=1e-3)

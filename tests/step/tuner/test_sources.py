@@ -13,8 +13,8 @@ import torch
 import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.cost import Costs
-from penstock.step.tuner.trial import Carried, Simulated
+from penstock.program.cost import MachineCosts
+from penstock.step.tuner.trial import MeasuredTrials, Simulated
 from penstock.step.tuner.tune import Tuned, tune
 from penstock.step.tuner.watch import WatchedStep
 
@@ -41,7 +41,9 @@ def test_tuning_uses_up_no_batch_and_writes_nothing(tmp_path: Path) -> None:
     calls = {"kept": lambda x: stored.append(float(x))}
     with penstock.Loader(dataset, **options) as loader, ps.Groups(program.mesh) as groups:
         said = {"calls": calls, "sources": {"data": loader}}
-        tuned = tune(program, groups, given(), costs=Costs(), budget_s=0.3, cache=None, **said)
+        tuned = tune(
+            program, groups, given(), costs=MachineCosts(), budget_s=0.3, cache=None, **said
+        )
         assert tuned.num_measured > 0
         assert stored == []
         assert loader.state_dict()["position"] == 0
@@ -51,7 +53,7 @@ def test_tuning_uses_up_no_batch_and_writes_nothing(tmp_path: Path) -> None:
         with pytest.raises(ProgramError, match="of which each batch comes once"):
             tune(program, groups, given(), cache=None, calls=calls, sources={"data": iter([])})
         with pytest.raises(ProgramError, match="needs no sources"):
-            tune(program, groups, measure=Simulated(Costs()), sources={"data": loader})
+            tune(program, groups, measure=Simulated(MachineCosts()), sources={"data": loader})
 
 
 def test_states_and_batches_are_compared_too() -> None:
@@ -59,7 +61,7 @@ def test_states_and_batches_are_compared_too() -> None:
     batch = {"data": torch.arange(4.0).reshape(N, 1)}
     calls = {"kept": lambda x: pytest.fail("it was written")}
     with ps.Groups(program.mesh) as groups:
-        measure = Carried(groups, given(), calls=calls, sources={"data": [batch]})
+        measure = MeasuredTrials(groups, given(), calls=calls, sources={"data": [batch]})
         trial = measure(program)
         found = trial.results()
         trial.close()
@@ -108,10 +110,10 @@ def test_a_step_that_is_tuned_again_goes_on_with_the_next_batch(
 
 def test_what_is_found_is_kept_for_the_costs_that_were_said(tmp_path: Path) -> None:
     program = counted.on(ps.mesh(dp=1))
-    slow = dataclasses.replace(Costs(), memory_bytes_s=Costs().memory_bytes_s / 1000)
+    slow = dataclasses.replace(MachineCosts(), memory_bytes_s=MachineCosts().memory_bytes_s / 1000)
     args: dict[str, Any] = {"cache": tmp_path, "budget_s": 0.2, "allow": ["bf16"]}
-    first = tune(program, costs=Costs(), measure=Simulated(Costs()), **args)
-    again = tune(program, costs=Costs(), measure=Simulated(Costs()), **args)
+    first = tune(program, costs=MachineCosts(), measure=Simulated(MachineCosts()), **args)
+    again = tune(program, costs=MachineCosts(), measure=Simulated(MachineCosts()), **args)
     other = tune(program, costs=slow, measure=Simulated(slow), **args)
     assert (first.is_cached, again.is_cached, other.is_cached) == (False, True, False)
     assert again.allow == ("bf16",)

@@ -13,7 +13,7 @@ from tests.step.tuner import work as tune_work
 
 from penstock.errors import ProgramError
 from penstock.program import Program, mesh
-from penstock.program.cost import Costs, Link
+from penstock.program.cost import Link, MachineCosts
 from penstock.program.lower import lower
 from penstock.program.schedule import apply
 from penstock.program.simulate import simulate
@@ -22,9 +22,11 @@ from penstock.step.tuner.search import Search, search
 from penstock.step.tuner.trial import Simulated
 from penstock.step.tuner.tune import tune
 
-SLOW = Costs(links=(("", Link(bytes_s=120e6, latency_s=200e-6)),), flops_s=95e9)
+SLOW = MachineCosts(links=(("", Link(bytes_s=120e6, latency_s=200e-6)),), flops_s=95e9)
 """About a gigabit a second."""
-FREE = Costs(links=(("", Link(bytes_s=1e15, latency_s=0.0, cpu_s=0.0)),), memory_bytes_s=1e15)
+FREE = MachineCosts(
+    links=(("", Link(bytes_s=1e15, latency_s=0.0, cpu_s=0.0)),), memory_bytes_s=1e15
+)
 BLOCK = tune_work.block_on(2, t=2048, k=2048, h=1024)
 MOMENTUM = tune_work.momentum.on(mesh(dp=2), n=1 << 22)
 
@@ -308,7 +310,7 @@ def test_collectives_make_the_same_by_each_way() -> None:
 def test_all_ranks_have_the_costs_that_were_measured_once(tmp_path: Path) -> None:
     mine, others = run_ranks(tune_work.calibrated, 2, str(tmp_path))
     assert mine == others
-    first, again, other, shared = (Costs.from_json(each) for each in mine)
+    first, again, other, shared = (MachineCosts.from_json(each) for each in mine)
     assert again == first
     assert other != first  # The network has changed.
     assert first.measured

@@ -11,13 +11,13 @@ from tests.step.tuner import work as tune_work
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.cost import Costs
+from penstock.program.cost import MachineCosts
 from penstock.step.tuner import tune as tuning
-from penstock.step.tuner.trial import Carried, CarriedTrial, Simulated
+from penstock.step.tuner.trial import CarriedTrial, MeasuredTrials, Simulated
 from penstock.step.tuner.tune import Tuned, tune
-from penstock.step.tuner.values import Value, Values, is_same
+from penstock.step.tuner.values import RankValue, Values, is_same
 
-HOW: dict[str, Any] = {"costs": Costs(), "budget_s": 0.1, "cache": None}
+HOW: dict[str, Any] = {"costs": MachineCosts(), "budget_s": 0.1, "cache": None}
 BATCH = {"x": torch.arange(4.0)}
 
 
@@ -39,7 +39,7 @@ def given() -> dict[str, torch.Tensor]:
     return {"w": torch.zeros(4), "m": torch.zeros(4)}
 
 
-class Spoiling(Carried):
+class Spoiling(MeasuredTrials):
     """Makes something wrong of every schedule that is not the program as it was written."""
 
     def __init__(self, *args: Any, what: str, **options: Any) -> None:
@@ -55,7 +55,7 @@ class Spoiling(Carried):
     def _spoiled(self, results: Callable[[], Values]) -> Callable[[], Values]:
         def spoiled() -> Values:
             made = dict(results())
-            made[self._what] = Value(tensor=made[self._what].tensor + 1.0)
+            made[self._what] = RankValue(tensor=made[self._what].tensor + 1.0)
             return made
 
         return spoiled
@@ -68,7 +68,7 @@ def test_what_loads_and_stores_is_compared(what: str, monkeypatch: pytest.Monkey
     options: dict[str, Any] = {"sources": {"data": [BATCH, {"x": torch.ones(1)}]}}
     with ps.Groups(program.mesh) as groups:
         assert tune(program, groups, given(), **HOW, **options).num_measured > 0
-        trial = Carried(groups, given(), **options)(program)
+        trial = MeasuredTrials(groups, given(), **options)(program)
         assert what in trial.results()
         trial.close()
         spoiling = Spoiling(groups, given(), what=what, **options)
@@ -91,19 +91,19 @@ def test_what_a_function_makes_anew_each_time_is_not_compared(
 
 def test_slices_of_a_state_are_compared_with_their_part_of_the_whole() -> None:
     program = stepped.on(ps.mesh(dp=1))
-    whole = {"state m": Value(tensor=torch.arange(8.0), bounds=((0, 8),))}
+    whole = {"state m": RankValue(tensor=torch.arange(8.0), bounds=((0, 8),))}
     part = torch.arange(4.0, 8.0)
-    assert is_same(program, whole, {"state m": Value(tensor=part, bounds=((4, 8),))})
-    assert not is_same(program, whole, {"state m": Value(tensor=part, bounds=((3, 7),))})
+    assert is_same(program, whole, {"state m": RankValue(tensor=part, bounds=((4, 8),))})
+    assert not is_same(program, whole, {"state m": RankValue(tensor=part, bounds=((3, 7),))})
     assert not is_same(program, whole, {})
 
 
 def test_what_is_no_number_is_the_same_only_as_itself() -> None:
     program = stepped.on(ps.mesh(dp=1))
-    odd = {"returned 0": Value(tensor=torch.tensor([torch.nan, torch.inf, 1.0]))}
+    odd = {"returned 0": RankValue(tensor=torch.tensor([torch.nan, torch.inf, 1.0]))}
     assert is_same(program, odd, odd)
-    assert not is_same(program, odd, {"returned 0": Value(tensor=torch.ones(3))})
-    assert not is_same(program, {"returned 0": Value(tensor=torch.ones(3))}, odd)
+    assert not is_same(program, odd, {"returned 0": RankValue(tensor=torch.ones(3))})
+    assert not is_same(program, {"returned 0": RankValue(tensor=torch.ones(3))}, odd)
 
 
 def test_a_measure_that_depends_on_something_else_is_another_one(tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_a_measure_that_depends_on_something_else_is_another_one(tmp_path: Path)
     for backend in ("gloo", "shm"):
         with ps.Groups(program.mesh, backend=backend) as groups:
             for options in ({}, {"backend": "eager"}, {"donate": ("w",)}, {"device": "meta"}):
-                keys.add(Carried(groups, {}, **options).key)
+                keys.add(MeasuredTrials(groups, {}, **options).key)
     assert len(keys) == 2 * 4
-    slow, how = Costs(memory_bytes_s=1e6), {**HOW, "cache": tmp_path}
-    assert not tune(program, measure=Simulated(Costs()), **how).is_cached
-    assert tune(program, measure=Simulated(Costs()), **how).is_cached
+    slow, how = MachineCosts(memory_bytes_s=1e6), {**HOW, "cache": tmp_path}
+    assert not tune(program, measure=Simulated(MachineCosts()), **how).is_cached
+    assert tune(program, measure=Simulated(MachineCosts()), **how).is_cached
     assert not tune(program, measure=Simulated(slow), **how).is_cached
     for _ in range(2):  # Nobody knows what this one depends on.
-        noisy = Simulated(Costs(), noise=lambda made: 1.0)
+        noisy = Simulated(MachineCosts(), noise=lambda made: 1.0)
         assert not tune(program, measure=noisy, **how).is_cached
 
 

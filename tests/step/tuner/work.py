@@ -8,7 +8,7 @@ import torch.distributed
 
 from penstock.errors import ProgramError
 from penstock.program import P, Program, R, S, Type, language, mesh, program
-from penstock.program.cost import Costs
+from penstock.program.cost import MachineCosts
 from penstock.program.schedule import apply
 from penstock.step.execute import compile as compile_step
 from penstock.step.groups import Groups
@@ -16,7 +16,7 @@ from penstock.step.tuner import calibrate as calibrating
 from penstock.step.tuner import tune as tuning
 from penstock.step.tuner.calibrate import calibrate
 from penstock.step.tuner.search import Candidate, Search
-from penstock.step.tuner.trial import Carried, CarriedTrial
+from penstock.step.tuner.trial import CarriedTrial, MeasuredTrials
 from penstock.step.tuner.tune import Tuned, tune
 
 
@@ -65,10 +65,14 @@ def tune_block(rank: int, size: int, folder: str) -> dict[str, Any]:
     seen = {"tp": 1e8}
     tuning.speeds = lambda groups: seen  # A busy machine has no speed that can be relied on.
     with Groups(mesh(tp=size)) as groups:
-        tuned = tune(block, groups, given, costs=Costs(), budget_s=1.0, cache=folder)
-        again = tune(block_on(size), groups, given, costs=Costs(), budget_s=0.1, cache=folder)
+        tuned = tune(block, groups, given, costs=MachineCosts(), budget_s=1.0, cache=folder)
+        again = tune(
+            block_on(size), groups, given, costs=MachineCosts(), budget_s=0.1, cache=folder
+        )
         seen["tp"] = 1e9
-        other = tune(block_on(size), groups, given, costs=Costs(), budget_s=0.1, cache=folder)
+        other = tune(
+            block_on(size), groups, given, costs=MachineCosts(), budget_s=0.1, cache=folder
+        )
         with compile_step(tuned.baseline, groups) as plain, tuned.compile(groups) as fast:
             (wanted,), (found,) = plain(**given), fast(**given)
             off = (wanted - found).abs().max().item()
@@ -83,7 +87,7 @@ def tune_block(rank: int, size: int, folder: str) -> dict[str, Any]:
     }
 
 
-class _Fails(Carried):
+class _Fails(MeasuredTrials):
     """On the last rank some programs cannot be prepared."""
 
     def __init__(self, groups: Groups, inputs: dict[str, Any], which: str) -> None:
@@ -99,7 +103,7 @@ class _Fails(Carried):
 
 def tune_failing(rank: int, size: int) -> list[Any]:
     made, given = block_on(size), block_given(rank, size)
-    how: dict[str, Any] = {"costs": Costs(), "budget_s": 1.0, "cache": None}
+    how: dict[str, Any] = {"costs": MachineCosts(), "budget_s": 1.0, "cache": None}
 
     def double(x: torch.Tensor) -> torch.Tensor:
         if rank == size - 1:
@@ -113,7 +117,7 @@ def tune_failing(rank: int, size: int) -> list[Any]:
         numbers = {"x": torch.ones(8)}
         measures = [
             (made, _Fails(groups, given, "all")),
-            (mine, Carried(groups, numbers, calls={"double": double})),
+            (mine, MeasuredTrials(groups, numbers, calls={"double": double})),
         ]
         for one, measure in measures:
             try:
@@ -175,7 +179,7 @@ def tune_sliced(rank: int, size: int) -> list[str]:
     torch.manual_seed(rank)
     given: dict[str, Any] = {"g": torch.randn(1 << 16), "lr": 1e-3}
     given |= {name: torch.zeros(1 << 16) for name in ("w", "m")}
-    how: dict[str, Any] = {"costs": Costs(), "budget_s": 1.0, "cache": None}
+    how: dict[str, Any] = {"costs": MachineCosts(), "budget_s": 1.0, "cache": None}
     with Groups(made.mesh) as groups:
         tuned = tune(made, groups, given, allow=("sliced",), **how)
     return [tuned.program.digest, str(tuned.num_measured)]
@@ -185,7 +189,7 @@ def tune_differing(rank: int, size: int) -> str:
     made = block_on(size, h=128 + 64 * rank)
     with Groups(made.mesh) as groups:
         try:
-            tune(made, groups, {}, costs=Costs(), budget_s=1.0, cache=None, measure=_never)
+            tune(made, groups, {}, costs=MachineCosts(), budget_s=1.0, cache=None, measure=_never)
         except ProgramError as error:
             return str(error)
     return ""
@@ -234,7 +238,7 @@ class _NoData:
         raise OSError("no data here")
 
 
-class _Spoils(Carried):
+class _Spoils(MeasuredTrials):
     """On the last rank, one element of a state is wrong after every other schedule."""
 
     def __call__(self, made: Program) -> CarriedTrial:
@@ -264,7 +268,7 @@ def tune_loading(rank: int, size: int) -> dict[str, Any]:
         "sources": {"train": [{"x": batch}]},
         "backend": "eager",
     }
-    how: dict[str, Any] = {"costs": Costs(), "budget_s": 0.2, "cache": None}
+    how: dict[str, Any] = {"costs": MachineCosts(), "budget_s": 0.2, "cache": None}
     out: dict[str, Any] = {"failed": ""}
     with Groups(made.mesh) as groups:
         tuning.search = few("split('all_reduce.1')\nsink('all_reduce.1.gather')\n")

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from penstock.errors import ProgramError
 from penstock.program.contract import check_old_values
-from penstock.program.nodes import Program, Step
+from penstock.program.nodes import Program, Rewrite
 from penstock.program.passes.arguments import check_arguments
 from penstock.program.passes.dead import dead, unread, without_unread
 from penstock.program.verify import verified
@@ -26,7 +26,7 @@ Pass = Callable[..., Program]
 PASSES: dict[str, Pass] = {}
 
 
-def rewritten(program: Program, step: Step) -> Program:
+def rewritten(program: Program, step: Rewrite) -> Program:
     """Return a program after one rewrite, which joins its history."""
     found = PASSES.get(step.name)
     if found is None:

@@ -8,12 +8,12 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Program, Step
+from penstock.program.nodes import Program, Rewrite
 
 __all__ = ["check_arguments"]
 
 
-def check_arguments(function: Callable[..., Program], step: Step) -> None:
+def check_arguments(function: Callable[..., Program], step: Rewrite) -> None:
     """Refuse arguments that a rewrite does not have, or of another kind."""
     form = signature(function)
     try:

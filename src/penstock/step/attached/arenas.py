@@ -27,7 +27,7 @@ import torch
 
 from penstock.errors import StateError
 
-__all__ = ["ALIGN_ELEMENTS", "Arena", "Layout", "Segment", "Take", "Unit", "laid_out"]
+__all__ = ["ALIGN_ELEMENTS", "Arena", "ArenaLayout", "Segment", "Take", "ArenaUnit", "laid_out"]
 
 ALIGN_ELEMENTS = 16
 """Slices begin at multiples of this: 64 bytes of float32."""
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class ArenaUnit:
     """A run of an arena, a multiple of the number of ranks long."""
 
     start: int
@@ -56,12 +56,12 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ArenaLayout:
     """Where parameters and units lie in an arena."""
 
     lengths: tuple[int, ...]
     starts: tuple[int, ...]
-    units: tuple[Unit, ...]
+    units: tuple[ArenaUnit, ...]
     num_parts: int
 
     @property
@@ -69,16 +69,16 @@ class Layout:
         """Of the arena, padding included."""
         return self.units[-1].stop if self.units else 0
 
-    def slice_of(self, unit: Unit, rank: int) -> tuple[int, int]:
+    def slice_of(self, unit: ArenaUnit, rank: int) -> tuple[int, int]:
         """Return where a rank's slice of a unit lies in the arena."""
         length = (unit.stop - unit.start) // self.num_parts
         return unit.start + rank * length, unit.start + (rank + 1) * length
 
-    def share_of(self, unit: Unit) -> tuple[int, int]:
+    def share_of(self, unit: ArenaUnit) -> tuple[int, int]:
         """Return where a unit's slice lies in the share of any rank."""
         return unit.start // self.num_parts, unit.stop // self.num_parts
 
-    def segments(self, unit: Unit, rank: int) -> Iterator[Segment]:
+    def segments(self, unit: ArenaUnit, rank: int) -> Iterator[Segment]:
         """Yield what a rank has of each parameter in a unit, in order, by place in the arena."""
         start, stop = self.slice_of(unit, rank)
         for param in unit.params:
@@ -88,7 +88,7 @@ class Layout:
                 yield Segment(param, low, high)
 
 
-def laid_out(lengths: Sequence[int], *, num_parts: int, unit_length: int) -> Layout:
+def laid_out(lengths: Sequence[int], *, num_parts: int, unit_length: int) -> ArenaLayout:
     """Return where parameters of these lengths lie, in their order, with units of about a length.
 
     >>> layout = laid_out([40, 300, 8], num_parts=2, unit_length=128)
@@ -117,10 +117,12 @@ def laid_out(lengths: Sequence[int], *, num_parts: int, unit_length: int) -> Lay
     if at > cuts[-1]:
         close()
     units = tuple(
-        Unit(start=low, stop=high, params=_lying_in(low, high, starts, lengths))
+        ArenaUnit(start=low, stop=high, params=_lying_in(low, high, starts, lengths))
         for low, high in pairwise(cuts)
     )
-    return Layout(lengths=tuple(lengths), starts=tuple(starts), units=units, num_parts=num_parts)
+    return ArenaLayout(
+        lengths=tuple(lengths), starts=tuple(starts), units=units, num_parts=num_parts
+    )
 
 
 def _rounded(length: int, quantum: int) -> int:
@@ -140,7 +142,7 @@ class Arena:
     def __init__(
         self,
         params: Sequence[torch.Tensor],
-        layout: Layout,
+        layout: ArenaLayout,
         *,
         take: Take = torch.zeros,
         is_one: bool = True,

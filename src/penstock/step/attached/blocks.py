@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from penstock.step.attached.arenas import Layout, laid_out
+from penstock.step.attached.arenas import ArenaLayout, laid_out
 from penstock.step.attached.away import come_back, go_away
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.share import Share
 from penstock.step.comms.comm import Comm, Handle
 
-__all__ = ["Block", "KeptShare", "Seen", "cut_in_blocks"]
+__all__ = ["ParameterBlock", "KeptShare", "Seen", "cut_in_blocks"]
 
 
 class KeptShare(Share):
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     """Copies of this rank's, by parcel."""
 
 
-class Block:
+class ParameterBlock:
     """Whole weights and gradients of some parameters, there or not."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Block:
         share: Share,
         parcels: Sequence[Parcel],
         params: Sequence[torch.Tensor],
-        fetch: Callable[[Block], None],
+        fetch: Callable[[ParameterBlock], None],
     ) -> None:
         self.share = share
         self.parcels = list(parcels)
@@ -185,7 +185,7 @@ class Block:
         self.grads.resize_(0)
 
 
-def _paddings(layout: Layout) -> list[tuple[int, int]]:
+def _paddings(layout: ArenaLayout) -> list[tuple[int, int]]:
     """Return what of an arena belongs to no parameter."""
     found, at = [], 0
     for start, length in zip(layout.starts, layout.lengths, strict=True):
@@ -198,11 +198,11 @@ def _paddings(layout: Layout) -> list[tuple[int, int]]:
 
 
 def cut_in_blocks(
-    layouts: Sequence[tuple[int, list[torch.Tensor], Layout]],
+    layouts: Sequence[tuple[int, list[torch.Tensor], ArenaLayout]],
     model: nn.Module,
     *,
     unit_bytes: int,
-) -> list[tuple[int, list[torch.Tensor], Layout]]:
+) -> list[tuple[int, list[torch.Tensor], ArenaLayout]]:
     """Return layouts of whole modules and of some size: what is gathered in one go or more."""
     owners = _owners(model)
     made = []

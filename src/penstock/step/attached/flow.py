@@ -30,7 +30,7 @@ from functools import partial
 
 import torch
 
-from penstock.step.attached.arenas import Arena, Segment, Unit
+from penstock.step.attached.arenas import Arena, ArenaUnit, Segment
 from penstock.step.comms.comm import Comm, Handle
 
 __all__ = ["Flow", "Lanes", "Parcel"]
@@ -55,7 +55,7 @@ class Parcel:
     def __init__(
         self,
         arena: Arena,
-        unit: Unit,
+        unit: ArenaUnit,
         *,
         rank: int,
         reduced: torch.Tensor,

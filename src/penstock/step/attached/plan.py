@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError
-from penstock.step.attached.arenas import Arena, Layout, Take, laid_out
+from penstock.step.attached.arenas import Arena, ArenaLayout, Take, laid_out
 from penstock.step.attached.elementwise import Rule
 from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.record import Record
@@ -156,7 +156,7 @@ def agree(
 
 def make_layouts(
     optimizer: Optimizer, numbers: Mapping[torch.Tensor, int], agreement: Agreement, size: int
-) -> list[tuple[int, list[torch.Tensor], Layout]]:
+) -> list[tuple[int, list[torch.Tensor], ArenaLayout]]:
     """Return what shares an arena: parameters of a group and a type, the first one used first."""
     place = {number: position for position, number in enumerate(agreement.by_use)}
     made = []
@@ -176,7 +176,7 @@ def make_shares(
     optimizer: Optimizer,
     rule: Rule,
     numbers: Mapping[torch.Tensor, int],
-    layouts: Sequence[tuple[int, list[torch.Tensor], Layout]],
+    layouts: Sequence[tuple[int, list[torch.Tensor], ArenaLayout]],
     *,
     rank: int,
     take: Take,

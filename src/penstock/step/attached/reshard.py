@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from penstock.errors import PeerError, StateError
-from penstock.step.attached.blocks import Block
+from penstock.step.attached.blocks import ParameterBlock
 from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.record import is_in_backward
 from penstock.step.attached.share import Share
@@ -47,7 +47,7 @@ class _Saved(NamedTuple):
 
     tensor: torch.Tensor
     version: int
-    block: Block | None
+    block: ParameterBlock | None
 
 
 class Rounds(Flow):
@@ -66,19 +66,19 @@ class Rounds(Flow):
         wire: str | None,
     ) -> None:
         super().__init__(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
-        self.blocks: list[Block] = []
+        self.blocks: list[ParameterBlock] = []
         """In the order of forward."""
-        self.block_of: dict[int, Block] = {}
+        self.block_of: dict[int, ParameterBlock] = {}
         """By number of a parameter."""
         self.wanted: dict[nn.Module, frozenset[int]] = {}
         """Parameters that modules use, by number."""
-        self._back: list[Block] = []
-        self._again: list[Block] = []
+        self._back: list[ParameterBlock] = []
+        self._again: list[ParameterBlock] = []
         """What a round gathers a second time, in the order of backward."""
         self.also_reap: Callable[[], None] = lambda: None
         self.also_begin: Callable[[], None] = lambda: None
         """Called when a model begins to run for a step."""
-        self._by_storage: dict[int, Block] = {}
+        self._by_storage: dict[int, ParameterBlock] = {}
         self._at_first = self._at_again = 0
         self._want_first = self._want_again = 0
         self._wish = _DONE
@@ -94,11 +94,11 @@ class Rounds(Flow):
         self.void: set[tuple[Parcel, int]] = set()
         """What of parameters, by number, was sent and then thrown away, on all ranks."""
 
-    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> Block:
+    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> ParameterBlock:
         """Return a block of a share's parcels and parameters."""
-        return Block(share, parcels, params, self.fetch)
+        return ParameterBlock(share, parcels, params, self.fetch)
 
-    def begin(self, blocks: Sequence[Block], back: Sequence[Block]) -> None:
+    def begin(self, blocks: Sequence[ParameterBlock], back: Sequence[ParameterBlock]) -> None:
         """Take these blocks, in the orders of forward and backward; release all."""
         self.blocks = list(blocks)
         for number, block in enumerate(blocks):
@@ -119,7 +119,7 @@ class Rounds(Flow):
 
     # -- rounds ------------------------------------------------------------------------------
 
-    def demand(self, block: Block) -> None:
+    def demand(self, block: ParameterBlock) -> None:
         """Return when the weights of a block are there; look ahead."""
         if self._num_pins and block.is_here:
             block.arrive()
@@ -132,7 +132,7 @@ class Rounds(Flow):
         else:
             self._demand(block, wish, is_back=is_back)
 
-    def _demand(self, block: Block, wish: int, *, is_back: bool) -> None:
+    def _demand(self, block: ParameterBlock, wish: int, *, is_back: bool) -> None:
         if self._wish == _DONE:
             self._ask(wish)
         block.is_unwanted = False
@@ -150,7 +150,7 @@ class Rounds(Flow):
             )
             raise
 
-    def _reach(self, block: Block, wish: int) -> None:
+    def _reach(self, block: ParameterBlock, wish: int) -> None:
         with self._gather_turn:  # a lane's thread gathers as well
             is_here, has_had_turn = block.is_here, self._at_first > block.number
         if is_here:
@@ -163,7 +163,7 @@ class Rounds(Flow):
             self._ask(wish)
         self._go_first(block.number + 1)
 
-    def _look_ahead(self, block: Block, *, is_back: bool) -> None:
+    def _look_ahead(self, block: ParameterBlock, *, is_back: bool) -> None:
         if is_back and self._wish == _BOTH and self._at_first == len(self.blocks):
             far = block.place_back + AHEAD
             count = sum(each.place_back <= far for each in self._again)
@@ -283,7 +283,7 @@ class Rounds(Flow):
         """Whether any of a parameter's gradient is on its way in this step."""
         return any(parcel.is_issued for parcel in self.of_param[number])
 
-    def clear_sent(self, block: Block) -> None:
+    def clear_sent(self, block: ParameterBlock) -> None:
         """Have zeros where gradients were sent from: what comes later is added to their sums."""
         sent = [each for each in block.parcels if each.is_issued and each not in self._cleared]
         if not block.has_room:
@@ -295,12 +295,12 @@ class Rounds(Flow):
             parcel.grads.zero_()
         self._cleared.update(each for each in block.parcels if each.is_issued)
 
-    def is_scattered(self, block: Block, *, is_over: bool) -> bool:
+    def is_scattered(self, block: ParameterBlock, *, is_over: bool) -> bool:
         """Whether nothing reads a block's gradients any more, of this step or of one before."""
         handles = [parcel.scattered for parcel in block.parcels]
         return all(handle is None or handle.is_done() for handle in handles)
 
-    def is_cleared(self, block: Block) -> bool:
+    def is_cleared(self, block: ParameterBlock) -> bool:
         """Whether gradients have come after some were sent."""
         return not self._cleared.isdisjoint(block.parcels)
 
@@ -346,7 +346,7 @@ class Rounds(Flow):
 
     # -- a module runs -----------------------------------------------------------------------
 
-    def enter(self, blocks: Sequence[Block], module: nn.Module, *_: Any) -> None:
+    def enter(self, blocks: Sequence[ParameterBlock], module: nn.Module, *_: Any) -> None:
         """Have the weights of a module before it runs."""
         if not self._running:
             if torch.is_grad_enabled():
@@ -361,7 +361,7 @@ class Rounds(Flow):
                 self.block_of[number].ungraded.add(number)
         self.reap()
 
-    def leave(self, blocks: Sequence[Block], module: nn.Module, *_: Any) -> None:
+    def leave(self, blocks: Sequence[ParameterBlock], module: nn.Module, *_: Any) -> None:
         """Release what is not used again in this forward."""
         if module not in self._running:
             return
@@ -388,7 +388,7 @@ class Rounds(Flow):
         if not block.ungraded:
             self._let_go(block)
 
-    def _let_go(self, block: Block) -> None:
+    def _let_go(self, block: ParameterBlock) -> None:
         if block.is_here and not self._num_pins:
             if block.is_under_way:
                 block.is_unwanted = True
@@ -402,7 +402,7 @@ class Rounds(Flow):
                 block.release()
         self.also_reap()
 
-    def fetch(self, block: Block) -> None:
+    def fetch(self, block: ParameterBlock) -> None:
         """Have weights that someone reads; only while a module runs, or backward."""
         if not self._running and not is_in_backward():
             raise StateError(

@@ -26,7 +26,7 @@ from penstock.step.comms.peer import STAGE_BYTES, PeerComm
 from penstock.step.comms.peer_memory import ALIGN_BYTES as PEER_ALIGN_BYTES
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
-from penstock.step.comms.shm_memory import ALIGN_BYTES, Arena, Meet
+from penstock.step.comms.shm_memory import ALIGN_BYTES, HostArena, Meet
 
 __all__ = ["Room", "meeting_of"]
 
@@ -66,8 +66,8 @@ class Room:
     def _share(self, sizes_bytes: Sequence[int]) -> None:
         word = self.lanes.word
         need_bytes = sum(size_bytes + ALIGN_BYTES for size_bytes in sizes_bytes)
-        need_bytes += 3 * ShmComm.need_bytes(word.size) + 6 * ALIGN_BYTES
-        arena = Arena(meeting_of(word), rank=word.rank, size=word.size, size_bytes=need_bytes)
+        need_bytes += 2 * ShmComm.need_bytes(word.size) + 4 * ALIGN_BYTES
+        arena = HostArena(meeting_of(word), rank=word.rank, size=word.size, size_bytes=need_bytes)
         try:
             self._stack.enter_context(arena)
         except PenstockError:  # on all ranks
@@ -111,7 +111,7 @@ def _take(arena: PeerArena, length: int, *, dtype: torch.dtype) -> torch.Tensor:
     return place.new_empty(0).set_(storage, 0, (length,), (1,))
 
 
-def _place(arena: Arena, length: int, *, dtype: torch.dtype) -> torch.Tensor:
+def _place(arena: HostArena, length: int, *, dtype: torch.dtype) -> torch.Tensor:
     """Return shared memory as a tensor that ends where it ends: saving it saves nothing else."""
     offset = arena.offset_of(arena.take(length, dtype))
     assert offset is not None

@@ -15,7 +15,7 @@ import torch
 
 from penstock.errors import StateError
 from penstock.step.attached.away import Gone, gone
-from penstock.step.attached.blocks import Block
+from penstock.step.attached.blocks import ParameterBlock
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.grads import Grads, numbers_in
 from penstock.step.attached.reshard import Rounds
@@ -42,8 +42,8 @@ class SentGrads(Grads):
         """Thrown away after they were sent."""
         self._later: set[int] = set()
         """Come again after they were sent."""
-        self._with_room: dict[Block, None] = {}
-        self._over: set[Block] = set()
+        self._with_room: dict[ParameterBlock, None] = {}
+        self._over: set[ParameterBlock] = set()
         """With room for gradients of a step that is over."""
         self._gone = [gone(param) for param in params]
         flow.also_reap = self._reap
@@ -200,11 +200,11 @@ class SentGrads(Grads):
                 ):
                     self._give_back(block)
 
-    def _is_sent(self, block: Block) -> bool:
+    def _is_sent(self, block: ParameterBlock) -> bool:
         is_sent = all(parcel.is_issued for parcel in block.parcels)
         return is_sent and not self._rounds.is_cleared(block)
 
-    def _give_back(self, block: Block) -> None:
+    def _give_back(self, block: ParameterBlock) -> None:
         for number in block.numbers:
             if self.is_home(number):
                 self._gone[number].is_zero = False

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from penstock.step.attached.arenas import Arena, Unit
+from penstock.step.attached.arenas import Arena, ArenaUnit
 from penstock.step.attached.elementwise import Rule, is_of_elements
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.slices import Kin, Options, SliceRun, Stepper
@@ -55,9 +55,9 @@ class Share:
         """Those that have an element for each weight. Made by the first step, on all ranks."""
         self._rank = rank
         self._make_stepper: Callable[[], Stepper] = lambda: joint or Stepper(optimizer, rule)
-        self._runs: dict[Unit | None, list[SliceRun]] = {}
+        self._runs: dict[ArenaUnit | None, list[SliceRun]] = {}
         """By unit; under None, of kin of which this rank has nothing."""
-        self._steppers: dict[Unit | None, Stepper] = {}
+        self._steppers: dict[ArenaUnit | None, Stepper] = {}
         self._kin: dict[int, Kin] = {}
         """Of each parameter, by number."""
         self._lock = threading.Lock()
@@ -136,7 +136,7 @@ class Share:
 
     def _run(
         self,
-        unit: Unit | None,
+        unit: ArenaUnit | None,
         kin: Kin,
         place: slice,
         had: Had,
@@ -149,7 +149,7 @@ class Share:
             run.views = {name: self._view(unit, run, self.states[name]) for name in names}
             run.state.update(deepcopy(dict(numbers)) | run.views)
 
-    def _view(self, unit: Unit | None, run: SliceRun, flat: torch.Tensor) -> torch.Tensor:
+    def _view(self, unit: ArenaUnit | None, run: SliceRun, flat: torch.Tensor) -> torch.Tensor:
         if unit is None:
             return flat.new_zeros(1)
         return flat[slice(*self.arena.layout.share_of(unit))][run.place]
@@ -251,5 +251,5 @@ class Share:
         return parcel.reduced.to(self.dtype)
 
 
-def _unit(parcel: Parcel | None) -> Unit | None:
+def _unit(parcel: Parcel | None) -> ArenaUnit | None:
     return None if parcel is None else parcel.unit

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from penstock.step.attached.blocks import Block, Seen
+from penstock.step.attached.blocks import ParameterBlock, Seen
 from penstock.step.attached.flow import Lanes, Parcel
 from penstock.step.attached.reshard import AHEAD, Rounds
 from penstock.step.attached.share import Share
@@ -40,10 +40,10 @@ from penstock.step.attached.streams import StreamFlow
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.streams import current_stream
 
-__all__ = ["Pool", "StreamBlock", "StreamRounds"]
+__all__ = ["StreamPool", "StreamBlock", "StreamRounds"]
 
 
-class Pool:
+class StreamPool:
     """Memory that comes and goes in the order of a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class Asked:
         return self._said.is_set()
 
 
-class StreamBlock(Block):
+class StreamBlock(ParameterBlock):
     """A block whose memory comes and goes while a device is at work."""
 
     def __init__(
@@ -95,7 +95,7 @@ class StreamBlock(Block):
         share: Share,
         parcels: Sequence[Parcel],
         params: Sequence[torch.Tensor],
-        fetch: Callable[[Block], None],
+        fetch: Callable[[ParameterBlock], None],
         *,
         flow: StreamRounds,
     ) -> None:
@@ -211,16 +211,16 @@ class StreamRounds(Rounds, StreamFlow):
         pace: Comm,
     ) -> None:
         super().__init__(parcels, scatter_order, lanes, num_params=num_params, wire=wire)
-        self.weights, self.grads = Pool(self._device), Pool(self._device)
+        self.weights, self.grads = StreamPool(self._device), StreamPool(self._device)
         self.has_read: torch.cuda.Event | None = None
         """Where the last slice was read for a gather."""
         self.num_gathers = 0
         self._pace = pace
-        self._paces: dict[Block, tuple[torch.Tensor, Handle]] = {}
+        self._paces: dict[ParameterBlock, tuple[torch.Tensor, Handle]] = {}
         """By block that was sent: the most gathers that a rank had begun, once that is known."""
         self._sent: dict[Parcel, Asked] = {}
 
-    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> Block:
+    def block(self, share: Share, parcels: Sequence[Parcel], params: Any) -> ParameterBlock:
         """Return a block of a share's parcels and parameters."""
         return StreamBlock(share, parcels, params, self.fetch, flow=self)
 
@@ -248,7 +248,7 @@ class StreamRounds(Rounds, StreamFlow):
     def _follow(self, issued: object) -> None:
         """Leave it: updates are asked for by `go`."""
 
-    def is_scattered(self, block: Block, *, is_over: bool) -> bool:
+    def is_scattered(self, block: ParameterBlock, *, is_over: bool) -> bool:
         """Whether memory of gradients may be written again after the sums that were asked for."""
         if not all(self._sent.get(parcel, True) for parcel in block.parcels):
             return False

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from penstock.step.attached.away import stand_in
-from penstock.step.attached.blocks import Block
+from penstock.step.attached.blocks import ParameterBlock
 from penstock.step.attached.flow import Parcel
 from penstock.step.attached.plan import Agreement
 from penstock.step.attached.record import Record
@@ -46,9 +46,9 @@ def begin_rounds(
 
 def blocks_of_modules(
     flow: Rounds, model: nn.Module, numbers: Mapping[torch.Tensor, int], record: Record
-) -> dict[nn.Module, list[Block]]:
+) -> dict[nn.Module, list[ParameterBlock]]:
     """Return which blocks each module uses, and tell blocks how often they are used."""
-    found: dict[nn.Module, list[Block]] = {}
+    found: dict[nn.Module, list[ParameterBlock]] = {}
     for module in model.modules():
         wanted = {numbers[p] for p in module.parameters(recurse=False) if p in numbers}
         wanted |= {number for number, users in record.users.items() if module in users}

@@ -35,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.errors import ProgramError
 from penstock.program.calls import BACKWARD, KEEPING, WEIGHTS, Function, Slot
-from penstock.step.captured.checks import Found, check_traced, found_of
+from penstock.step.captured.checks import CheckedFunction, check_traced, found_of
 from penstock.step.captured.graphs import (
     Graphs,
     Joint,
@@ -59,7 +59,7 @@ class Captured(Function):
     """What `compile` and `interpret` are given, for tensors and for arrays."""
     graph: Any = field(compare=False, repr=False)
     """The forward, of the shapes of the examples; `print(graph.code)` shows it."""
-    body: Body = field(compare=False, repr=False)
+    body: CapturedBody = field(compare=False, repr=False)
 
     @property
     def num_weights(self) -> int:
@@ -122,7 +122,7 @@ def capture(
     if not examples or not all(isinstance(one, torch.Tensor) for one in examples):
         raise ProgramError("capture takes examples, a tensor for each argument of what is captured")
     called = name or _name_of(what)
-    body = Body.of(what, examples, _dims(batch_dim, examples), called, flat=flat)
+    body = CapturedBody.of(what, examples, _dims(batch_dim, examples), called, flat=flat)
     operands = [one.detach().contiguous() for one in (*examples, *body.state.values())]
     graph = traced(body.function, operands, called)
     check_traced(graph, body.function, operands, called)
@@ -132,7 +132,7 @@ def capture(
     digest = xxhash.xxh3_128_hexdigest(
         repr((graph_digest(graph), operand_slots, found.results, found.kept)).encode()
     )
-    runs = _Runs(body, operand_slots, found, digest, _Trace.of(graph, operands))
+    runs = _CapturedGraphs(body, operand_slots, found, digest, _CapturedTrace.of(graph, operands))
     return Captured(
         name=called,
         operands=operand_slots,
@@ -147,7 +147,7 @@ def capture(
     )
 
 
-def _unhooked(found: Found, body: Body) -> Found:
+def _unhooked(found: CheckedFunction, body: CapturedBody) -> CheckedFunction:
     """Return what was found; without a backward where hooks would change what it makes."""
     hooked = next((name for name, held in body.state.items() if _has_hooks(held)), None)
     if hooked is None or found.why_not:
@@ -186,7 +186,7 @@ def _dims(said: Dims, examples: Sequence[torch.Tensor]) -> tuple[int | None, ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Body:
+class CapturedBody:
     """A function of tensors, and how they are packed into operands of a program."""
 
     name: str
@@ -206,7 +206,7 @@ class Body:
     @staticmethod
     def of(
         what: Any, examples: Tensors, dims: tuple[int | None, ...], name: str, *, flat: bool
-    ) -> Body:
+    ) -> CapturedBody:
         """Return the function of a module's own tensors as well."""
         state: dict[str, torch.Tensor] = {}
         trained: list[str] = []
@@ -221,7 +221,7 @@ class Body:
             raise ProgramError(f"parameters of {name} have several types; capture without flat")
         num = len(examples)
         floats = [k for k, example in enumerate(examples) if example.is_floating_point()]
-        return Body(
+        return CapturedBody(
             name=name,
             function=_over_leaves(what, num, tuple(state), name),
             num_examples=num,
@@ -339,17 +339,19 @@ def _as_it_was(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Trace:
+class _CapturedTrace:
     """What a function was when it was captured."""
 
     digest: str
     operands: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
     @staticmethod
-    def of(graph: Any, operands: Sequence[torch.Tensor]) -> _Trace:
-        return _Trace(graph_digest(graph), tuple((o.shape, o.dtype, o.device) for o in operands))
+    def of(graph: Any, operands: Sequence[torch.Tensor]) -> _CapturedTrace:
+        return _CapturedTrace(
+            graph_digest(graph), tuple((o.shape, o.dtype, o.device) for o in operands)
+        )
 
-    def check(self, body: Body) -> None:
+    def check(self, body: CapturedBody) -> None:
         """Refuse a function that has become another one."""
         shapes = ShapeEnv()  # For what has as many elements as values say.
         with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes, static_shapes=True):
@@ -362,11 +364,16 @@ class _Trace:
             )
 
 
-class _Runs:
+class _CapturedGraphs:
     """The graphs of one captured function, by the shapes of what they are given."""
 
     def __init__(
-        self, body: Body, operands: tuple[Slot, ...], found: Found, digest: str, before: _Trace
+        self,
+        body: CapturedBody,
+        operands: tuple[Slot, ...],
+        found: CheckedFunction,
+        digest: str,
+        before: _CapturedTrace,
     ) -> None:
         self.body, self.operands, self.found, self.digest = body, operands, found, digest
         self._before = before
@@ -382,12 +389,12 @@ class _Runs:
         by = tuple(slot for slot in slots if slot.has_gradient)
         weights = tuple(slot for slot in by if slot.dim is None)
         results, kept = self.found.results, self.found.kept
-        out: dict[str, Callable[..., Any]] = {name: _Run(self, "forward", results)}
+        out: dict[str, Callable[..., Any]] = {name: _CapturedCall(self, "forward", results)}
         if kept:
-            out[name + KEEPING] = _Run(self, "keeping", (*results, *kept))
+            out[name + KEEPING] = _CapturedCall(self, "keeping", (*results, *kept))
         if not self.found.why_not:
-            out[name + BACKWARD] = _Run(self, "backward", by)
-            out[name + WEIGHTS] = _Run(self, "weights", weights)
+            out[name + BACKWARD] = _CapturedCall(self, "backward", by)
+            out[name + WEIGHTS] = _CapturedCall(self, "weights", weights)
         return out
 
     def forward(self, leaves: Sequence[torch.Tensor]) -> Tensors:
@@ -443,10 +450,10 @@ def _key(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _CapturedCall:
     """One of the calls of a captured function; of arrays it makes arrays, with 64 bits."""
 
-    runs: _Runs
+    runs: _CapturedGraphs
     which: str
     results: tuple[Slot, ...]
 

@@ -20,7 +20,7 @@ from penstock.program.calls import Slot
 from penstock.step.captured.graphs import Graphs, Joint, Tensors, traced_backward
 from penstock.step.dtypes import TORCH, name_of, torch_dtype
 
-__all__ = ["Found", "check_traced", "found_of"]
+__all__ = ["CheckedFunction", "check_traced", "found_of"]
 
 _SAMPLES, _FIRST = 5, 2
 """How many are tried; and how many of them for what is kept. Not one then: shapes with a 1 in them
@@ -41,7 +41,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheckedFunction:
     """What a function turned out to be."""
 
     results: tuple[Slot, ...]
@@ -91,21 +91,23 @@ def found_of(
     *,
     by: Sequence[int],
     keep: bool,
-) -> Found:
+) -> CheckedFunction:
     """Return what a function is, or refuse it: `dims` are where its operands have samples."""
-    trial = _Trial(function, operands, dims, name, by)
+    trial = _CheckTrial(function, operands, dims, name, by)
     results = trial.results()
     if not by or not any(slot.has_gradient for slot in results):
         why_not = "none of its operands or none of its results has elements with fractions"
-        return Found(results=results, flops=(trial.forward_flops(), 0.0), why_not=why_not)
+        return CheckedFunction(results=results, flops=(trial.forward_flops(), 0.0), why_not=why_not)
     try:
         joint = trial.joint(trial.own)
     except ProgramError as error:
-        return Found(results=results, flops=(trial.forward_flops(), 0.0), why_not=str(error))
+        return CheckedFunction(
+            results=results, flops=(trial.forward_flops(), 0.0), why_not=str(error)
+        )
     kept = trial.kept(joint.cut()) if keep and joint.keepable else {}
     skip = frozenset(range(len(joint.keepable))) - frozenset(kept) if kept else None
     graphs = joint.cut(skip)
-    return Found(
+    return CheckedFunction(
         results=results,
         kept=tuple(slot for slot, _ in kept.values()),
         places=tuple(place for _, place in kept.values()),
@@ -130,7 +132,7 @@ def check_traced(
             )
 
 
-class _Trial:
+class _CheckTrial:
     """A function, and values to try it on."""
 
     def __init__(

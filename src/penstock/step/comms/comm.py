@@ -29,7 +29,7 @@ import torch
 
 from penstock.program.layouts import part
 
-__all__ = ["Alone", "Comm", "Done", "Handle", "InParts", "parts_of", "payload_bytes"]
+__all__ = ["OneRankComm", "Comm", "Done", "Handle", "InParts", "parts_of", "payload_bytes"]
 
 
 class Handle(Protocol):
@@ -211,7 +211,7 @@ class Done:
         work()
 
 
-class Alone:
+class OneRankComm:
     """The Comm of an axis with one rank: everything is a copy, and nothing is sent."""
 
     rank, size, sent_bytes = 0, 1, 0

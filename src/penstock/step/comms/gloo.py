@@ -29,8 +29,15 @@ from penstock.step.comms.checks import (
 )
 from penstock.step.comms.comm import Done, Handle, parts_of, payload_bytes
 from penstock.step.comms.completion import Completion, Pending
-from penstock.step.comms.gloo_waves import PIECE_BYTES, WAVES_MAX, Job, MakeWave, Wave, pieces_of
-from penstock.step.comms.gloo_wire import MESSAGES_MAX, Lease, Staging, Wire
+from penstock.step.comms.gloo_waves import (
+    PIECE_BYTES,
+    WAVES_MAX,
+    MakeWave,
+    Wave,
+    WavedCollective,
+    pieces_of,
+)
+from penstock.step.comms.gloo_wire import MESSAGES_MAX, GlooWire, Lease, Staging
 
 __all__ = ["GlooComm"]
 
@@ -51,7 +58,7 @@ class GlooComm:
         self.axis = axis
         self.rank, self.size = group.rank(), group.size()
         self._group = group
-        self._wire = Wire(group, axis)
+        self._wire = GlooWire(group, axis)
         self._staging = Staging()
         self._completion = Completion(f"penstock-{axis}-{lane}")
 
@@ -242,7 +249,7 @@ class GlooComm:
             is_small = row.numel() * row.itemsize <= DIRECT_PART_BYTES_MAX
             algo = "direct" if self.size <= 2 or is_small else "ring"
         job = self._job("reduce", row.numel(), row.dtype, row.dtype, op=f"{op} {root}", algo=algo)
-        job = Job(wire=job.wire, topic=job.topic, sent=job.sent, op=op)
+        job = WavedCollective(wire=job.wire, topic=job.topic, sent=job.sent, op=op)
         way = waves.reduce_direct if algo == "direct" else waves.reduce_chain
         return self._along(job, row, lambda lease, at, piece: way(job, lease, at, piece, root))
 
@@ -296,14 +303,14 @@ class GlooComm:
         *,
         algo: str,
         op: str = "",
-    ) -> Job:
+    ) -> WavedCollective:
         """Name an operation by what all ranks must agree on."""
         topic = self._wire.topic(name, length, dtype, sent, op, algo)
-        return Job(wire=self._wire, topic=topic, sent=sent, op=op)
+        return WavedCollective(wire=self._wire, topic=topic, sent=sent, op=op)
 
     def _run(
         self,
-        job: Job,
+        job: WavedCollective,
         make: MakeWave,
         longest: int,
         *,
@@ -327,7 +334,9 @@ class GlooComm:
         )
         return self._start(job.topic.name, steps)
 
-    def _scatter_and_gather(self, job: Job, row: torch.Tensor, *, is_ring: bool) -> Handle:
+    def _scatter_and_gather(
+        self, job: WavedCollective, row: torch.Tensor, *, is_ring: bool
+    ) -> Handle:
         ways = (waves.scatter_direct, waves.gather_direct)
         scatter, gather = (waves.scatter_ring, waves.gather_ring) if is_ring else ways
         parts = parts_of(row, self.size)
@@ -346,16 +355,19 @@ class GlooComm:
             job, wave, parts[0].numel(), length=length, in_turns=True, num_buffers=num_buffers
         )
 
-    def _scatter_buffers(self, job: Job, dtype: torch.dtype) -> int:
+    def _scatter_buffers(self, job: WavedCollective, dtype: torch.dtype) -> int:
         """Pieces that a wave stages: what arrives, a sum, what is sent in another type."""
         return self.size if job.sent == dtype else 2 * self.size
 
-    def _gather_buffers(self, job: Job, dtype: torch.dtype) -> int:
+    def _gather_buffers(self, job: WavedCollective, dtype: torch.dtype) -> int:
         """Without another type everything arrives in its place."""
         return 0 if job.sent == dtype else self.size
 
     def _along(
-        self, job: Job, row: torch.Tensor, way: Callable[[Lease, int, torch.Tensor], Wave]
+        self,
+        job: WavedCollective,
+        row: torch.Tensor,
+        way: Callable[[Lease, int, torch.Tensor], Wave],
     ) -> Handle:
         length = PIECE_BYTES // job.sent.itemsize
 
@@ -366,7 +378,7 @@ class GlooComm:
         return self._run(job, wave, row.numel(), num_buffers=num_buffers)
 
     def _exchange(
-        self, job: Job, outs: dict[int, torch.Tensor], pieces: dict[int, torch.Tensor]
+        self, job: WavedCollective, outs: dict[int, torch.Tensor], pieces: dict[int, torch.Tensor]
     ) -> Handle:
         length = PIECE_BYTES // job.sent.itemsize
         longest = max(each.numel() for each in [*outs.values(), *pieces.values()])

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 
 from penstock.step.comms.completion import Pending
-from penstock.step.comms.gloo_wire import Lease, Message, Staging, Topic, Wire
+from penstock.step.comms.gloo_wire import GlooWire, Lease, Message, Staging, Topic
 
-__all__ = ["Job", "Wave", "combine", "pieces_of", "waves_in_flight"]
+__all__ = ["WavedCollective", "Wave", "combine", "pieces_of", "waves_in_flight"]
 
 PIECE_BYTES = 2 << 20
 WAVES_MAX = 4
@@ -39,10 +39,10 @@ MakeWave = Callable[[Lease, int], Wave]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class WavedCollective:
     """One collective, as its waves see it."""
 
-    wire: Wire
+    wire: GlooWire
     topic: Topic
     sent: torch.dtype
     """What elements are on the wire."""
@@ -161,7 +161,7 @@ def combine(operands: Sequence[torch.Tensor], out: torch.Tensor, op: str, lease:
 
 
 def scatter_direct(
-    job: Job, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
+    job: WavedCollective, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
 ) -> Wave:
     """Send each rank its piece, and add up what all have sent of this rank's."""
     mine = job.wire.rank
@@ -179,7 +179,7 @@ def scatter_direct(
 
 
 def gather_direct(
-    job: Job, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
+    job: WavedCollective, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> Wave:
     """Send this rank's piece to each, and put what all have sent in its place."""
     places = {peer: job.place(lease, outs[peer]) for peer in reversed(job.others)}
@@ -199,7 +199,7 @@ def _keep(out: torch.Tensor, data: torch.Tensor) -> None:
         out.copy_(data)
 
 
-def reduce_pair(job: Job, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
+def reduce_pair(job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
     """Exchange whole pieces with the only other rank, and add on both.
 
     That is as many bytes as scattering and gathering, in one step instead of two. Both add the
@@ -220,7 +220,7 @@ def reduce_pair(job: Job, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
 
 
 def scatter_ring(
-    job: Job, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
+    job: WavedCollective, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
 ) -> Wave:
     """Pass sums on to the right: a piece begins right of its owner and ends with it."""
     me, size = job.wire.rank, job.wire.size
@@ -244,7 +244,7 @@ def scatter_ring(
 
 
 def gather_ring(
-    job: Job, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
+    job: WavedCollective, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> Wave:
     """Pass parts on to the right until everyone has all."""
     me, size = job.wire.rank, job.wire.size
@@ -267,7 +267,9 @@ def gather_ring(
 # -- to and from one -------------------------------------------------------------------------
 
 
-def broadcast_chain(job: Job, lease: Lease, at: int, piece: torch.Tensor, root: int) -> Wave:
+def broadcast_chain(
+    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+) -> Wave:
     """Pass the root's piece on to the right; nobody sends it twice."""
     me, size = job.wire.rank, job.wire.size
     if me != root:
@@ -276,7 +278,9 @@ def broadcast_chain(job: Job, lease: Lease, at: int, piece: torch.Tensor, root: 
         yield job.send(lease, at, (me + 1) % size, piece)
 
 
-def reduce_chain(job: Job, lease: Lease, at: int, piece: torch.Tensor, root: int) -> Wave:
+def reduce_chain(
+    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+) -> Wave:
     """Pass sums on to the left, from the rank right of the root's left neighbour to the root."""
     me, size = job.wire.rank, job.wire.size
     total = piece
@@ -291,7 +295,9 @@ def reduce_chain(job: Job, lease: Lease, at: int, piece: torch.Tensor, root: int
         total.div_(size)
 
 
-def reduce_direct(job: Job, lease: Lease, at: int, piece: torch.Tensor, root: int) -> Wave:
+def reduce_direct(
+    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+) -> Wave:
     """Send a piece to the root, which adds up."""
     me = job.wire.rank
     if me != root:
@@ -309,7 +315,7 @@ def reduce_direct(job: Job, lease: Lease, at: int, piece: torch.Tensor, root: in
 
 
 def exchange(
-    job: Job,
+    job: WavedCollective,
     lease: Lease,
     at: int,
     outs: dict[int, torch.Tensor],

@@ -21,7 +21,7 @@ from torch import distributed
 from penstock.errors import PeerError
 from penstock.step.comms.timeouts import ADVICE
 
-__all__ = ["Lease", "Message", "Staging", "Topic", "Wire"]
+__all__ = ["Lease", "Message", "Staging", "Topic", "GlooWire"]
 
 STAGED_BYTES_MAX = 64 << 20
 """Of one lane, for what has arrived but is not added yet and for what is sent in another type."""
@@ -72,7 +72,7 @@ class Message:
             raise _named(error, self._topic, self._peer, self._is_send) from error
 
 
-class Wire:
+class GlooWire:
     """A lane's private group, seen from one rank."""
 
     def __init__(self, group: distributed.ProcessGroup, axis: str) -> None:

@@ -29,7 +29,7 @@ from penstock.errors import RendezvousError
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_flags import Flags
-from penstock.step.comms.shm_lane import Lane, Task
+from penstock.step.comms.shm_lane import ShmLane, ShmTask
 from penstock.step.streams import current_stream
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ def _marks(arena: PeerArena) -> tuple[_Events, list[_Events]]:
     return mine, theirs
 
 
-class PeerTask(Task):
+class PeerTask(ShmTask):
     """An operation of a lane's stream. It is done when the device has been asked for all of it."""
 
     is_host = False
 
-    def __init__(self, lane: Lane, work: Callable[[], None], stream: torch.cuda.Stream) -> None:
+    def __init__(self, lane: ShmLane, work: Callable[[], None], stream: torch.cuda.Stream) -> None:
         super().__init__(lane, self._on_stream)
         self._stream, self._what = stream, work
         self._asked = current_stream(stream.device).record_event()
@@ -180,7 +180,7 @@ class PeerComm(ShmComm):
         stream, waits = self._stream, self._waits
         return PeerFlags(self._peers, offset, stream=stream, waits=waits, timeout_s=timeout_s)
 
-    def start(self, work: Callable[[], None], *tensors: Tensor | None) -> Task:
+    def start(self, work: Callable[[], None], *tensors: Tensor | None) -> ShmTask:
         """Run something in the lane and on its stream, after all that was called before."""
         assert not self._is_closed, f"the communicator of axis {self.axis!r} is closed"
         for tensor in tensors if self.keeps_memory else ():

@@ -27,7 +27,7 @@ import torch
 
 from penstock.errors import OptionError, PeerError, RendezvousError
 from penstock.step.comms.shm_flags import LINE_WORDS, Flags
-from penstock.step.comms.shm_memory import Arena, Meet, Segments
+from penstock.step.comms.shm_memory import HostArena, Meet, Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ ALIGN_BYTES = 512
 """Of places: as torch's own allocator has it, more than any load of a kernel needs."""
 
 
-class _Handle(msgspec.Struct, array_like=True, frozen=True):
+class _CudaShareHandle(msgspec.Struct, array_like=True, frozen=True):
     """What `UntypedStorage._share_cuda_` returns, in its order."""
 
     device: int
@@ -60,7 +60,7 @@ class _Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     size_bytes: int
     trouble: str = ""
-    handles: tuple[_Handle | None, ...] = ()
+    handles: tuple[_CudaShareHandle | None, ...] = ()
     """One for each peer, because torch counts those who let go; None for the rank itself."""
 
 
@@ -88,12 +88,12 @@ class PeerArena(Segments):
     ) -> None:
         super().__init__(rank=rank, size=size, size_bytes=size_bytes)
         self.meet = meet
-        self._host = Arena(meet, rank=rank, size=size, size_bytes=HOST_BYTES, run_id="peer")
+        self._host = HostArena(meet, rank=rank, size=size, size_bytes=HOST_BYTES, run_id="peer")
         self._device = device
         self._flags: Flags | None = None
 
     @property
-    def host(self) -> Arena:
+    def host(self) -> HostArena:
         """Where words are that processors of the host can read and write."""
         return self._host
 
@@ -179,7 +179,7 @@ class PeerArena(Segments):
                 )
         return ""
 
-    def _mapped(self, handle: _Handle) -> Tensor:
+    def _mapped(self, handle: _CudaShareHandle) -> Tensor:
         # On our own device, not on the handle's: the driver lets kernels here reach the memory.
         _, *where = msgspec.structs.astuple(handle)
         storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *where)
@@ -207,7 +207,7 @@ class PeerArena(Segments):
         self._host.close()
 
 
-def _handle(segment: Tensor) -> _Handle:
+def _handle(segment: Tensor) -> _CudaShareHandle:
     """Return what a peer needs to map a segment; each peer needs one of its own."""
     storage: Any = segment.untyped_storage()
-    return _Handle(*storage._share_cuda_())
+    return _CudaShareHandle(*storage._share_cuda_())

@@ -28,9 +28,9 @@ import torch
 from penstock.errors import OptionError
 from penstock.step.comms.checks import check_op, check_parts, check_runs, flat, wire_dtype
 from penstock.step.comms.comm import payload_bytes
-from penstock.step.comms.shm_calls import Call, Calls
+from penstock.step.comms.shm_calls import Calls, ShmCall
 from penstock.step.comms.shm_flags import LINE_WORDS, Flags
-from penstock.step.comms.shm_lane import Lane, Task
+from penstock.step.comms.shm_lane import ShmLane, ShmTask
 from penstock.step.comms.shm_memory import ALIGN_BYTES, Segments
 from penstock.step.comms.shm_moves import Moves, spans_of
 from penstock.step.comms.shm_reduce import Reducer
@@ -82,7 +82,7 @@ class ShmComm:
         self._calls = Calls(host, offset + 8 * LINE_WORDS, self.ranks, self.flags)
         by_turn = [[arena.of(stage, rank=rank) for rank in self.ranks] for stage in stages]
         self._moves = Moves(self.rank, by_turn, self.flags)
-        self._lane = Lane(f"penstock-shm-{axis}", self.flags.fail)
+        self._lane = ShmLane(f"penstock-shm-{axis}", self.flags.fail)
         self._is_closed = False
 
     def _flags(self, offset: int, timeout_s: float) -> Flags:
@@ -109,7 +109,7 @@ class ShmComm:
             self._moves.close()
             self.flags.close()
 
-    def start(self, work: Callable[[], None], *tensors: Tensor | None) -> Task:
+    def start(self, work: Callable[[], None], *tensors: Tensor | None) -> ShmTask:
         """Run something in the lane, after all that was called before; it may use `flags`.
 
         The tensors are those that it works on. They matter to a device, where the memory of
@@ -120,7 +120,7 @@ class ShmComm:
 
     def meet(self, text: str) -> None:
         """Wait, inside the lane, until all ranks have come with the same text."""
-        self._calls.agree(Call(text=text))
+        self._calls.agree(ShmCall(text=text))
 
     def everyones(self, tensor: Tensor) -> list[Tensor]:
         """Return what all ranks took from the arena where this rank has this tensor, by rank."""
@@ -130,7 +130,7 @@ class ShmComm:
 
     def all_reduce(
         self, tensor: Tensor, *, op: str = "sum", wire: str | None = None, algo: str | None = None
-    ) -> Task:
+    ) -> ShmTask:
         """Put the sum (mean, max, min) of all ranks' tensors in the place of each."""
         tensor = flat("all_reduce", tensor, self.device_type)
         check_op("all_reduce", op, tensor)
@@ -163,7 +163,7 @@ class ShmComm:
         op: str = "sum",
         wire: str | None = None,
         algo: str | None = None,
-    ) -> Task:
+    ) -> ShmTask:
         """Put this rank's part of the sum in `out`, which may be that part of the tensor."""
         out, tensor = (
             flat("reduce_scatter", out, self.device_type),
@@ -188,7 +188,7 @@ class ShmComm:
 
     def all_gather(
         self, out: Tensor, tensor: Tensor, *, wire: str | None = None, algo: str | None = None
-    ) -> Task:
+    ) -> ShmTask:
         """Put all ranks' parts in `out`; the tensor may be this rank's part of it."""
         out, tensor = (
             flat("all_gather", out, self.device_type),
@@ -212,7 +212,7 @@ class ShmComm:
 
     def all_to_all(
         self, out: Tensor, tensor: Tensor, *, out_counts: Sequence[int], counts: Sequence[int]
-    ) -> Task:
+    ) -> ShmTask:
         """Send each rank its run of elements; put what came from each in a row."""
         out, tensor = (
             flat("all_to_all", out, self.device_type),
@@ -221,7 +221,7 @@ class ShmComm:
         check_runs("all_to_all", tensor, counts, size=self.size)
         pieces = check_runs("all_to_all", out, out_counts, size=self.size)
         text = f"all_to_all of {tensor.dtype}"
-        call = Call(text=text, offset=self.arena.offset_of(tensor), counts=tuple(counts))
+        call = ShmCall(text=text, offset=self.arena.offset_of(tensor), counts=tuple(counts))
         self.sent_bytes += (sum(counts) - counts[self.rank]) * tensor.element_size()
 
         def work() -> None:
@@ -242,7 +242,7 @@ class ShmComm:
 
         return self.start(work, out, tensor)
 
-    def reduce(self, tensor: Tensor, *, root: int, op: str = "sum") -> Task:
+    def reduce(self, tensor: Tensor, *, root: int, op: str = "sum") -> ShmTask:
         """Put the sum of all in the root's tensor; the others keep theirs."""
         tensor = flat("reduce", tensor, self.device_type)
         check_op("reduce", op, tensor)
@@ -262,7 +262,7 @@ class ShmComm:
 
         return self.start(work, tensor)
 
-    def broadcast(self, tensor: Tensor, *, root: int) -> Task:
+    def broadcast(self, tensor: Tensor, *, root: int) -> ShmTask:
         """Put the root's tensor in all."""
         self._check_rank(root)
         self._count("broadcast", tensor.numel(), tensor.dtype, root)
@@ -272,7 +272,7 @@ class ShmComm:
 
     def shift(
         self, out: Tensor | None, tensor: Tensor | None, *, by: int = 1, wrap: bool = False
-    ) -> Task:
+    ) -> ShmTask:
         """Send to the rank `by` further, receive from the one `by` before; ends are left alone."""
         source, target = self._neighbour(-by, wrap), self._neighbour(by, wrap)
         if target is None:
@@ -289,7 +289,7 @@ class ShmComm:
 
     def _pass(
         self, text: str, out: Tensor | None, tensor: Tensor | None, *, source: int | None
-    ) -> Task:
+    ) -> ShmTask:
         """Give one tensor and take that of another rank, either of which may be nothing.
 
         As bytes: a rank that has neither must go along with the others all the same.
@@ -298,7 +298,7 @@ class ShmComm:
         length = next((x.numel() for x in (gift, into) if x is not None), _ANY_LENGTH)
         # Who gives nothing is not read from: any place will do.
         offset = 0 if gift is None else self.arena.offset_of(gift)
-        call = Call(text=text, offset=offset, counts=(length,) * self.size)
+        call = ShmCall(text=text, offset=offset, counts=(length,) * self.size)
 
         def work() -> None:
             calls = self._calls.agree(call)
@@ -317,18 +317,18 @@ class ShmComm:
     def _bytes(self, name: str, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else flat(name, tensor, self.device_type).view(torch.uint8)
 
-    def _call(self, kind: str, tensor: Tensor, wired: torch.dtype, how: str = "") -> Call:
+    def _call(self, kind: str, tensor: Tensor, wired: torch.dtype, how: str = "") -> ShmCall:
         """Return a call about a tensor of all ranks; where the wire rounds, stages are used."""
         text = f"{kind} {how} of {tensor.numel()} {tensor.dtype} as {wired}"
         is_same = wired == tensor.dtype
-        return Call(text=text, offset=self.arena.offset_of(tensor) if is_same else None)
+        return ShmCall(text=text, offset=self.arena.offset_of(tensor) if is_same else None)
 
     def _count(self, kind: str, length: int, dtype: torch.dtype, root: int = 0) -> None:
         rank = (self.rank - root) % self.size
         self.sent_bytes += payload_bytes(kind, length, dtype.itemsize, size=self.size, rank=rank)
 
     def _views(
-        self, calls: Sequence[Call], dtype: torch.dtype, lengths: Sequence[int]
+        self, calls: Sequence[ShmCall], dtype: torch.dtype, lengths: Sequence[int]
     ) -> list[Tensor]:
         """Return the tensors of all ranks where their calls say that they are."""
         facts = zip(self.ranks, calls, lengths, strict=True)
@@ -346,7 +346,7 @@ class ShmComm:
         if not 0 <= root < self.size:
             raise OptionError(f"no root {root}: axis {self.axis!r} has {self.size} ranks, from 0")
 
-    def _check_pairs(self, calls: Sequence[Call], out_counts: Sequence[int]) -> None:
+    def _check_pairs(self, calls: Sequence[ShmCall], out_counts: Sequence[int]) -> None:
         for peer, call in enumerate(calls):
             if call.counts[self.rank] != out_counts[peer]:
                 raise OptionError(
@@ -358,11 +358,11 @@ class ShmComm:
 _ANY_LENGTH = -1
 
 
-def _in_arena(calls: Sequence[Call]) -> bool:
+def _in_arena(calls: Sequence[ShmCall]) -> bool:
     return all(call.offset is not None for call in calls)
 
 
-def _common_length(text: str, calls: Sequence[Call]) -> int:
+def _common_length(text: str, calls: Sequence[ShmCall]) -> int:
     said = {call.counts[0]: rank for rank, call in enumerate(calls) if call.counts[0] >= 0}
     if len(said) > 1:
         (first, rank), (second, other) = list(said.items())[:2]

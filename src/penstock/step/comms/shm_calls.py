@@ -16,16 +16,16 @@ from dataclasses import dataclass
 
 from penstock.errors import OptionError
 from penstock.step.comms.shm_flags import Flags
-from penstock.step.comms.shm_memory import Arena
+from penstock.step.comms.shm_memory import HostArena
 
-__all__ = ["Call", "Calls"]
+__all__ = ["ShmCall", "Calls"]
 
 _TEXT_BYTES = 112
 _NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ShmCall:
     """One rank's call of an operation."""
 
     text: str
@@ -41,7 +41,7 @@ class Call:
 class Calls:
     """The calls of all ranks of a communicator."""
 
-    def __init__(self, arena: Arena, offset: int, ranks: Sequence[int], flags: Flags) -> None:
+    def __init__(self, arena: HostArena, offset: int, ranks: Sequence[int], flags: Flags) -> None:
         self._ranks, self._me, self._flags = tuple(ranks), ranks.index(arena.rank), flags
         self._format = _format(len(ranks))
         num_words = self.words_of(len(ranks))
@@ -53,7 +53,7 @@ class Calls:
         """Return how many words of 64 bits the calls of one rank need."""
         return 2 * _format(num_ranks).size // 8
 
-    def agree(self, call: Call) -> list[Call]:
+    def agree(self, call: ShmCall) -> list[ShmCall]:
         """Say this rank's call, wait for those of all ranks, and return them by rank.
 
         Raises:
@@ -87,11 +87,11 @@ def _format(num_ranks: int) -> struct.Struct:
     return struct.Struct(f"<{_TEXT_BYTES}s2q{num_ranks}q")
 
 
-def _call(fields: tuple[bytes | int, ...]) -> Call:
+def _call(fields: tuple[bytes | int, ...]) -> ShmCall:
     text, offset, out_offset, *counts = fields
     assert isinstance(text, bytes)
     where = [None if x == _NOWHERE else int(x) for x in (offset, out_offset)]
-    return Call(
+    return ShmCall(
         text=text.rstrip(b"\0").decode(errors="replace"),
         offset=where[0],
         out_offset=where[1],

@@ -34,7 +34,7 @@ import time
 from collections.abc import Sequence
 
 from penstock.errors import PeerError
-from penstock.step.comms.shm_memory import Arena
+from penstock.step.comms.shm_memory import HostArena
 from penstock.step.comms.timeouts import ADVICE
 
 __all__ = ["Flags"]
@@ -73,7 +73,7 @@ class Flags:
     """
 
     def __init__(
-        self, arena: Arena, offset: int, ranks: Sequence[int], *, timeout_s: float
+        self, arena: HostArena, offset: int, ranks: Sequence[int], *, timeout_s: float
     ) -> None:
         self._arena, self._ranks, self._timeout_s = arena, tuple(ranks), timeout_s
         self._lines = [arena.words(rank, offset, LINE_WORDS) for rank in ranks]

@@ -17,19 +17,19 @@ from collections.abc import Callable
 
 from penstock.step.comms.recording import begun_ns, record_collective
 
-__all__ = ["Lane", "Task"]
+__all__ = ["ShmLane", "ShmTask"]
 
 TASKS_MAX = 512
 """Under way at once; who starts more does the oldest first."""
 
 
-class Task:
+class ShmTask:
     """An operation under way: a `Handle`."""
 
     is_host = True
     """Whether it is done when it has run; else a device has only been asked for it."""
 
-    def __init__(self, lane: Lane, work: Callable[[], None]) -> None:
+    def __init__(self, lane: ShmLane, work: Callable[[], None]) -> None:
         self._lane, self._work = lane, work
         self.begun_ns = begun_ns()
         self._done = threading.Event()
@@ -82,7 +82,7 @@ def _nothing() -> None:
     pass
 
 
-class Lane:
+class ShmLane:
     """Runs tasks in order.
 
     Args:
@@ -92,20 +92,20 @@ class Lane:
 
     def __init__(self, name: str, fail: Callable[[], None]) -> None:
         self._name, self._fail = name, fail
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[ShmTask] = deque()
         # Who is called back inside an operation may wait for the next one.
         self._turn = threading.RLock()
         self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def start(self, work: Callable[[], None]) -> Task:
+    def start(self, work: Callable[[], None]) -> ShmTask:
         """Add an operation; return its handle."""
-        task = Task(self, work)
+        task = ShmTask(self, work)
         self.add(task)
         return task
 
-    def add(self, task: Task) -> None:
+    def add(self, task: ShmTask) -> None:
         """Add an operation that has its handle already."""
         self._make_room()
         self._tasks.append(task)
@@ -114,7 +114,7 @@ class Lane:
             self._thread.start()
         self._bell.put(True)
 
-    def help_until(self, task: Task) -> bool:
+    def help_until(self, task: ShmTask) -> bool:
         """Run what was started up to a task; False if the thread is at it already."""
         if not self._turn.acquire(blocking=False):
             return False

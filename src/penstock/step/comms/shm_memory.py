@@ -1,6 +1,6 @@
 """Arenas: memory that the ranks of one host have in common.
 
-    with Arena(meeting(group), rank=rank, size=2, size_bytes="256MB") as arena:
+    with HostArena(meeting(group), rank=rank, size=2, size_bytes="256MB") as arena:
         grad = arena.take(1_000_000)              # a tensor of mine that my peers can see
         theirs = arena.of(grad, rank=1)           # what rank 1 took in the same place
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["Arena", "Meet", "Segments", "meeting", "meeting_at"]
+__all__ = ["HostArena", "Meet", "Segments", "meeting", "meeting_at"]
 
 Meet = Callable[[bytes], Sequence[bytes]]
 """Gives a few bytes to all ranks of the arena and returns what each gave, by rank."""
@@ -118,7 +118,7 @@ class Segments(ABC):
 
     @property
     @abstractmethod
-    def host(self) -> Arena:
+    def host(self) -> HostArena:
         """Where words are that processors of the host can read and write."""
 
     def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -169,7 +169,7 @@ class Segments(ABC):
             raise kind(first)
 
 
-class Arena(Segments):
+class HostArena(Segments):
     """The segments of all ranks of one host, as one of them sees them.
 
     Args:
@@ -280,7 +280,7 @@ class Arena(Segments):
         self._maps, self._bytes = [], []
 
     @property
-    def host(self) -> Arena:
+    def host(self) -> HostArena:
         """Where words are: here. The arena of a device has them elsewhere."""
         return self
 

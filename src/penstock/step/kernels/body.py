@@ -28,7 +28,7 @@ from penstock.program.ops import OPS
 from penstock.program.types import Type
 from penstock.step.dtypes import computed
 
-__all__ = ["Body", "body_of"]
+__all__ = ["KernelBody", "body_of"]
 
 _REDUCING = ("reduce_scatter", "all_reduce")
 _GATHERING = ("all_gather", "broadcast")
@@ -37,7 +37,7 @@ _NAMES_ONLY = ("update", "slice", "store")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Body:
+class KernelBody:
     """The values of a kernel and how they are made."""
 
     name: str
@@ -156,7 +156,9 @@ def _product(shape: Iterable[int]) -> int:
 # -- from a program ----------------------------------------------------------------------------
 
 
-def body_of(program: Program, nodes: Sequence[str], outputs: Sequence[str] | None = None) -> Body:
+def body_of(
+    program: Program, nodes: Sequence[str], outputs: Sequence[str] | None = None
+) -> KernelBody:
     """Return what some nodes of a program compute together.
 
     `outputs` are the values that leave; where none are said, those that others read, that the
@@ -192,7 +194,7 @@ class _Maker:
                 out.append(node.name)
         return tuple(out)
 
-    def body(self) -> Body:
+    def body(self) -> KernelBody:
         kept = [kept for node in self._inside if (kept := self._kept(node)) is not None]
         stores = tuple((name, self._resolved(name)) for name in self._outputs)
         kept = _needed(kept, [value for _, value in stores])
@@ -202,7 +204,7 @@ class _Maker:
         outside = read - made - self._numbers
         order = [node.name for node in self._program.nodes]
         scalars = (read & self._numbers) | {i for node in host for i in node.inputs}
-        return Body(
+        return KernelBody(
             name=self._program.name,
             inputs=tuple(name for name in order if name in outside),
             scalars=tuple(n for n in order if n in scalars and self._op(n) == "scalar"),
@@ -300,7 +302,7 @@ def _needed(nodes: list[Node], roots: list[str]) -> list[Node]:
 # -- reaches -----------------------------------------------------------------------------------
 
 
-def _reaches(body: Body) -> dict[str, str]:
+def _reaches(body: KernelBody) -> dict[str, str]:
     out: dict[str, str] = dict.fromkeys(body.host_names, "host")
     for name in body.inputs:
         out[name] = _input_reach(body.types[name].shape, body.full)
@@ -321,7 +323,7 @@ def _input_reach(shape: tuple[int, ...], full: tuple[int, ...]) -> str:
     return "loose"
 
 
-def _node_reach(node: Node, reaches: list[str], body: Body) -> str:
+def _node_reach(node: Node, reaches: list[str], body: KernelBody) -> str:
     full, shape = body.full, node.type.shape
     if "loose" in reaches or node.op in _LOOSE:
         return "loose"
@@ -345,7 +347,7 @@ def _node_reach(node: Node, reaches: list[str], body: Body) -> str:
     return counted.pop() if len(counted) == 1 and {*rows} <= {shape} else "loose"
 
 
-def _reduced_reach(node: Node, reach: str, body: Body) -> str:
+def _reduced_reach(node: Node, reach: str, body: KernelBody) -> str:
     last = len(body.full) - 1
     if reach != "full":
         return "loose"

@@ -11,10 +11,10 @@ from torch import Tensor
 from penstock.errors import ProgramError
 from penstock.program.ops import computed
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import Body
-from penstock.step.kernels.draws import Place, halves
+from penstock.step.kernels.body import KernelBody
+from penstock.step.kernels.draws import BlockPlace, halves
 
-__all__ = ["Call", "Given", "Out", "call_of", "numbers_of"]
+__all__ = ["KernelCall", "Given", "Out", "call_of", "numbers_of"]
 
 Given = Tensor | Sequence[Tensor]
 """A tensor, or one for each rank."""
@@ -22,7 +22,7 @@ Out = Tensor | Sequence[Tensor] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class KernelCall:
     """What a backend gets."""
 
     inputs: dict[str, Given]
@@ -32,7 +32,7 @@ class Call:
     """Contiguous, none missing."""
     aliases: dict[str, str]
     """Outputs that lie exactly where an input lies, and which."""
-    place: Place
+    place: BlockPlace
     device: torch.device
     copied: tuple[tuple[str, Given], ...]
     """Outputs that a backend writes elsewhere first, and where they belong."""
@@ -46,7 +46,7 @@ class Call:
                 one.copy_(made.view(one.shape))
 
 
-def numbers_of(body: Body, scalars: Mapping[str, float]) -> dict[str, float]:
+def numbers_of(body: KernelBody, scalars: Mapping[str, float]) -> dict[str, float]:
     """Return the numbers of the host that follow from the scalars of a call."""
     known: dict[str, float] = {}
     defaults = dict(body.defaults)
@@ -69,12 +69,12 @@ def numbers_of(body: Body, scalars: Mapping[str, float]) -> dict[str, float]:
 
 
 def call_of(
-    body: Body,
+    body: KernelBody,
     tensors: Sequence[Given],
     numbers: dict[str, float],
     out: Sequence[Out] | None,
     starts: tuple[int, ...] | None,
-) -> Call:
+) -> KernelCall:
     """Return a call with everything in its place."""
     if len(tensors) != len(body.inputs):
         raise ProgramError(
@@ -90,11 +90,11 @@ def call_of(
         )
     named = dict(zip(body.outputs, wanted, strict=True))
     block = _block(body, given, named)
-    place = Place(block, starts or (0,) * len(block), body.full)
+    place = BlockPlace(block, starts or (0,) * len(block), body.full)
     inputs = {name: _contiguous(_narrowed(name, one, body, place)) for name, one in given.items()}
     device = _device(inputs, named)
     outs, copied, aliases = _outs(body, inputs, named, place, device)
-    return Call(
+    return KernelCall(
         inputs=inputs,
         numbers=numbers,
         outs=outs,
@@ -118,7 +118,9 @@ def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.devic
     return torch.device("cpu")
 
 
-def _block(body: Body, given: Mapping[str, Given], outs: Mapping[str, Out]) -> tuple[int, ...]:
+def _block(
+    body: KernelBody, given: Mapping[str, Given], outs: Mapping[str, Out]
+) -> tuple[int, ...]:
     """Return the shape of what is worked on: by dimension, of the smallest tensor that has it."""
     out = list(body.full)
     values = {name: name for name in given} | dict(body.stores)
@@ -132,7 +134,7 @@ def _block(body: Body, given: Mapping[str, Given], outs: Mapping[str, Out]) -> t
     return tuple(out)
 
 
-def _dims(body: Body, name: str, reach: str) -> list[tuple[int, int]]:
+def _dims(body: KernelBody, name: str, reach: str) -> list[tuple[int, int]]:
     """Return the dimensions of the block that a tensor tells about, and which of its own do."""
     last = len(body.full) - 1
     if body.types[name].shape == body.full:
@@ -142,7 +144,7 @@ def _dims(body: Body, name: str, reach: str) -> list[tuple[int, int]]:
     return [(last, -1)] if reach == "col" else []
 
 
-def _narrowed(name: str, given: Given, body: Body, place: Place) -> Given:
+def _narrowed(name: str, given: Given, body: KernelBody, place: BlockPlace) -> Given:
     """Return of a tensor that a rank has all of the part that meets the block."""
     if not body.reach:
         return given
@@ -151,7 +153,7 @@ def _narrowed(name: str, given: Given, body: Body, place: Place) -> Given:
     return _part(given, place)
 
 
-def _part(tensor: Tensor, place: Place) -> Tensor:
+def _part(tensor: Tensor, place: BlockPlace) -> Tensor:
     for dim in range(-tensor.ndim, 0):
         if -dim <= len(place.block) and tensor.shape[dim] not in (1, place.block[dim]):
             tensor = tensor.narrow(dim, place.starts[dim], place.block[dim])
@@ -165,10 +167,10 @@ def _contiguous(given: Given) -> Given:
 
 
 def _outs(
-    body: Body,
+    body: KernelBody,
     inputs: Mapping[str, Given],
     wanted: Mapping[str, Out],
-    place: Place,
+    place: BlockPlace,
     device: torch.device,
 ) -> tuple[dict[str, Given], list[tuple[str, Given]], dict[str, str]]:
     outs: dict[str, Given] = {}
@@ -199,7 +201,7 @@ def _outs(
     return outs, copied, aliases
 
 
-def _shape(body: Body, name: str, value: str, place: Place) -> tuple[int, ...] | None:
+def _shape(body: KernelBody, name: str, value: str, place: BlockPlace) -> tuple[int, ...] | None:
     """Return the shape of a result; None if only torch knows."""
     reach = body.reach.get(value)
     if reach is None:

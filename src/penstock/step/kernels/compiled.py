@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.step.kernels.body import Body
-from penstock.step.kernels.call import Call
+from penstock.step.kernels.body import KernelBody
+from penstock.step.kernels.call import KernelCall
 from penstock.step.kernels.eager import function_of
 
 __all__ = ["Compiled", "can_compile", "kernel_folder"]
@@ -47,7 +47,7 @@ def can_compile(device: torch.device) -> bool:
 class Compiled:
     """A body as compiled functions, one for each way in which its outputs lie in its inputs."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: KernelBody) -> None:
         self._body = body
         self._plain = function_of(body)
         self._host = body.numbers
@@ -55,7 +55,7 @@ class Compiled:
         """Whether it can be seen as one run of elements."""
         self._functions: dict[Any, Callable[..., Any]] = {}
 
-    def __call__(self, call: Call) -> list[Tensor]:
+    def __call__(self, call: KernelCall) -> list[Tensor]:
         """Write what leaves into its tensors; return what has none yet."""
         key = self._key(call)
         function = self._functions.get(key)
@@ -67,13 +67,13 @@ class Compiled:
                 return found
         return self._run(function, call)
 
-    def _key(self, call: Call) -> Any:
+    def _key(self, call: KernelCall) -> Any:
         lists = tuple((n, len(t)) for n, t in call.inputs.items() if not isinstance(t, Tensor))
         lists += tuple((n, len(t)) for n, t in call.outs.items() if not isinstance(t, Tensor))
         aliases = tuple(sorted(call.aliases.items()))
         return str(call.device), aliases, tuple(call.outs), lists
 
-    def _compiled(self, call: Call) -> Callable[..., Any]:
+    def _compiled(self, call: KernelCall) -> Callable[..., Any]:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernel_folder()))
         import torch._inductor.config as inductor
 
@@ -81,7 +81,7 @@ class Compiled:
             inductor.fx_graph_cache = True
         return torch.compile(self._written(call), fullgraph=True, dynamic=True)
 
-    def _written(self, call: Call) -> Callable[..., Any]:
+    def _written(self, call: KernelCall) -> Callable[..., Any]:
         """Return a function that computes and writes, with all that is fixed for such calls."""
         body, plain = self._body, self._plain
         index = {name: k for k, name in enumerate(body.inputs)}
@@ -108,7 +108,7 @@ class Compiled:
             step.__code__.replace(), step.__globals__, "step", None, step.__closure__
         )
 
-    def _run(self, function: Callable[..., Any], call: Call) -> list[Tensor]:
+    def _run(self, function: Callable[..., Any], call: KernelCall) -> list[Tensor]:
         body, numbers = self._body, call.numbers
         inputs = [_seen(call.inputs[name], self._is_flat) for name in body.inputs]
         outs = [

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from penstock.program.random import DRAW_BITS, MIX, threshold
 
-__all__ = ["Place", "Span", "dropped", "dropped_into", "halves", "kept_factor"]
+__all__ = ["BlockPlace", "ElementSpan", "dropped", "dropped_into", "halves", "kept_factor"]
 
 _GOLDEN = 0x9E3779B9
 _LOW = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """Where in a whole value the block lies that a kernel works on."""
 
     block: tuple[int, ...]
@@ -105,10 +105,10 @@ def draws(low: int | Tensor, high: int | Tensor, numbers: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ElementSpan:
     """Some elements of a block, one after the other; calling it gives their numbers."""
 
-    place: Place
+    place: BlockPlace
     begin: int
     end: int
     device: torch.device
@@ -153,10 +153,10 @@ def dropped(
     low: int | Tensor,
     high: int | Tensor,
     share: float,
-    numbers: Span | Callable[[Tensor], Tensor],
+    numbers: ElementSpan | Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return x without a share of its elements, the others made larger to match."""
-    if isinstance(numbers, Span):
+    if isinstance(numbers, ElementSpan):
         assert isinstance(low, int)
         assert isinstance(high, int)
         lost = numbers.lost(low, high, share)
@@ -165,7 +165,9 @@ def dropped(
     return torch.where(lost.view(x.shape), x.new_zeros(()), x * kept_factor(share))
 
 
-def dropped_into(out: Tensor, x: Tensor, seed: tuple[int, int], share: float, span: Span) -> None:
+def dropped_into(
+    out: Tensor, x: Tensor, seed: tuple[int, int], share: float, span: ElementSpan
+) -> None:
     """Write x without a share of its elements into another tensor."""
     torch.mul(x, kept_factor(share), out=out)
     out.masked_fill_(span.lost(*seed, share).view(out.shape), 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.errors import ProgramError
 from penstock.program.nodes import Node
 from penstock.step.dtypes import COMPUTED, torch_dtype
-from penstock.step.kernels.body import Body
+from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import dropped
 from penstock.step.kernels.names import Names, code_of
 
@@ -65,7 +65,7 @@ def root(x: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def text_of(body: Body) -> str:
+def text_of(body: KernelBody) -> str:
     """Return a body as the text of a function `kernel(inputs, scalars, numbers)`.
 
     It returns what leaves, in the element types of the program. `numbers(x)` are the places of the
@@ -90,7 +90,7 @@ def text_of(body: Body) -> str:
     return "\n    ".join(lines) + "\n"
 
 
-def function_of(body: Body) -> Callable[[Any, Any, Numbers], list[Any]]:
+def function_of(body: KernelBody) -> Callable[[Any, Any, Numbers], list[Any]]:
     """Return a body as a function of torch."""
     space = code_of(
         text_of(body), body.name, torch=torch, together=together, dropped=dropped, root=root
@@ -99,7 +99,7 @@ def function_of(body: Body) -> Callable[[Any, Any, Numbers], list[Any]]:
     return found
 
 
-def expression_function(node: Node, body: Body) -> Callable[..., Tensor]:
+def expression_function(node: Node, body: KernelBody) -> Callable[..., Tensor]:
     """Return one operation as a function of its operands, for values without dimensions."""
     names = Names()
     args = [names(name) for name in dict.fromkeys(node.inputs)]
@@ -109,7 +109,7 @@ def expression_function(node: Node, body: Body) -> Callable[..., Tensor]:
     return lambda *values: found(**dict(zip([names(n) for n in node.inputs], values, strict=True)))
 
 
-def _expression(node: Node, body: Body, names: Names) -> str:
+def _expression(node: Node, body: KernelBody, names: Names) -> str:
     args = [operand_text(name, body, names) for name in node.inputs]
     is_host = [name in body.host_names for name in node.inputs]
     op = node.op
@@ -141,7 +141,7 @@ def _extreme(op: str, args: list[str], is_host: list[bool]) -> str:
     return f"torch.{op}({', '.join(args)})"
 
 
-def _special(node: Node, args: list[str], body: Body, names: Names) -> str:
+def _special(node: Node, args: list[str], body: KernelBody, names: Names) -> str:
     op = node.op
     if op == "where":
         return f"torch.where({', '.join(args)})"
@@ -169,7 +169,7 @@ def _special(node: Node, args: list[str], body: Body, names: Names) -> str:
     raise ProgramError(f"{op} ({node.name}) cannot be part of a kernel; leave it out")
 
 
-def operand_text(name: str, body: Body, names: Names) -> str:
+def operand_text(name: str, body: KernelBody, names: Names) -> str:
     """Return a value by its name, but a number that never changes by itself."""
     for node in body.host:
         if node.name == name and node.op == "const":
@@ -178,7 +178,7 @@ def operand_text(name: str, body: Body, names: Names) -> str:
     return names(name)
 
 
-def _leaving(name: str, value: str, body: Body, names: Names) -> str:
+def _leaving(name: str, value: str, body: KernelBody, names: Names) -> str:
     made = body.types[name]
     if body.reach.get(value) == "host" or value in body.host_names:
         return (

@@ -25,8 +25,8 @@ from torch import Tensor
 from penstock.errors import ProgramError
 from penstock.program.nodes import Node
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import Body
-from penstock.step.kernels.call import Call, Given
+from penstock.step.kernels.body import KernelBody
+from penstock.step.kernels.call import Given, KernelCall
 from penstock.step.kernels.compiled import kernel_folder
 from penstock.step.kernels.native_text import NativeText, native_text
 from penstock.step.kernels.stages import Stage, stages_of
@@ -54,13 +54,13 @@ def c_compiler() -> str | None:
 class Native:
     """A flat or row-wise body as functions of C."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: KernelBody) -> None:
         self._body = body
         self._stages = stages_of(body)
         self._ones = ones_of(body, self._stages)
         self._passes: dict[Any, list[tuple[Stage, NativeText, Any]]] = {}
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: KernelCall) -> None:
         """Write what leaves into its tensors."""
         key = _widths(call)
         if key not in self._passes:
@@ -84,7 +84,7 @@ class Native:
         return [(stage, text, _function(text)) for stage, text in texts]
 
     def _one(
-        self, node: Node, call: Call, values: dict[str, Given], ones: dict[str, Tensor]
+        self, node: Node, call: KernelCall, values: dict[str, Given], ones: dict[str, Tensor]
     ) -> Tensor:
         known: dict[str, Any] = call.numbers | values | ones
         made = self._ones[node.name](*(known[name] for name in node.inputs))
@@ -94,7 +94,7 @@ class Native:
         self,
         text: NativeText,
         function: Any,
-        call: Call,
+        call: KernelCall,
         values: dict[str, Given],
         ones: dict[str, Tensor],
     ) -> None:
@@ -159,7 +159,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=most, thread_name_prefix="penstock kernel")
 
 
-def _widths(call: Call) -> tuple[tuple[str, int], ...]:
+def _widths(call: KernelCall) -> tuple[tuple[str, int], ...]:
     out = {n: len(t) for n, t in call.inputs.items() if not isinstance(t, Tensor)}
     out |= {f"out {n}": len(t) for n, t in call.outs.items() if not isinstance(t, Tensor)}
     return tuple(sorted(out.items()))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from penstock.program.nodes import Node
 from penstock.program.ops import OPS
 from penstock.program.random import DRAW_BITS, MIX, threshold
-from penstock.step.kernels.body import Body
+from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import kept_factor
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
@@ -86,7 +86,7 @@ class NativeText:
     """Single values that were worked out before."""
 
 
-def can_write(body: Body) -> bool:
+def can_write(body: KernelBody) -> bool:
     """Whether everything that a body computes has a form here that is fast."""
     if body.kind == "loose" or any(body.reach[value] == "col" for _, value in body.stores):
         return False
@@ -96,21 +96,21 @@ def can_write(body: Body) -> bool:
     return {n.op for n in body.nodes if body.reach[n.name] != "one"} <= known
 
 
-def native_text(body: Body, stage: Stage, widths: dict[str, int]) -> NativeText:
+def native_text(body: KernelBody, stage: Stage, widths: dict[str, int]) -> NativeText:
     """Return one pass of a body as C; `widths`: how many tensors an input or output is."""
     if body.kind == "rows":
         return _RowWriter(body, stage, widths).written()
-    return _Writer(body, stage, widths).written()
+    return _NativeWriter(body, stage, widths).written()
 
 
-class _Writer:
+class _NativeWriter:
     _NUMBER = (
         "const int64_t number = k[4] ? i + k[0] * k[3] + k[1] "
         ": (i / k[2] + k[0]) * k[3] + i % k[2] + k[1];"
     )
     """k: first row, first column, row length, row length of the whole, whether a run."""
 
-    def __init__(self, body: Body, stage: Stage, widths: dict[str, int]) -> None:
+    def __init__(self, body: KernelBody, stage: Stage, widths: dict[str, int]) -> None:
         self._body, self._stage, self._widths = body, stage, widths
         self._names = Names(_TAKEN)
         self._lines: list[str] = []
@@ -293,7 +293,7 @@ class _Writer:
         return f"({kept} ? {x} * ({self._wide}){kept_factor(share)!r} : 0)"
 
 
-class _RowWriter(_Writer):
+class _RowWriter(_NativeWriter):
     """Rows one after the other, each in as many loops as its sums need, plus one.
 
     What a later loop needs of an earlier one waits in a line on the stack, which stays in the first

@@ -31,10 +31,10 @@ from torch import Tensor
 
 from penstock.errors import OptionError, ProgramError
 from penstock.program.nodes import Program
-from penstock.step.kernels.body import Body, body_of
-from penstock.step.kernels.call import Call, Given, Out, call_of, numbers_of
+from penstock.step.kernels.body import KernelBody, body_of
+from penstock.step.kernels.call import Given, KernelCall, Out, call_of, numbers_of
 from penstock.step.kernels.compiled import Compiled, can_compile
-from penstock.step.kernels.draws import Span
+from penstock.step.kernels.draws import ElementSpan
 from penstock.step.kernels.eager import function_of
 from penstock.step.kernels.native import Native, c_compiler
 from penstock.step.kernels.native_text import can_write
@@ -76,7 +76,7 @@ def check_backend(backend: str) -> None:
 class Kernel:
     """A function of tensors, made by `kernel_of`."""
 
-    def __init__(self, body: Body, backend: str) -> None:
+    def __init__(self, body: KernelBody, backend: str) -> None:
         self.body = body
         self.backend = backend
         self._known: tuple[tuple[float | None, ...], dict[str, float]] | None = None
@@ -129,7 +129,7 @@ class Kernel:
         return known[1]
 
     def _finished(
-        self, call: Call, loose: list[Any] | None, out: Sequence[Out] | None
+        self, call: KernelCall, loose: list[Any] | None, out: Sequence[Out] | None
     ) -> list[Any]:
         call.finish()
         made = iter(loose or ())
@@ -150,7 +150,7 @@ class Kernel:
 
     # -- backends ------------------------------------------------------------------------------
 
-    def _way(self, call: Call) -> Callable[[Call], list[Any] | None]:
+    def _way(self, call: KernelCall) -> Callable[[KernelCall], list[Any] | None]:
         kind, backend = self.body.kind, self.backend
         if self.body.strays:
             name = self.body.strays[0]
@@ -175,11 +175,11 @@ class Kernel:
             return self._triton
         return self._chosen(call)
 
-    def _is_scattered(self, call: Call) -> bool:
+    def _is_scattered(self, call: KernelCall) -> bool:
         """Whether places of elements follow from no simple formula."""
         return self.body.has_dropout and not call.place.is_plain
 
-    def _chosen(self, call: Call) -> Callable[[Call], list[Any] | None]:
+    def _chosen(self, call: KernelCall) -> Callable[[KernelCall], list[Any] | None]:
         if call.device.type == "cuda":
             from penstock.step.kernels.triton import can_run
 
@@ -194,11 +194,11 @@ class Kernel:
             return self._tiled
         return self._native
 
-    def _eager(self, call: Call) -> list[Any]:
+    def _eager(self, call: KernelCall) -> list[Any]:
         body = self.body
         host = [call.numbers[name] for name in body.numbers]
         total = _num_elements(torch.empty(call.place.block, device="meta"))
-        numbers = Span(call.place, 0, total, call.device)
+        numbers = ElementSpan(call.place, 0, total, call.device)
         made = self._function([call.inputs[name] for name in body.inputs], host, numbers)
         left = []
         for name, value in zip(body.outputs, made, strict=True):
@@ -228,13 +228,13 @@ class Kernel:
         return Native(self.body)
 
     @cached_property
-    def _triton(self) -> Callable[[Call], None]:
+    def _triton(self) -> Callable[[KernelCall], None]:
         from penstock.step.kernels.triton import Launcher
 
         return Launcher(self.body)
 
 
-def _has_compiler(call: Call) -> bool:
+def _has_compiler(call: KernelCall) -> bool:
     found = can_compile(call.device)
     if not found:
         _say_once("torch.compile finds no compiler here: kernels run without it")

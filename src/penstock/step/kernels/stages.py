@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.program.nodes import Node
 from penstock.program.ops import OPS
-from penstock.step.kernels.body import Body
+from penstock.step.kernels.body import KernelBody
 
 __all__ = ["Stage", "stages_of"]
 
@@ -38,13 +38,13 @@ class Stage:
     """Sums (largest, smallest) over the block that it makes."""
 
 
-def stages_of(body: Body) -> tuple[Stage, ...]:
+def stages_of(body: KernelBody) -> tuple[Stage, ...]:
     """Return the passes that a flat or row-wise body needs."""
-    return _Stages(body).made()
+    return _StageCutter(body).made()
 
 
-class _Stages:
-    def __init__(self, body: Body) -> None:
+class _StageCutter:
+    def __init__(self, body: KernelBody) -> None:
         self._body = body
         self._level = _levels(body)
         self._last = max(self._level.values(), default=0)
@@ -159,7 +159,7 @@ class _Stages:
                 self._gone.add(targets[name])
 
 
-def _levels(body: Body) -> dict[str, int]:
+def _levels(body: KernelBody) -> dict[str, int]:
     """Return by value the stage in which it can be had first."""
     out: dict[str, int] = {}
     for node in body.nodes:

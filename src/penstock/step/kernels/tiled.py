@@ -11,9 +11,9 @@ from torch import Tensor
 
 from penstock.program.nodes import Node
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import Body
-from penstock.step.kernels.call import Call
-from penstock.step.kernels.draws import Span, dropped_into
+from penstock.step.kernels.body import KernelBody
+from penstock.step.kernels.call import KernelCall
+from penstock.step.kernels.draws import ElementSpan, dropped_into
 from penstock.step.kernels.eager import expression_function, root
 from penstock.step.kernels.names import code_of
 from penstock.step.kernels.stages import Stage, stages_of
@@ -34,7 +34,7 @@ _REDUCED: dict[str, Callable[..., Tensor]] = {
 class Tiled:
     """A flat or row-wise body, carried out in pieces of a few thousand elements."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: KernelBody) -> None:
         self._body = body
         self._stages = stages_of(body)
         self._host = body.numbers
@@ -42,7 +42,7 @@ class Tiled:
         self._ones = ones_of(body, self._stages)
         self._scratch = threading.local()
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: KernelCall) -> None:
         """Write what leaves into its tensors."""
         values: dict[str, Any] = dict(call.inputs)
         ones: dict[str, Tensor] = {}
@@ -57,13 +57,13 @@ class Tiled:
                     out.copy_(ones[value] if value in ones else values[value])
                 values[name] = out
 
-    def _one(self, node: Node, call: Call, known: dict[str, Any]) -> Tensor:
+    def _one(self, node: Node, call: KernelCall, known: dict[str, Any]) -> Tensor:
         host = self._body.host_names
         args = [call.numbers[n] if n in host else known[n] for n in node.inputs]
         return self._ones[node.name](*args).to(_dtype(self._body, node))
 
     def _run(
-        self, stage: Stage, call: Call, values: dict[str, Any], ones: dict[str, Tensor]
+        self, stage: Stage, call: KernelCall, values: dict[str, Any], ones: dict[str, Tensor]
     ) -> None:
         body = self._body
         tensors = [n for n, v in stage.stores if body.reach[v] != "one"]
@@ -122,7 +122,7 @@ class Tiled:
 class _Tile:
     """The function of a stage."""
 
-    def __init__(self, text: TileText, body: Body) -> None:
+    def __init__(self, text: TileText, body: KernelBody) -> None:
         self.text = text
         given = {"torch": torch, "together": _together, "dropped": dropped_into, "root": root}
         self.run: Callable[..., None] = code_of(text.text, f"{body.name} tile", **given)["tile"]
@@ -131,7 +131,7 @@ class _Tile:
 class _Cut:
     """How a block is cut: into runs of elements, or of rows."""
 
-    def __init__(self, body: Body, call: Call) -> None:
+    def __init__(self, body: KernelBody, call: KernelCall) -> None:
         self._call = call
         self._is_rows = body.kind == "rows"
         self._row = call.place.row_length if self._is_rows else 1
@@ -155,7 +155,7 @@ class _Cut:
         tiles: Sequence[Any] = given.view(shape).split(self._step)  # type: ignore[no-untyped-call]
         return tiles
 
-    def room(self, body: Body, value: str) -> Tensor:
+    def room(self, body: KernelBody, value: str) -> Tensor:
         """Return room for a value that is handed over to a later stage."""
         return torch.empty(self._call.place.block, dtype=torch_dtype(body.dtype(value)))
 
@@ -167,22 +167,22 @@ class _Cut:
             for one, (reach, _) in zip(scratch, kinds, strict=True)
         ]
 
-    def numbers(self, index: int) -> Span:
+    def numbers(self, index: int) -> ElementSpan:
         """Return which elements of the block a tile has."""
         begin = index * self._step * self._row
         end = min(begin + self._step * self._row, self._length * self._row)
-        return Span(self._call.place, begin, end, self._call.device)
+        return ElementSpan(self._call.place, begin, end, self._call.device)
 
 
-def _reach(body: Body, load: str) -> str:
+def _reach(body: KernelBody, load: str) -> str:
     return body.reach[load] if load in body.reach else body.reach[dict(body.stores)[load]]
 
 
-def _dtype(body: Body, node: Node) -> torch.dtype:
+def _dtype(body: KernelBody, node: Node) -> torch.dtype:
     return torch_dtype(body.dtype(node.name))
 
 
-def _wrapped(number: float, body: Body) -> Tensor:
+def _wrapped(number: float, body: KernelBody) -> Tensor:
     wide = torch.float64 if body.is_wide else torch.float32
     return torch.scalar_tensor(number, dtype=wide if isinstance(number, float) else torch.int64)
 
@@ -202,6 +202,6 @@ def _together(out: Tensor, addends: Sequence[Tensor] | Tensor, op: str) -> None:
         out.div_(len(several))
 
 
-def ones_of(body: Body, stages: Sequence[Stage]) -> dict[str, Callable[..., Tensor]]:
+def ones_of(body: KernelBody, stages: Sequence[Stage]) -> dict[str, Callable[..., Tensor]]:
     """Return the operations on single values as functions."""
     return {n.name: expression_function(n, body) for stage in stages for n in stage.ones}

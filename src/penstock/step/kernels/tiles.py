@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.program.nodes import Node
 from penstock.program.ops import OPS
-from penstock.step.kernels.body import Body
+from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.eager import operand_text
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
@@ -38,13 +38,13 @@ class TileText:
     """Numbers that operations want as tensors."""
 
 
-def tile_text(body: Body, stage: Stage, aliases: dict[str, str]) -> TileText:
+def tile_text(body: KernelBody, stage: Stage, aliases: dict[str, str]) -> TileText:
     """Return a stage as a function on tiles; `aliases` are outputs in the memory of inputs."""
-    return _Writer(body, stage, aliases).written()
+    return _TileWriter(body, stage, aliases).written()
 
 
 @dataclass
-class _Pool:
+class _ScratchPool:
     """Scratch tensors, by reach and element type, those that are free first."""
 
     made: list[tuple[str, str]] = field(default_factory=list)
@@ -61,11 +61,11 @@ class _Pool:
         self.free.setdefault(self.made[index], []).append(index)
 
 
-class _Writer:
-    def __init__(self, body: Body, stage: Stage, aliases: dict[str, str]) -> None:
+class _TileWriter:
+    def __init__(self, body: KernelBody, stage: Stage, aliases: dict[str, str]) -> None:
         self._body, self._stage, self._aliases = body, stage, aliases
         self._names = Names(["x", "o", "s", "h", "t", "together", "dropped", "root"])
-        self._pool = _Pool()
+        self._pool = _ScratchPool()
         self._lines: list[str] = []
         self._wrapped: list[str] = []
         self._at: dict[str, str] = {}
@@ -253,13 +253,13 @@ class _Writer:
         return f"torch.{_NAMED.get(op, op)}({', '.join(args)}, out={out})"
 
 
-def one_values(body: Body, stage: Stage) -> tuple[str, ...]:
+def one_values(body: KernelBody, stage: Stage) -> tuple[str, ...]:
     """Return the single values that a stage is given, beside its loads."""
     read = {name for node in stage.nodes for name in node.inputs}
     ones = {n for n, reach in body.reach.items() if reach == "one" and n not in body.inputs}
     return tuple(name for name in body.by_name if name in read & ones)
 
 
-def _dtype(body: Body, name: str, value: str) -> str:
+def _dtype(body: KernelBody, name: str, value: str) -> str:
     """Return the element type in which something is written."""
     return body.dtype(value) if name.startswith("kept ") else body.types[name].dtype

@@ -19,8 +19,8 @@ from torch import Tensor
 from penstock.errors import ProgramError
 from penstock.program.nodes import Node, Program
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import Body, body_of
-from penstock.step.kernels.call import Call, Given
+from penstock.step.kernels.body import KernelBody, body_of
+from penstock.step.kernels.call import Given, KernelCall
 from penstock.step.kernels.names import code_of
 from penstock.step.kernels.stages import Stage, stages_of
 from penstock.step.kernels.tiled import ones_of
@@ -53,12 +53,12 @@ def emit(program: Program, nodes: Sequence[str], *, outputs: Sequence[str] | Non
     return "\n\n".join(texts)
 
 
-def can_emit(body: Body) -> bool:
+def can_emit(body: KernelBody) -> bool:
     """Whether a body has a form for CUDA."""
     return body.kind != "loose" and can_write(body)
 
 
-def can_run(body: Body, call: Call) -> bool:
+def can_run(body: KernelBody, call: KernelCall) -> bool:
     """Whether a call of a body can be carried out here."""
     is_long = body.kind == "rows" and call.place.row_length > ROW_LENGTH_MAX
     return can_emit(body) and not is_long
@@ -80,14 +80,14 @@ class _Pass:
 class Launcher:
     """A body as kernels on CUDA."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: KernelBody) -> None:
         self._body = body
         self._stages = stages_of(body)
         self._ones = ones_of(body, self._stages)
         self._passes: dict[Any, list[_Pass]] = {}
         self._configs: dict[Any, Config] = {}
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: KernelCall) -> None:
         """Start the kernels that write what leaves."""
         if self._body.kind == "rows" and call.place.row_length > ROW_LENGTH_MAX:
             raise ProgramError(
@@ -102,7 +102,7 @@ class Launcher:
                 self._start(one, call, values, parts)
             self._leave(one.stage, call, values, ones, parts)
 
-    def _passes_of(self, call: Call) -> list[_Pass]:
+    def _passes_of(self, call: KernelCall) -> list[_Pass]:
         widths = {n: len(t) for n, t in call.inputs.items() if not isinstance(t, Tensor)}
         widths |= {f"out {n}": len(t) for n, t in call.outs.items() if not isinstance(t, Tensor)}
         key = tuple(sorted(widths.items()))
@@ -118,7 +118,7 @@ class Launcher:
     # -- one pass ------------------------------------------------------------------------------
 
     def _start(
-        self, one: _Pass, call: Call, values: dict[str, Given], parts: dict[str, Tensor]
+        self, one: _Pass, call: KernelCall, values: dict[str, Given], parts: dict[str, Tensor]
     ) -> None:
         body, text = self._body, one.text
         for value in one.stage.kept:
@@ -138,13 +138,13 @@ class Launcher:
         for value in one.stage.kept:
             values[value] = values.pop(f"kept {value}")
 
-    def _numbers(self, one: _Pass) -> Callable[[Call], list[float]]:
+    def _numbers(self, one: _Pass) -> Callable[[KernelCall], list[float]]:
         return lambda call: [_number(name, one, self._body, call) for name in one.text.numbers]
 
     def _leave(
         self,
         stage: Stage,
-        call: Call,
+        call: KernelCall,
         values: dict[str, Given],
         ones: dict[str, Tensor],
         parts: dict[str, Tensor],
@@ -167,7 +167,7 @@ class Launcher:
     def _one(
         self,
         name: str,
-        call: Call,
+        call: KernelCall,
         values: dict[str, Given],
         ones: dict[str, Tensor],
         parts: dict[str, Tensor],
@@ -184,12 +184,12 @@ class _Launch:
     """One start of a kernel."""
 
     one: _Pass
-    call: Call
+    call: KernelCall
     loads: list[Given]
     stores: list[Given]
     parts: dict[str, Tensor]
     """Partial sums, of earlier passes and of this one."""
-    numbers: Callable[[Call], list[float]]
+    numbers: Callable[[KernelCall], list[float]]
 
     def go(self, config: Config) -> None:
         text, call = self.one.text, self.call
@@ -248,7 +248,7 @@ def _head(tensor: Tensor, limit: int) -> Tensor:
     return tensor.reshape(-1)[:limit].clone()
 
 
-def _number(name: str, one: _Pass, body: Body, call: Call) -> float:
+def _number(name: str, one: _Pass, body: KernelBody, call: KernelCall) -> float:
     found = call.numbers[name]
     if name.endswith((" low", " high")):
         # Halves of seeds have 32 bits; the sign is only how they are handed over.
@@ -272,7 +272,7 @@ def _width(given: Sequence[Given]) -> int:
     return max((1 if isinstance(one, Tensor) else len(one) for one in given), default=1)
 
 
-def _num_elements(call: Call) -> int:
+def _num_elements(call: KernelCall) -> int:
     return math.prod(call.place.block)
 
 

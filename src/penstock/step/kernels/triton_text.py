@@ -22,7 +22,7 @@ from penstock.errors import ProgramError
 from penstock.program.nodes import Node
 from penstock.program.ops import OPS
 from penstock.program.random import DRAW_BITS, MIX, threshold
-from penstock.step.kernels.body import Body
+from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import kept_factor
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
@@ -66,13 +66,13 @@ class KernelText:
     is_rows: bool
 
 
-def kernel_text(body: Body, stage: Stage, widths: dict[str, int]) -> KernelText:
+def kernel_text(body: KernelBody, stage: Stage, widths: dict[str, int]) -> KernelText:
     """Return one pass of a body as text; `widths`: how many tensors an input or output is."""
-    return _Writer(body, stage, widths).written()
+    return _TritonWriter(body, stage, widths).written()
 
 
-class _Writer:
-    def __init__(self, body: Body, stage: Stage, widths: dict[str, int]) -> None:
+class _TritonWriter:
+    def __init__(self, body: KernelBody, stage: Stage, widths: dict[str, int]) -> None:
         self._body, self._stage, self._widths = body, stage, widths
         self._names = Names((*_TAKEN, *_PLACE))
         self._lines: list[str] = []
@@ -392,7 +392,7 @@ _QUICK = {"sqrt": "tl.sqrt({0})", "rsqrt": "tl.rsqrt({0})"}
 """What row-wise kernels use instead."""
 
 
-def can_write(body: Body) -> bool:
+def can_write(body: KernelBody) -> bool:
     """Whether everything that a body computes has a form here."""
     names = [*body.inputs, *body.by_name, *body.outputs]
     dtypes = {body.types[n].dtype for n in names if body.types[n].ndim}
@@ -410,7 +410,7 @@ def _mixing(bits: str) -> list[str]:
     return lines
 
 
-def _needed_ones(body: Body, stage: Stage) -> tuple[Node, ...]:
+def _needed_ones(body: KernelBody, stage: Stage) -> tuple[Node, ...]:
     wanted = {name for node in stage.nodes for name in node.inputs}
     out = []
     for node in reversed(stage.ones):

@@ -38,7 +38,15 @@ from penstock.step.loads.credits import Wire
 from penstock.step.loads.threads import Worker
 from penstock.step.streams import mark_of
 
-__all__ = ["Landing", "Source", "Spent", "Stages", "check_apart", "field_of", "stages_offered"]
+__all__ = [
+    "Landing",
+    "Source",
+    "Spent",
+    "SourceStages",
+    "check_apart",
+    "field_of",
+    "stages_offered",
+]
 
 _SPENT_MAX = 1024
 """Stages of batches whose times are kept until somebody asks."""
@@ -46,7 +54,7 @@ _JOIN_S = 5.0
 """How long `close` waits for a source that is at work."""
 
 
-class Stages(Protocol):
+class SourceStages(Protocol):
     """Batches of a source in two stages, each called in order, by a thread of its own."""
 
     def fetch(self) -> Any:
@@ -133,7 +141,7 @@ class Source:
         self.name = name
         self._over = over
         self._batches = batches
-        self._begun: Stages | None = None
+        self._begun: SourceStages | None = None
         self._device = device
         self.offered = stages_offered(batches, device)
         self._stages = self.offered or ("load",)
@@ -311,10 +319,10 @@ class Source:
         self._note(self._stages[0], number, getattr(fetched, "fetch_ns", None), start_s)
         return made
 
-    def _opened(self) -> Stages:
+    def _opened(self) -> SourceStages:
         if "decode" in self._stages:
             # Over a wire of others, nothing may come that was not asked for.
-            stages: Stages = self._batches.stages(only_asked=self._over is not None)  # type: ignore[attr-defined]
+            stages: SourceStages = self._batches.stages(only_asked=self._over is not None)  # type: ignore[attr-defined]
             return stages
         if not any(hasattr(self._batches, name) for name in ("__iter__", "__getitem__")):
             raise ProgramError(

@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 
 from penstock.errors import OptionError, ProgramError
-from penstock.program.cost import Costs, Link, kernel_amount, kernel_name
+from penstock.program.cost import Link, MachineCosts, kernel_amount, kernel_name
 from penstock.program.plan import COMPUTE, Plan, net_lane
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.groups import Groups
@@ -55,7 +55,7 @@ Sample = dict[str, float]
 T = TypeVar("T")
 
 
-def calibrate(groups: Groups, *, cache: str | Path | None = None) -> Costs:
+def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCosts:
     """Return the costs of the machine and the network that some groups run on.
 
     Args:
@@ -81,9 +81,9 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> Costs:
     links: list[tuple[str, Link]] = []
     for axis, size in groups.mesh.axes:
         if size > 1:
-            links += _Asked(groups, axis).links()
+            links += _MeasuredAxis(groups, axis).links()
     machine = _middle(groups, _machine(_device(groups)) | {"cores": _cores_each(groups)})
-    costs = Costs(
+    costs = MachineCosts(
         links=tuple(links),
         memory_bytes_s=machine["memory_bytes_s"],
         flops_s=machine["flops_s"],
@@ -103,7 +103,7 @@ def speeds(groups: Groups) -> dict[str, float]:
     mine = {}
     for axis, size in groups.mesh.axes:
         if size > 1:
-            asked = _Asked(groups, axis)
+            asked = _MeasuredAxis(groups, axis)
             op, algo = "all_reduce", asked.algos("all_reduce")[0]
             taken_s = [asked.taken_s(op, algo, _LOOK_BYTES) for _ in range(_LOOKS)]
             mine[axis] = _LOOK_BYTES / min(taken_s)
@@ -117,11 +117,11 @@ def is_like(seen: Mapping[str, float], was: Mapping[str, float]) -> bool:
     return all(1 / _ALIKE < rate / max(1e-9, was[axis]) < _ALIKE for axis, rate in seen.items())
 
 
-def _costs_for(text: str, seen: Mapping[str, float]) -> Costs | None:
+def _costs_for(text: str, seen: Mapping[str, float]) -> MachineCosts | None:
     """Return costs that were kept, if they are of a network like this one."""
     try:
         said = json.loads(text)
-        return Costs.from_json(said["costs"]) if is_like(seen, said["speeds"]) else None
+        return MachineCosts.from_json(said["costs"]) if is_like(seen, said["speeds"]) else None
     except (ProgramError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
     except RecursionError:
@@ -164,7 +164,7 @@ def _gpu(groups: Groups) -> str:
 # -- links -------------------------------------------------------------------------------------
 
 
-class _Asked:
+class _MeasuredAxis:
     """One axis, asked for moves."""
 
     def __init__(self, groups: Groups, axis: str) -> None:
@@ -307,7 +307,7 @@ def middle(several: Sequence[Mapping[str, float]]) -> Sample:
 
 
 def learned(
-    plan: Plan, runs: Iterable[Sequence[Lived]], costs: Costs
+    plan: Plan, runs: Iterable[Sequence[Lived]], costs: MachineCosts
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return what runs of a plan tell: seconds by function, and rates by kernel."""
     times: dict[str, list[float]] = {}

@@ -21,10 +21,9 @@ from statistics import fmean
 
 from penstock.errors import ProgramError
 from penstock.program.bytes import sent_bytes
-from penstock.program.cost import Costs, axes_of
+from penstock.program.cost import MachineCosts, axes_of
 from penstock.program.lower import host_nodes, lower
-from penstock.program.nodes import Attr, Node, Program
-from penstock.program.nodes import Step as Rewrite
+from penstock.program.nodes import Attr, Node, Program, Rewrite
 from penstock.program.ops import OPS, is_move
 from penstock.program.passes import PASSES
 from penstock.program.passes.algo import ALGOS, can_do
@@ -178,7 +177,7 @@ def checked(allow: Iterable[str]) -> tuple[str, ...]:
 
 def search(
     program: Program,
-    costs: Costs,
+    costs: MachineCosts,
     *,
     allow: Iterable[str] = (),
     budget_s: float = 10.0,
@@ -224,12 +223,12 @@ def _is_near(some: float, other: float, share: float) -> bool:
     return abs(some - other) <= share * max(abs(some), abs(other))
 
 
-def _candidate(program: Program, costs: Costs) -> Candidate:
+def _candidate(program: Program, costs: MachineCosts) -> Candidate:
     return Candidate(program=program, predicted_s=simulate(lower(program), costs).step_s)
 
 
 def _tried(
-    program: Program, way: Way, costs: Costs, seen: dict[str, Candidate]
+    program: Program, way: Way, costs: MachineCosts, seen: dict[str, Candidate]
 ) -> Candidate | None:
     """Return the program after a way, or None where a rewrite refuses."""
     try:
@@ -242,7 +241,9 @@ def _tried(
     return seen[program.digest]
 
 
-def _stages(allowed: tuple[str, ...], costs: Costs) -> list[Callable[[Program], Iterator[Way]]]:
+def _stages(
+    allowed: tuple[str, ...], costs: MachineCosts
+) -> list[Callable[[Program], Iterator[Way]]]:
     def halves(program: Program) -> Iterator[Way]:
         return _halves(program, "sliced" in allowed)
 
@@ -542,7 +543,7 @@ def _orders(program: Program) -> Iterator[Way]:
         yield ways
 
 
-def _algos(program: Program, costs: Costs) -> Iterator[Way]:
+def _algos(program: Program, costs: MachineCosts) -> Iterator[Way]:
     """Yield all large moves done another way, where that was measured to take clearly less.
 
     Two ranks have one way to go.
@@ -566,6 +567,6 @@ def _algos(program: Program, costs: Costs) -> Iterator[Way]:
             yield (_rewrite("algo", *names, way=way),)
 
 
-def _alone_s(node: Node, way: str | None, program: Program, costs: Costs) -> float:
+def _alone_s(node: Node, way: str | None, program: Program, costs: MachineCosts) -> float:
     link = costs.link(axes_of(node), node.op, way)
     return link.latency_s + sent_bytes(node, program) / link.bytes_s

@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 
 from penstock.errors import ProgramError
-from penstock.program.cost import Costs
+from penstock.program.cost import MachineCosts
 from penstock.program.loads import source_of
 from penstock.program.lower import lower
 from penstock.program.nodes import Node, Program
@@ -36,9 +36,18 @@ from penstock.step.fusing import fused_lanes
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
 from penstock.step.tuner.samples import Stored, sampled
-from penstock.step.tuner.values import Value, Values
+from penstock.step.tuner.values import RankValue, Values
 
-__all__ = ["Alone", "Carried", "Measure", "Ranks", "Simulated", "Team", "Trial", "gathered"]
+__all__ = [
+    "TrialsAlone",
+    "MeasuredTrials",
+    "Measure",
+    "TrialRanks",
+    "Simulated",
+    "Team",
+    "Trial",
+    "gathered",
+]
 
 _LONG_S = 0.02
 """A timing that is shorter is made of several runs."""
@@ -80,7 +89,7 @@ class Team(Protocol):
         """Let it go."""
 
 
-class Alone:
+class TrialsAlone:
     """One rank, or a simulator that speaks for all."""
 
     rank = 0
@@ -97,7 +106,7 @@ class Alone:
         """Nothing is held."""
 
 
-class Ranks:
+class TrialRanks:
     """The ranks of torch's default group, in a group of their own."""
 
     def __init__(self) -> None:
@@ -134,7 +143,9 @@ def gathered(groups: Groups, mine: Any) -> list[Any]:
 class Simulated:
     """Measures by the simulator: for tests, and to see what a search would find."""
 
-    def __init__(self, costs: Costs, noise: Callable[[Program], float] | None = None) -> None:
+    def __init__(
+        self, costs: MachineCosts, noise: Callable[[Program], float] | None = None
+    ) -> None:
         self._costs = costs
         self._noise = noise or (lambda program: 1.0)
         self.key = f"{costs}" if noise is None else None
@@ -145,7 +156,9 @@ class Simulated:
 
 
 class _SimulatedTrial:
-    def __init__(self, program: Program, costs: Costs, noise: Callable[[Program], float]) -> None:
+    def __init__(
+        self, program: Program, costs: MachineCosts, noise: Callable[[Program], float]
+    ) -> None:
         self._program, self._noise = program, noise
         self._step_s = simulate(lower(program), costs).step_s
 
@@ -159,7 +172,7 @@ class _SimulatedTrial:
         """Nothing is held."""
 
 
-class Carried:
+class MeasuredTrials:
     """Measures by carrying programs out.
 
     Args:
@@ -324,13 +337,15 @@ class CarriedTrial:
         self.step.forget()  # What is still being stored is here then.
         self._stored.is_kept = False
         self._raise_error()
-        made = {f"returned {n}": Value(tensor=out) for n, out in enumerate(returned)}
-        made |= {f"stored {at}": Value(tensor=value) for at, value in self._stored.values.items()}
+        made = {f"returned {n}": RankValue(tensor=out) for n, out in enumerate(returned)}
+        made |= {
+            f"stored {at}": RankValue(tensor=value) for at, value in self._stored.values.items()
+        }
         program, rank = self.step.program, self._groups.rank
         for name in program.states:
             bounds = program[name].type.bounds(program.mesh, rank)
             after = given[name].detach().clone()
-            made[f"state {name}"] = Value(tensor=after, bounds=bounds, before=self._state(name))
+            made[f"state {name}"] = RankValue(tensor=after, bounds=bounds, before=self._state(name))
         return made
 
     def times(self, num_runs: int) -> list[Sequence[Lived]]:

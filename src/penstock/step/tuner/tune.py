@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.cost import Costs
+from penstock.program.cost import MachineCosts
 from penstock.program.language import Template
 from penstock.program.lower import lower
-from penstock.program.nodes import Program
-from penstock.program.nodes import Step as Rewrite
+from penstock.program.nodes import Program, Rewrite
 from penstock.program.schedule import apply, schedule_text
 from penstock.program.simulate import simulate
 from penstock.step.groups import Groups
@@ -45,7 +44,15 @@ from penstock.step.tuner.calibrate import calibrate, is_like, learned, middle, s
 from penstock.step.tuner.race import Heats, Race, Result
 from penstock.step.tuner.samples import undisturbed
 from penstock.step.tuner.search import Search, checked, search
-from penstock.step.tuner.trial import Alone, Carried, CarriedTrial, Measure, Ranks, Team, Trial
+from penstock.step.tuner.trial import (
+    CarriedTrial,
+    Measure,
+    MeasuredTrials,
+    Team,
+    Trial,
+    TrialRanks,
+    TrialsAlone,
+)
 from penstock.step.tuner.values import Values, is_same, steady
 from penstock.units import show_seconds
 
@@ -98,7 +105,7 @@ class Tuned:
     is_cached: bool = False
     tried: tuple[Tried, ...] = field(default=(), compare=False)
     """What was measured, the program as it was given first."""
-    costs: Costs | None = field(default=None, compare=False)
+    costs: MachineCosts | None = field(default=None, compare=False)
 
     allow: tuple[str, ...] = ()
     """What was allowed."""
@@ -147,7 +154,7 @@ def tune(
     *,
     budget_s: float = 30.0,
     allow: Iterable[str] = (),
-    costs: Costs | None = None,
+    costs: MachineCosts | None = None,
     measure: Measure | None = None,
     cache: str | Path | None = CACHE,
     **options: Any,
@@ -183,7 +190,7 @@ def tune(
             same(team, name, facts | {"allow": ", ".join(sorted(allowed))})
             if isinstance(program, Template):
                 program = bound(program, groups, inputs, team)
-            job = _Job(program, groups, used, team=team, allow=allowed, budget_s=budget_s)
+            job = _TuningJob(program, groups, used, team=team, allow=allowed, budget_s=budget_s)
             return job.tuned(costs, cache)
     finally:
         team.close()
@@ -202,7 +209,7 @@ def tune_again(before: Tuned, groups: Groups | None, measure: Measure, *, budget
     team = _team(groups)
     try:
         with undisturbed():
-            job = _Job(program, groups, measure, team=team, allow=allow, budget_s=budget_s)
+            job = _TuningJob(program, groups, measure, team=team, allow=allow, budget_s=budget_s)
             if before.is_changed and not is_cut:
                 job.first = [schedule_text(before.schedule)]
             return job.tuned(None, None)
@@ -211,7 +218,7 @@ def tune_again(before: Tuned, groups: Groups | None, measure: Measure, *, budget
 
 
 def _team(groups: Groups | None) -> Team:
-    return Alone() if groups is None or groups.mesh.num_ranks == 1 else Ranks()
+    return TrialsAlone() if groups is None or groups.mesh.num_ranks == 1 else TrialRanks()
 
 
 def _ready(
@@ -233,7 +240,7 @@ def _ready(
         return measure, allowed
     if groups is None or inputs is None:
         raise ProgramError("tune needs groups and inputs to run programs, or a measure")
-    return Carried(groups, inputs, **options), allowed
+    return MeasuredTrials(groups, inputs, **options), allowed
 
 
 def _here(groups: Groups | None) -> str:
@@ -300,7 +307,7 @@ def _is_allowed(made: Program, given: Program, allow: tuple[str, ...]) -> bool:
 
 
 def _check_given(measure: Measure, program: Program) -> None:
-    if isinstance(measure, Carried):
+    if isinstance(measure, MeasuredTrials):
         measure.check_given(program)
 
 
@@ -308,7 +315,7 @@ def _nothing() -> None:
     """There is nothing to look at."""
 
 
-class _Job:
+class _TuningJob:
     """One tuning, on one rank."""
 
     def __init__(
@@ -329,7 +336,7 @@ class _Job:
         """Digests of programs that cannot be used here."""
         self._start_s = time.monotonic()
 
-    def tuned(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
+    def tuned(self, costs: MachineCosts | None, cache: str | Path | None) -> Tuned:
         """Return what was found before, or find it."""
         # What the first rank was told counts, where ranks need not be told the same.
         first = self._team.from_first((costs, cache is not None, self._budget_s))
@@ -357,10 +364,10 @@ class _Job:
             keep(shelf, key, _for_cache(tuned, seen, self._budget_s))
         return tuned
 
-    def _measured(self, costs: Costs | None, cache: str | Path | None) -> Tuned:
+    def _measured(self, costs: MachineCosts | None, cache: str | Path | None) -> Tuned:
         """Measure, look, race, agree."""
         if costs is None:
-            costs = Costs() if self._groups is None else calibrate(self._groups, cache=cache)
+            costs = MachineCosts() if self._groups is None else calibrate(self._groups, cache=cache)
         self._together(getattr(self._measure, "look", _nothing))
         trials: list[Trial] = [self._together(lambda: self._measure(self._program))]
         programs = [self._program]
@@ -410,7 +417,7 @@ class _Job:
 
         return self._of_first(best)
 
-    def _with_learned(self, costs: Costs, trial: Trial) -> Costs:
+    def _with_learned(self, costs: MachineCosts, trial: Trial) -> MachineCosts:
         """Return costs with what the program's own tasks took."""
         if not isinstance(trial, CarriedTrial):
             return costs
@@ -431,7 +438,7 @@ class _Job:
         runs = _PREPARE_SHARE * self._budget_s / max(run_s, 1e-9)
         return max(1, int(min(_MEASURED, runs / _RUNS_EACH)))
 
-    def _searched(self, costs: Costs) -> Search:
+    def _searched(self, costs: MachineCosts) -> Search:
         """Return what the first rank has found; others have the number only."""
         found = Search()
 
@@ -512,7 +519,7 @@ class _Job:
         return bool(self._team.from_first(mine))
 
     def _outcome(
-        self, programs: list[Program], result: Result, found: Search, costs: Costs
+        self, programs: list[Program], result: Result, found: Search, costs: MachineCosts
     ) -> Tuned:
         winner = self._team.from_first(result.winner)
         self.agree(programs[winner])

@@ -16,7 +16,7 @@ import torch
 
 from penstock.program.nodes import Program
 
-__all__ = ["Value", "Values", "is_same", "steady"]
+__all__ = ["RankValue", "Values", "is_same", "steady"]
 
 _SAME_SHARE = 1e-3
 _APPROXIMATE_SHARE = 0.1
@@ -28,7 +28,7 @@ that is almost nothing into a whole step, but not of many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class RankValue:
     """One of them, as this rank has it."""
 
     tensor: torch.Tensor
@@ -37,17 +37,17 @@ class Value:
     before: torch.Tensor | None = None
     """Of a state: what it was."""
 
-    def part(self, bounds: tuple[tuple[int, int], ...] | None) -> Value:
+    def part(self, bounds: tuple[tuple[int, int], ...] | None) -> RankValue:
         """Return what lies between some bounds."""
         if not bounds or self.bounds is None:
             return self
         pairs = zip(bounds, self.bounds, strict=True)
         cut = tuple(slice(a - start, b - start) for (a, b), (start, _) in pairs)
         before = None if self.before is None else self.before[cut]
-        return Value(tensor=self.tensor[cut], bounds=bounds, before=before)
+        return RankValue(tensor=self.tensor[cut], bounds=bounds, before=before)
 
 
-Values = Mapping[str, Value]
+Values = Mapping[str, RankValue]
 """By a name that says what it is."""
 
 
@@ -87,7 +87,7 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, share: float) -> bool:
     return bool(off <= share * max(1e-30, largest))
 
 
-def _moves_alike(found: torch.Tensor, wanted: Value, share: float) -> bool:
+def _moves_alike(found: torch.Tensor, wanted: RankValue, share: float) -> bool:
     """Whether a state was changed as it should have been, beside what its elements are rounded."""
     if wanted.before is None or not found.numel() or not found.is_floating_point():
         return True

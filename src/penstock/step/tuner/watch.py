@@ -20,7 +20,7 @@ import torch
 from penstock.step.execute import Calls, Step, planned, whole_device
 from penstock.step.groups import Groups
 from penstock.step.loads.sources import Source
-from penstock.step.tuner.trial import Carried, gathered
+from penstock.step.tuner.trial import MeasuredTrials, gathered
 from penstock.step.tuner.tune import Tuned, tune_again
 
 __all__ = ["DRIFT_MAX", "WatchedStep"]
@@ -88,7 +88,7 @@ class WatchedStep(Step):
         if not any(gathered(self._groups, self.has_drifted)):
             return False
         tuned = self.tuned
-        measure = Carried(self._groups, inputs, **self._with_sources(self.sources))
+        measure = MeasuredTrials(self._groups, inputs, **self._with_sources(self.sources))
         self.tuned = tune_again(tuned, self._groups, measure, budget_s=budget_s)
         if self.tuned.program.digest != tuned.program.digest:
             self._change()
