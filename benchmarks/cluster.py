@@ -23,7 +23,7 @@ from testkit.network_job import Launch
 from benchmarks.cluster_job import Job, Task, delivered, expected, peer_bytes, total
 from benchmarks.cluster_report import ROWS, table
 from benchmarks.cluster_site import Site, open_site
-from penstock.plan.bound import epochs_bound
+from penstock.flow.bound import epochs_bound
 from penstock.simulate import run, scenario_of
 
 EPOCHS = 3

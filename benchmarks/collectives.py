@@ -21,10 +21,10 @@ import torch
 from torch import distributed
 
 from benchmarks.step_ranks import Way, main, parser_of
-from penstock.program.mesh import mesh
 from penstock.step.comms.comm import Comm, Handle, parts_of, payload_bytes
 from penstock.step.comms.native import all_gather_flat, reduce_scatter_flat
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import mesh
 
 QUESTION = __doc__.splitlines()[0]
 KINDS = ("all_gather", "all_reduce", "reduce_scatter")

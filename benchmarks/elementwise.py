@@ -15,9 +15,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from penstock.program import R, interpret, mesh, program
-from penstock.program.language import update
 from penstock.step.kernels.regions import Kernel, kernel_of
+from penstock.step.program import R, interpret, mesh, program
+from penstock.step.program.language import update
 
 BACKENDS = ("eager", "tiled", "native", "compile")
 CHECKED = 10_007

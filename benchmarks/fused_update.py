@@ -39,8 +39,8 @@ from torch import distributed
 
 import penstock.step as ps
 from benchmarks.step_ranks import Way, main, parser_of, times_of
-from penstock.program.layouts import part
 from penstock.step.comms.native import all_gather_flat, reduce_scatter_flat
+from penstock.step.program.layouts import part
 
 QUESTION = __doc__.splitlines()[0]
 LR, B1, B2, EPS, T = 1e-3, 0.9, 0.999, 1e-8, 10

@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parents[1] / "src"
 
 
 def stand_alone() -> None:
-    """Make `penstock.program` and `penstock.step` importable where the rest is not."""
+    """Make `penstock.step.program` and `penstock.step` importable where the rest is not."""
     if str(SOURCES) not in sys.path:
         sys.path.insert(0, str(SOURCES))
     if importlib.util.find_spec("xxhash") is None:

@@ -19,8 +19,9 @@ from benchmarks.gpu import Report, ask, stand_alone
 
 stand_alone()
 
-from penstock.program import P, R, S, bf16, mesh, program  # noqa: E402
-from penstock.program.language import (  # noqa: E402
+from penstock.step.kernels.regions import Kernel, kernel_of  # noqa: E402
+from penstock.step.program import P, R, S, bf16, mesh, program  # noqa: E402
+from penstock.step.program.language import (  # noqa: E402
     all_gather,
     cast,
     dropout,
@@ -31,8 +32,7 @@ from penstock.program.language import (  # noqa: E402
     update,
     where,
 )
-from penstock.program.nodes import Program  # noqa: E402
-from penstock.step.kernels.regions import Kernel, kernel_of  # noqa: E402
+from penstock.step.program.nodes import Program  # noqa: E402
 
 HYPER = {"lr": 1e-3, "t": 3}
 SLEEP_CYCLES = 4_000_000

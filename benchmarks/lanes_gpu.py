@@ -43,8 +43,8 @@ if importlib.util.find_spec("msgspec") is None:
     sys.modules["penstock.storage"] = _storage
 
 import penstock.step as ps  # noqa: E402
-from penstock.program.blocks import mlp  # noqa: E402
-from penstock.program.lower import host_nodes  # noqa: E402
+from penstock.step.program.blocks import mlp  # noqa: E402
+from penstock.step.program.lower import host_nodes  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 HYPER = {"lr": 1e-3, "t": 3}

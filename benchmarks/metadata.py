@@ -30,9 +30,9 @@ LOOK = """
 import json, sys, time
 import numpy as np
 import penstock
-from penstock.plan import cuts, units as units_module
-from penstock.plan.placement import layout_of
-from penstock.plan.units import Units
+from penstock.flow.layout import cuts, units as units_module
+from penstock.flow.layout.placement import layout_of
+from penstock.flow.layout.units import Units
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Disk, Memory

@@ -31,12 +31,12 @@ import numpy as np
 import xxhash
 
 from benchmarks.compare import conditions
-from penstock.peers.base import Address, Answer, Ask, NoGossip, Shelves
-from penstock.peers.client import PeerClient
-from penstock.peers.server import PeerServer
-from penstock.peers.settings import PeerSettings
-from penstock.peers.shelf import TierShelf
-from penstock.peers.tls import client_context, server_context
+from penstock.engine.peers.base import Address, Answer, Ask, NoGossip, Shelves
+from penstock.engine.peers.client import PeerClient
+from penstock.engine.peers.server import PeerServer
+from penstock.engine.peers.settings import PeerSettings
+from penstock.engine.peers.shelf import TierShelf
+from penstock.engine.peers.tls import client_context, server_context
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Memory

@@ -20,8 +20,8 @@ from torch import distributed
 
 import penstock.step as ps
 from benchmarks.step_ranks import Way, main, parser_of
-from penstock.program import blocks
-from penstock.program.interpret import interpret
+from penstock.step.program import blocks
+from penstock.step.program.interpret import interpret
 
 QUESTION = __doc__.splitlines()[0]
 MESH = ps.mesh(pp=2, tp=2)

@@ -21,9 +21,9 @@ from penstock.dataset.fields import Field
 from penstock.dataset.part import Rows, make_part
 from penstock.engine.job import SampleGroup
 from penstock.engine.local_tiers import LocalTiers
+from penstock.flow.layout.placement import layout_of
+from penstock.flow.layout.units import Units
 from penstock.order import GlobalOrder
-from penstock.plan.placement import layout_of
-from penstock.plan.units import Units
 from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
 

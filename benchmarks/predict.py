@@ -25,8 +25,8 @@ from testkit.shaper import Fixed, Shape, Shaper
 
 import penstock
 from penstock.machine import Machine, TierModel
-from penstock.probe import Target, probe_machine
 from penstock.simulate import LoaderRun, Samples, predict
+from penstock.simulate.probe import Target, probe_machine
 
 BLOB_BYTES, NUM_BLOBS, BATCH, EPOCHS = 110_000, 2048, 128, 3
 CACHES = (0.0, 0.2, 0.5, 1.0)

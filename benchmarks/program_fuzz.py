@@ -23,8 +23,8 @@ from random import Random
 from testkit.programs import random_program
 from testkit.rewrites import ARGUMENTS, applied, differences, random_rewrite, refused
 
-from penstock.program.nodes import Program
-from penstock.program.passes import PASSES
+from penstock.step.program.nodes import Program
+from penstock.step.program.passes import PASSES
 
 
 def fuzzed(seed: int, legal: Counter[str], tried: Counter[str], only: list[str]) -> list[str]:

@@ -42,11 +42,11 @@ from torch import distributed
 import penstock.step as ps
 from benchmarks.step_ranks import started
 from penstock.errors import PenstockError
-from penstock.program.interpret import Outcome
-from penstock.program.nodes import Program
-from penstock.program.ops import is_move
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.native import c_compiler
+from penstock.step.program.interpret import Outcome
+from penstock.step.program.nodes import Program
+from penstock.step.program.ops import is_move
 from penstock.testing.ports import HOST, free_ports
 
 ITERATIONS = 3

@@ -25,7 +25,7 @@ from benchmarks.remote import (
     folder_of,
     stored_bytes,
 )
-from penstock.plan.bound import epochs_bound
+from penstock.flow.bound import epochs_bound
 
 WRITE_TIMEOUT_S = 600
 LOOK_EVERY_S = 0.1

@@ -19,7 +19,7 @@ from torch import distributed
 
 import penstock.step as ps
 from benchmarks.step_ranks import Way, main, parser_of
-from penstock.program.nodes import Rewrite
+from penstock.step.program.nodes import Rewrite
 from penstock.step.tuner.trial import MeasuredTrials
 from penstock.step.tuner.tune import Tuned, tune
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.charts import Page, page_html
+from penstock.report.charts import Page, page_html
 
 DRIVER = "chromedriver"
 PROGRAMS = ("chromium", DRIVER)

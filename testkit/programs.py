@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ProgramError
-from penstock.program import language as lang
-from penstock.program.layouts import L, Layout, P, R, S, partial
-from penstock.program.mesh import Mesh
-from penstock.program.nodes import Attr, Program
-from penstock.program.trace import Tracer, Value
-from penstock.program.types import Type
+from penstock.step.program import language as lang
+from penstock.step.program.layouts import L, Layout, P, R, S, partial
+from penstock.step.program.mesh import Mesh
+from penstock.step.program.nodes import Attr, Program
+from penstock.step.program.trace import Tracer, Value
+from penstock.step.program.types import Type
 
 __all__ = ["MESHES", "Sample", "random_program"]
 

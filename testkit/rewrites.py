@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ProgramError
-from penstock.program.check import check_plan
-from penstock.program.interpret import Held, Outcome, interpret
-from penstock.program.lower import lower
-from penstock.program.mesh import Mesh
-from penstock.program.nodes import Attr, Node, Program, Rewrite
-from penstock.program.ops import OPS, is_move
-from penstock.program.passes import PASSES
-from penstock.program.passes.algo import ALGOS
-from penstock.program.types import Type
-from penstock.program.verify import verified
+from penstock.step.program.check import check_plan
+from penstock.step.program.interpret import Held, Outcome, interpret
+from penstock.step.program.lower import lower
+from penstock.step.program.mesh import Mesh
+from penstock.step.program.nodes import Attr, Node, Program, Rewrite
+from penstock.step.program.ops import OPS, is_move
+from penstock.step.program.passes import PASSES
+from penstock.step.program.passes.algo import ALGOS
+from penstock.step.program.types import Type
+from penstock.step.program.verify import verified
 from testkit.programs import Sample
 
 __all__ = [

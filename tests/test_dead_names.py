@@ -5,16 +5,16 @@ from __future__ import annotations
 from testkit.dead_names import dead_names
 
 CALLED_BY_OTHERS = {
-    "dlio/reader.py:get_sample",
-    "dlio/reader.py:is_index_based",
-    "dlio/reader.py:is_iterator_based",
+    "loader/dlio/reader.py:get_sample",
+    "loader/dlio/reader.py:is_index_based",
+    "loader/dlio/reader.py:is_iterator_based",
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
     "step/trainers/accelerate.py:no_sync",
     "step/trainers/lightning.py:block_backward_sync",
     "step/trainers/lightning.py:configure_ddp",
-    "torch/observe.py:compute_loss",
+    "loader/torch/observe.py:compute_loss",
 }
 """Methods that DLIO, the http server of Python and trainers call."""
 FOR_USERS = {

@@ -6,6 +6,7 @@ shrink but not grow, and leaves the list once it fits.
 """
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +106,13 @@ def test_a_class_name_occurs_once() -> None:
 @pytest.mark.parametrize("word", ["utils", "common", "helpers", "manager"])
 def test_no_room_is_a_drawer(word: str) -> None:
     assert not [p for p in SOURCES.rglob("*.py") if word in p.stem]
+
+
+def test_peers_know_nothing_of_the_rest_of_the_engine() -> None:
+    """The import contract cannot say this: `engine` holds both."""
+    names = {
+        f"{path.name}: {name}"
+        for path in (SOURCES / "engine" / "peers").rglob("*.py")
+        for name in re.findall(r"penstock\.engine\.(?!peers\b)\w+", path.read_text())
+    }
+    assert not names

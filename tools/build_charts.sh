@@ -1,9 +1,9 @@
 #!/bin/sh
-# Rebuilds src/penstock/charts/web/echarts.min.js from the npm packages of these versions.
+# Rebuilds src/penstock/report/charts/web/echarts.min.js from the npm packages of these versions.
 # The same versions give the same bytes; needs node 18 or newer and npm.
 set -eu
 cd "$(dirname "$0")/.."
-web=$PWD/src/penstock/charts/web
+web=$PWD/src/penstock/report/charts/web
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"

@@ -15,7 +15,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from benchmarks.dlio.store import forget, limited, warm
-from penstock.dlio.ledger import read_ledgers
+from penstock.loader.dlio.ledger import read_ledgers
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = Path(__file__).parent / "conf"
@@ -27,10 +27,10 @@ WAYS = {
     "DLIO torch": {},
     "DLIO torch, mended": {"reader_classname": "benchmarks.dlio.control.MendedReader"},
     "Penstock": {
-        "data_loader_classname": "penstock.dlio.loader.PenstockDataLoader",
+        "data_loader_classname": "penstock.loader.dlio.loader.PenstockDataLoader",
         "data_loader_sampler": "index",
     },
-    "DLIO torch, our reader": {"reader_classname": "penstock.dlio.reader.PenstockReader"},
+    "DLIO torch, our reader": {"reader_classname": "penstock.loader.dlio.reader.PenstockReader"},
 }
 TIME_LIMIT_S = 600
 
@@ -73,7 +73,7 @@ class Workload:
 def call(workload: Workload, output: Path, changes: dict, *, ranks: int, limit) -> None:
     """Run DLIO with changes to the workload's file; raise with its last lines if it fails."""
     changes = {"dataset.data_folder": workload.folder, "output.folder": output} | changes
-    command = [sys.executable, "-m", "penstock.dlio", f"--config-dir={CONF}"]
+    command = [sys.executable, "-m", "penstock.loader.dlio", f"--config-dir={CONF}"]
     command += [f"workload=scaled_{workload.name}", f"hydra.run.dir={output}"]
     command += [f"++workload.{key}={value}" for key, value in changes.items()]
     if ranks > 1:

@@ -17,7 +17,7 @@ from benchmarks.planted.data import Sets
 from benchmarks.planted.kinds import Case
 from benchmarks.planted.remedies import followed
 from benchmarks.planted.site import throughput
-from penstock.report.analysis import analyze
+from penstock.report.analysis.analyze import analyze
 from penstock.trace.reading import read_trace
 
 NEAR = 0.25

@@ -67,8 +67,8 @@ def main() -> None:
 
 
 def show(run: Path) -> None:
-    from penstock.report.analysis import analyze
-    from penstock.report.text import verdict_text
+    from penstock.report.analysis.analyze import analyze
+    from penstock.report.pages.text import verdict_text
     from penstock.trace import read_trace
 
     analysis = analyze(read_trace(run))

@@ -14,13 +14,15 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str]
+    module: str, modules: Mapping[str, str], *, package: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package; `modules` says where each name lies.
+    """Return `__getattr__` and `__dir__` of a module; `modules` says where each name lies.
 
-    Modules of the package are found as well, whether somebody has imported them or not.
+    They lie in `package`, which is the module itself unless it says otherwise. Modules of the
+    package are found as well, whether somebody has imported them or not.
     """
-    names = vars(sys.modules[package])
+    names = vars(sys.modules[module])
+    package = package or module
 
     def get(name: str) -> Any:
         if name in modules:
@@ -29,6 +31,6 @@ def lazy_names(
             return value
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
             return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get, lambda: sorted({*names, *modules})

@@ -15,10 +15,10 @@ from random import Random
 
 import numpy as np
 
-from penstock.node.job_listener import JobListener
-from penstock.peers import facts, handshake, node_messages, wire
-from penstock.peers.base import Address, Shelves
-from penstock.peers.node_messages import (
+from penstock.engine.node.job_listener import JobListener
+from penstock.engine.peers import facts, handshake, node_messages, wire
+from penstock.engine.peers.base import Address, Shelves
+from penstock.engine.peers.node_messages import (
     Acknowledged,
     ListRuns,
     OpenTiers,
@@ -27,9 +27,9 @@ from penstock.peers.node_messages import (
     RunMember,
     packed,
 )
-from penstock.peers.server import PeerServer
-from penstock.peers.shelf import TierShelf
-from penstock.peers.status import LinkStatus, RunStatus
+from penstock.engine.peers.server import PeerServer
+from penstock.engine.peers.shelf import TierShelf
+from penstock.engine.peers.status import LinkStatus, RunStatus
 from penstock.storage.tier import Tiers
 from penstock.storage.tier_open import open_tiers
 from penstock.storage.tier_shape import TierShape

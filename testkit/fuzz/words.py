@@ -14,8 +14,8 @@ import numpy as np
 import penstock
 from penstock.machine import load_machine, machine_toml
 from penstock.order import GlobalOrder
-from penstock.program.schedule import apply, read_schedule
 from penstock.simulate.scenario import load_scenario
+from penstock.step.program.schedule import apply, read_schedule
 from testkit.fuzz.mutate import mutated, mutated_json
 from testkit.fuzz.subjects import Subject, WrongDataError
 from testkit.programs import random_program

@@ -11,11 +11,18 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.cluster_page import page_of, text_of
-from penstock.node.survey import NodeTraffic, NodeView, RunView
-from penstock.peers.base import Address, Shelves
-from penstock.peers.local import ListedRun, RunMember, write_run_file
-from penstock.peers.server import PeerServer
-from penstock.peers.status import LinkStatus, NodeStatus, ReadCounts, RunStatus, TierStatus, as_dict
+from penstock.engine.node.survey import NodeTraffic, NodeView, RunView
+from penstock.engine.peers.base import Address, Shelves
+from penstock.engine.peers.local import ListedRun, RunMember, write_run_file
+from penstock.engine.peers.server import PeerServer
+from penstock.engine.peers.status import (
+    LinkStatus,
+    NodeStatus,
+    ReadCounts,
+    RunStatus,
+    TierStatus,
+    as_dict,
+)
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RUN, SECRET = b"r" * 16, b"s" * 32
@@ -124,7 +131,7 @@ def test_on_a_terminal_it_is_live_until_ctrl_c(
         "import sys, _thread\n"
         "from penstock.cli import cluster\n"
         "from penstock.cli.main import main\n"
-        "from penstock.node.survey import RunSurvey\n"
+        "from penstock.engine.node.survey import RunSurvey\n"
         "cluster._EVERY_S = 0.0\n"
         "looks, look = [], RunSurvey.look\n"
         "def counted(self):\n"

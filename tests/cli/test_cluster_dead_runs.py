@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node.grants import DatasetKey
-from penstock.node.runs import ServedRuns
-from penstock.peers.base import Address, Shelves
-from penstock.peers.local import RegisterRun, RunMember, write_run_file
-from penstock.peers.run_files import read_run_files
-from penstock.peers.server import PeerServer
-from penstock.peers.status import NodeStatus, RunStatus, as_dict
+from penstock.engine.node.grants import DatasetKey
+from penstock.engine.node.runs import ServedRuns
+from penstock.engine.peers.base import Address, Shelves
+from penstock.engine.peers.local import RegisterRun, RunMember, write_run_file
+from penstock.engine.peers.run_files import read_run_files
+from penstock.engine.peers.server import PeerServer
+from penstock.engine.peers.status import NodeStatus, RunStatus, as_dict
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 DEAD, LIVE, SECRET = b"d" * 16, b"l" * 16, b"s" * 32
 
 RANK = """
 import sys
-from penstock.peers.local import RunMember, write_run_file
+from penstock.engine.peers.local import RunMember, write_run_file
 member = RunMember(name="n", host="h", node=0, addresses=(("127.0.0.1", int(sys.argv[2])),))
 write_run_file(run_id=sys.argv[1].encode(), secret=b"s" * 32, members=[member])
 print("written", flush=True)

@@ -35,10 +35,10 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("penstock.probe.copies:copies", ["probe", "--quick", "--output", "m.toml"]),
-        ("penstock.probe.tiers:copies", ["probe", "--quick", "--output", "m.toml"]),
+        ("penstock.simulate.probe.copies:copies", ["probe", "--quick", "--output", "m.toml"]),
+        ("penstock.simulate.probe.tiers:copies", ["probe", "--quick", "--output", "m.toml"]),
         (
-            "penstock.probe.scratch:ScratchFile.reads",
+            "penstock.simulate.probe.scratch:ScratchFile.reads",
             ["probe", "--quick", "--output", "m.toml", "--disk", "disk:50%"],
         ),
         ("penstock.cli.progress:ProgressBar.update", ["index", "files"]),

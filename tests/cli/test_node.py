@@ -17,8 +17,8 @@ from tests.cli.conftest import COMMAND
 
 from penstock.cli.node import configure
 from penstock.cli.parser import Parser
-from penstock.node.options import options_of
-from penstock.peers.local import LocalNode
+from penstock.engine.node.options import options_of
+from penstock.engine.peers.local import LocalNode
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Begin = Callable[..., subprocess.Popen[str]]

@@ -13,8 +13,8 @@ import pytest
 
 import penstock as library
 from penstock.cli.main import main
+from penstock.flow.layout.units import Units
 from penstock.machine import Curve, LinkModel, Machine, StoreModel, TierModel, machine_toml
-from penstock.plan.units import Units
 from penstock.units import show_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -16,7 +16,7 @@ import penstock as library
 from penstock.cli import probe
 from penstock.cli.main import main
 from penstock.machine import load_machine
-from penstock.probe import Effort
+from penstock.simulate.probe import Effort
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

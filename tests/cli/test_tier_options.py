@@ -12,9 +12,9 @@ import pytest
 import penstock as library
 from penstock.cli import probe
 from penstock.cli.main import main
+from penstock.engine.node.options import options_of
 from penstock.errors import OptionError
 from penstock.machine import load_machine
-from penstock.node.options import options_of
 from penstock.storage.tier_sizes import Disk, Memory, disk_of, memory_of
 
 from .test_probe import TINY

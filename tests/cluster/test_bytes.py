@@ -7,7 +7,7 @@ from benchmarks.cluster_job import delivered, expected, peer_bytes, total
 from benchmarks.cluster_site import Site
 from tests.cluster.small import NUM_SAMPLES, SAMPLE_BYTES, run, task_of
 
-from penstock.plan.bound import epochs_bound
+from penstock.flow.bound import epochs_bound
 
 SLACK = 1.01
 ASKED_TWICE_BYTES = 10 * SAMPLE_BYTES

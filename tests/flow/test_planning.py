@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.flow.cost import REQUESTS_MAX
 from penstock.flow.planning import (
     BATCHES_MAX,
     NEAR_SPARE,
@@ -13,7 +14,6 @@ from penstock.flow.planning import (
     may_plan,
     requests_max,
 )
-from penstock.plan.cost import REQUESTS_MAX
 
 sizes = st.integers(0, 1 << 40)
 

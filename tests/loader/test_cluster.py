@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.cluster import Cluster
+from penstock.engine.peers.members import Member
 from penstock.engine.shared_members import SharedMembers
 from penstock.flow.choice import peer_source
-from penstock.peers.members import Member
-from penstock.plan.homes import HomeNode, Homes, cluster_homes
-from penstock.plan.spans import Spans
+from penstock.flow.layout.homes import HomeNode, Homes, cluster_homes
+from penstock.flow.layout.spans import Spans
 from penstock.world import World
 
 NUM_NODES, NUM_SPANS, SPAN_BYTES = 4, 400, 2**16

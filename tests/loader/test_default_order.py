@@ -12,7 +12,7 @@ from testkit.shaper import Shaper
 
 import penstock
 from penstock.errors import OptionError
-from penstock.plan.rereads import block_set_of
+from penstock.flow.layout.rereads import block_set_of
 
 ROWS, GROUP_ROWS, ROW_BYTES = 1200, 50, 2000
 

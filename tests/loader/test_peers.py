@@ -18,10 +18,10 @@ from penstock import Disk, World
 from penstock.engine import peer_parts
 from penstock.engine.cluster import Cluster
 from penstock.engine.peer_reads import UnitsRead
+from penstock.engine.peers.base import Answer, Ask
 from penstock.engine.shared_members import SharedMembers
 from penstock.errors import OptionError, PeerError
 from penstock.order.stream_hash import StreamHash
-from penstock.peers.base import Answer, Ask
 
 from .conftest import write_tar
 

@@ -33,10 +33,10 @@ NOT_IN_A_WORKER = (
     "penstock.dataset.verify",
     "penstock.dataset.writer",
     "penstock.loader",
-    "penstock.node",
-    "penstock.peers",
-    "penstock.probe",
-    "penstock.program",
+    "penstock.engine.node",
+    "penstock.engine.peers",
+    "penstock.simulate.probe",
+    "penstock.step.program",
     "penstock.simulate",
     "penstock.step",
     "penstock.storage.clients",
@@ -116,8 +116,8 @@ with penstock.Loader(
 def test_a_worker_with_torch_has_no_front(rows: penstock.Dataset) -> None:
     torch = pytest.importorskip("torch")
     modules = told_by_worker(rows, loaded, transform=lambda s: {"x": torch.tensor(1)})
-    assert "penstock.torch.tensors" in modules
-    assert within(modules, ("penstock.loader", "penstock.torch.iterable")) == []
+    assert "penstock.loader.torch.tensors" in modules
+    assert within(modules, ("penstock.loader", "penstock.loader.torch.iterable")) == []
 
 
 def test_what_takes_long_to_import_is_imported_once_for_all_loaders(

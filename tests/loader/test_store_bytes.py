@@ -7,7 +7,7 @@ import pytest
 from testkit.shaper import Shaper
 
 import penstock
-from penstock.plan.bound import epochs_bound
+from penstock.flow.bound import epochs_bound
 
 from .conftest import write_tar
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.report.analysis import analyze
-from penstock.report.phases import epoch_of_rows
-from penstock.report.values import CATEGORIES
+from penstock.report.analysis.analyze import analyze
+from penstock.report.analysis.phases import epoch_of_rows
+from penstock.report.analysis.values import CATEGORIES
 from penstock.trace.reading import read_trace
 from penstock.trace.recorder import Recorder
 from penstock.trace.schema import Kind

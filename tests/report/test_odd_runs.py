@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.report.made_runs import MS, MadeRun, made_trace, make_run
 
-from penstock.report.analysis import analyze
-from penstock.report.compare import compare
+from penstock.report.analysis.analyze import analyze
+from penstock.report.analysis.compare import compare
 from penstock.trace.reading import read_trace
 from penstock.trace.recorder import Recorder
 from penstock.trace.schema import Kind

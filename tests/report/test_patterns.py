@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.report.analysis import analyze
-from penstock.report.values import Analysis
+from penstock.report.analysis.analyze import analyze
+from penstock.report.analysis.values import Analysis
 from penstock.trace.reading import read_trace
 from penstock.trace.recorder import Recorder
 from penstock.trace.schema import Kind

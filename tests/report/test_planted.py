@@ -14,8 +14,8 @@ from benchmarks.planted.data import Sets
 from benchmarks.planted.site import Site, throughput
 from testkit.shaper import Fixed, Shape
 
-from penstock.report.analysis import analyze
-from penstock.report.values import Analysis
+from penstock.report.analysis.analyze import analyze
+from penstock.report.analysis.values import Analysis
 from penstock.trace.reading import read_trace
 
 

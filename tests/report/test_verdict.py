@@ -8,11 +8,11 @@ import pytest
 from tests.report.made_runs import MS, MadeRun, made_trace
 
 from penstock.errors import OptionError
-from penstock.report.analysis import analyze
-from penstock.report.epoch_starts import epoch_start_wait
-from penstock.report.pipeline import pipeline_of
-from penstock.report.text import report_text, verdict_text
-from penstock.report.values import CATEGORIES
+from penstock.report.analysis.analyze import analyze
+from penstock.report.analysis.epoch_starts import epoch_start_wait
+from penstock.report.analysis.pipeline import pipeline_of
+from penstock.report.analysis.values import CATEGORIES
+from penstock.report.pages.text import report_text, verdict_text
 from penstock.trace.reading import read_trace
 from penstock.trace.recorder import Recorder
 from penstock.trace.schema import Kind

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.peers.members import Members
+from penstock.engine.peers.members import Members
 from penstock.simulate import cluster
 from penstock.simulate.cluster import play, replay_line
 from penstock.simulate.cluster_check import ClusterVerdict, judged

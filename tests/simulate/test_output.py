@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.simulate.scenarios import cached
 
-from penstock.charts import BarChart, LineChart
 from penstock.cli.main import main
+from penstock.report.charts import BarChart, LineChart
 from penstock.simulate import PolicyResult, run, sweep
 from penstock.simulate.page import (
     COLUMNS,

@@ -12,7 +12,7 @@ from testkit.lru import lru_bytes
 from tests.simulate.coverage import Coverage, coverage_of
 from tests.simulate.scenarios import cached, flat, scenario, tables, tier
 
-from penstock.plan.bound import belady_bytes, lru_hit_ratio
+from penstock.flow.bound import belady_bytes, lru_hit_ratio
 from penstock.simulate import run
 from penstock.simulate.job import SimulatedJob
 from penstock.simulate.policies.base import sharded

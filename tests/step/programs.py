@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import penstock.step as ps
-from penstock.program.blocks import attention, mlp, stage, with_gradients
+from penstock.step.program.blocks import attention, mlp, stage, with_gradients
 
 
 @dataclass(frozen=True, kw_only=True)

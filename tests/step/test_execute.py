@@ -12,9 +12,9 @@ from tests.step.ranks import RankError, run_ranks
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.bytes import sent_bytes
-from penstock.program.interpret import interpret, scattered
-from penstock.program.ops import is_move
+from penstock.step.program.bytes import sent_bytes
+from penstock.step.program.interpret import interpret, scattered
+from penstock.step.program.ops import is_move
 
 
 def local_inputs(case: Case, given: dict[str, Any], rank: int) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from tests.step.ranks import run_ranks
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.interpret import interpret
+from penstock.step.program.interpret import interpret
 
 
 def outputs(rank: int, size: int) -> list[float]:

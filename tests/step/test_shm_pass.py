@@ -11,8 +11,8 @@ from tests.step.programs import adam, given_for
 from tests.step.ranks import run_ranks
 
 import penstock.step as ps
-from penstock.program.interpret import interpret
 from penstock.step.comms.shm import ShmComm
+from penstock.step.program.interpret import interpret
 
 STEPS, LR = 3, 1e-2
 BACKENDS = ("auto", "tiled")

@@ -10,8 +10,8 @@ import torch
 from tests.step.ranks import run_ranks
 
 import penstock.step as ps
-from penstock.program import blocks
-from penstock.program.interpret import interpret
+from penstock.step.program import blocks
+from penstock.step.program.interpret import interpret
 
 N = 4096
 ROWS, WIDTH, HIDDEN = 16, 8, 12

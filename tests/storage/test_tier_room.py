@@ -12,6 +12,7 @@ import pytest
 from tests.storage.conftest import Mount, fill, shape_of, unit_bytes, units_of
 
 from penstock.errors import OptionError
+from penstock.memory import group_free_bytes, memory_left_bytes
 from penstock.storage import tier as tier_module
 from penstock.storage import tier_files
 from penstock.storage.tier_found import found_tiers
@@ -21,8 +22,6 @@ from penstock.storage.tier_sizes import (
     Memory,
     TierAllowance,
     allowance_for,
-    group_free_bytes,
-    memory_left_bytes,
     wished_bytes,
 )
 from penstock.testing.forks import in_child

@@ -13,9 +13,9 @@ from typing import Any
 from penstock.cli.options import add_json
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
-from penstock.report.analysis import Analysis, analyze
-from penstock.report.differential import DifferentialSplit, differential_split
-from penstock.report.text import (
+from penstock.report.analysis.analyze import Analysis, analyze
+from penstock.report.analysis.differential import DifferentialSplit, differential_split
+from penstock.report.pages.text import (
     advice_lines,
     completeness_lines,
     parameter_lines,

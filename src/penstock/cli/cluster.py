@@ -14,12 +14,12 @@ import msgspec
 from penstock.cli.cluster_page import Line, page_of, service_page
 from penstock.cli.options import add_json
 from penstock.cli.screen import Screen, can_move_cursor, print_json
+from penstock.engine.node.options import address_of
+from penstock.engine.node.survey import RunsFound, RunSurvey, RunView, found_here
+from penstock.engine.peers.base import Address
+from penstock.engine.peers.local import ListedRun, RunsListed
+from penstock.engine.peers.run_files import runs_folder
 from penstock.errors import OptionError
-from penstock.node.options import address_of
-from penstock.node.survey import RunsFound, RunSurvey, RunView, found_here
-from penstock.peers.base import Address
-from penstock.peers.local import ListedRun, RunsListed
-from penstock.peers.run_files import runs_folder
 
 _EVERY_S = 2.0
 _ONCE_S = 0.5

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from penstock.cli.charts import bar
 from penstock.cli.screen import Span, cut, plain
-from penstock.node.survey import NodeTraffic, NodeView, RunView
-from penstock.peers.status import NodeStatus, ReadCounts
+from penstock.engine.node.survey import NodeTraffic, NodeView, RunView
+from penstock.engine.peers.status import NodeStatus, ReadCounts
 from penstock.units import show_bytes, show_seconds
 
 Line = list[Span]

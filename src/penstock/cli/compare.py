@@ -33,8 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison."""
-    from penstock.report.analysis import analyze
-    from penstock.report.compare import compare, compare_page
+    from penstock.report.analysis.analyze import analyze
+    from penstock.report.analysis.compare import compare, compare_page
     from penstock.trace import read_trace
 
     if args.first.resolve() == args.second.resolve():

@@ -7,9 +7,9 @@ import logging
 
 from penstock.cli.options import add_tiers
 from penstock.cli.screen import Screen
-from penstock.node.options import HTTP, LISTEN, SHARES, NodeOptions, config_here, options_of
-from penstock.node.service import NodeService
-from penstock.node.signals import Signals
+from penstock.engine.node.options import HTTP, LISTEN, SHARES, NodeOptions, config_here, options_of
+from penstock.engine.node.service import NodeService
+from penstock.engine.node.signals import Signals
 from penstock.units import show_bytes
 
 _EXAMPLE = """\

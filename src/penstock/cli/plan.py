@@ -22,12 +22,12 @@ from penstock.machine import (
     default_machine_path,
     load_machine,
 )
-from penstock.plan.explain import sections
-from penstock.plan.page import plan_page
-from penstock.plan.planner import EpochPlan, RunPlan, make_plan
-from penstock.plan.summary import summary_of
-from penstock.plan.what_if import what_if
-from penstock.plan.work import Work
+from penstock.simulate.plan.explain import sections
+from penstock.simulate.plan.page import plan_page
+from penstock.simulate.plan.planner import EpochPlan, RunPlan, make_plan
+from penstock.simulate.plan.summary import summary_of
+from penstock.simulate.plan.what_if import what_if
+from penstock.simulate.plan.work import Work
 from penstock.storage.tier_sizes import TierAllowance, wished_bytes
 from penstock.world import World
 

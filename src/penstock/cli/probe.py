@@ -30,7 +30,7 @@ from penstock.cli.options import (
 from penstock.cli.screen import Screen, can_move_cursor, print_json
 from penstock.errors import OptionError
 from penstock.machine import Curve, LinkModel, Machine, default_machine_path
-from penstock.probe import QUICK, USUAL, ProbeResult, Target, probe_machine, write_machine
+from penstock.simulate.probe import QUICK, USUAL, ProbeResult, Target, probe_machine, write_machine
 from penstock.storage.tier_sizes import TierAllowance, Wish, wished_bytes
 from penstock.units import bytes_of, show_bytes, show_count, show_seconds
 

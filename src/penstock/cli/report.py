@@ -11,7 +11,7 @@ from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
 
 if TYPE_CHECKING:
-    from penstock.charts import Page
+    from penstock.report.charts import Page
 
 _EXAMPLE = """\
 Examples
@@ -37,9 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write or print the report."""
-    from penstock.report.analysis import analyze
-    from penstock.report.page import report_page
-    from penstock.report.text import report_text, verdict_text
+    from penstock.report.analysis.analyze import analyze
+    from penstock.report.pages.page import report_page
+    from penstock.report.pages.text import report_text, verdict_text
     from penstock.trace import read_trace
 
     trace = read_trace(args.run)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.text:
         Screen().line(report_text(analysis))
     else:
-        from penstock.report.outlook import outlook_sections
+        from penstock.report.analysis.outlook import outlook_sections
 
         target = args.html or args.run / "report.html"
         write_page(report_page(analysis, trace, outlook_sections(trace)), target)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def write_page(page: Page, target: Path) -> None:
     """Write a page to a file."""
-    from penstock.charts import page_html
+    from penstock.report.charts import page_html
 
     try:
         target.write_text(page_html(page), encoding="utf-8")

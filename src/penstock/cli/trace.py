@@ -92,8 +92,8 @@ def _summary(trace: Trace) -> str:
 def _verdict(trace: Trace) -> str:
     """Return the verdict; "" where there is nothing to judge."""
     try:
-        from penstock.report.analysis import analyze
-        from penstock.report.text import verdict_text
+        from penstock.report.analysis.analyze import analyze
+        from penstock.report.pages.text import verdict_text
     except ImportError:
         return ""
     if not len(trace.of(Kind.NEXT)):

@@ -35,9 +35,9 @@ from penstock.engine.worker_maker import WorkerMaker
 from penstock.engine.worker_reads import WorkerReader
 from penstock.engine.workers import DEPTH
 from penstock.flow import Flow, FlowBudget, SourcePrior
+from penstock.flow.layout.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.flow.planning import requests_max
 from penstock.order import BlocksOrder, ColdOrder, SequentialOrder
-from penstock.plan.rereads import FACTOR_MAX, block_set_of, refuse_rereads
 from penstock.world import World
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
-from penstock.plan.bound import belady_bytes
+from penstock.flow.bound import belady_bytes
 
 _NUM_PARTS = 8
 _PART_USES = 1 << 15

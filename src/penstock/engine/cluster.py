@@ -23,20 +23,20 @@ from penstock.engine.buffers import BufferPool
 from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.peer_parts import ask_in_pieces
 from penstock.engine.peer_reads import PeerQuestion
+from penstock.engine.peers.base import Answer, Ask
 from penstock.engine.stats import Counters, PeerStats
 from penstock.errors import PeerError
 from penstock.flow.choice import peer_of
 from penstock.flow.holders import Holders
-from penstock.peers.base import Answer, Ask
 from penstock.trace import Flag, Kind
 from penstock.world import World
 
 if TYPE_CHECKING:
+    from penstock.engine.peers.status import RunStatus
+    from penstock.engine.peers.transport import AskingSide
     from penstock.engine.serving import HomeFill, TierServer
     from penstock.engine.shared_members import SharedMembers
-    from penstock.peers.status import RunStatus
-    from penstock.peers.transport import AskingSide
-    from penstock.plan.homes import Homes
+    from penstock.flow.layout.homes import Homes
 
 SOURCE = "peers"
 """What bytes of other nodes are counted as."""
@@ -291,7 +291,7 @@ class Cluster:
 
     def status(self) -> RunStatus:
         """Return how this run does on this node, for `penstock cluster`."""
-        from penstock.peers.status import LinkStatus, ReadCounts, RunStatus
+        from penstock.engine.peers.status import LinkStatus, ReadCounts, RunStatus
 
         read = self._counters.counted()
         counts = self._carried.client.counts()

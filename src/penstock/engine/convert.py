@@ -96,7 +96,7 @@ def pinned_memory() -> Any:
     """Return what page-locks memory for the GPU; None while this process uses none."""
     if "torch" not in sys.modules:
         return None
-    return importlib.import_module("penstock.torch.pinning").pinned_memory()
+    return importlib.import_module("penstock.loader.torch.pinning").pinned_memory()
 
 
 def profiled(name: str) -> Callable[[_Method], _Method]:
@@ -117,8 +117,8 @@ def profiled(name: str) -> Callable[[_Method], _Method]:
     return wrap
 
 
-_RANGES = "penstock.torch.ranges"
+_RANGES = "penstock.loader.torch.ranges"
 
 
 def _tensors() -> Any:
-    return importlib.import_module("penstock.torch.tensors")
+    return importlib.import_module("penstock.loader.torch.tensors")

@@ -41,9 +41,9 @@ from penstock.trace import Recorder, recorder_of
 from penstock.world import World
 
 if TYPE_CHECKING:
+    from penstock.engine.peers.rendezvous import Rendezvous
     from penstock.engine.shared import SharedPool
     from penstock.engine.workers import Workers
-    from penstock.peers.rendezvous import Rendezvous
 
 _log = logging.getLogger("penstock.loader")
 

@@ -18,6 +18,19 @@ import numpy as np
 
 from penstock.engine.cluster import Cluster, ClusterConnections
 from penstock.engine.local_tiers import LocalTiers
+from penstock.engine.peers.join import Joined, join, leave, wait_for_all
+from penstock.engine.peers.local import (
+    LocalNode,
+    TiersOpened,
+    WishedTier,
+    remove_run_file,
+    shelf_name,
+    write_run_file,
+)
+from penstock.engine.peers.members import Member
+from penstock.engine.peers.rendezvous import Rendezvous
+from penstock.engine.peers.tls import client_context, server_context
+from penstock.engine.peers.transport import TcpTransport, Transport
 from penstock.engine.serving import (
     HomeFill,
     LocalTierServer,
@@ -28,21 +41,8 @@ from penstock.engine.serving import (
 from penstock.engine.shared_members import SharedMembers
 from penstock.engine.stats import Counters
 from penstock.errors import OptionError, PeerError
-from penstock.peers.join import Joined, join, leave, wait_for_all
-from penstock.peers.local import (
-    LocalNode,
-    TiersOpened,
-    WishedTier,
-    remove_run_file,
-    shelf_name,
-    write_run_file,
-)
-from penstock.peers.members import Member
-from penstock.peers.rendezvous import Rendezvous
-from penstock.peers.tls import client_context, server_context
-from penstock.peers.transport import TcpTransport, Transport
-from penstock.plan.homes import HomeNode, cluster_homes
-from penstock.plan.spans import spans_of
+from penstock.flow.layout.homes import HomeNode, cluster_homes
+from penstock.flow.layout.spans import spans_of
 from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Disk, Memory, Wish
 from penstock.trace import Recorder

@@ -26,9 +26,16 @@ from penstock.engine.cache_hits import CacheHits, HitCounter
 from penstock.engine.job import GroupPiece, SampleGroup
 from penstock.engine.page_cache import PageCacheState
 from penstock.engine.stats import Counters, TierStats
-from penstock.plan.cuts import UNITS_MAX
-from penstock.plan.placement import Floats, KeptUnits, kept_by, layout_of, paged, paged_layout_of
-from penstock.plan.units import UnitExtent, Units
+from penstock.flow.layout.cuts import UNITS_MAX
+from penstock.flow.layout.placement import (
+    Floats,
+    KeptUnits,
+    kept_by,
+    layout_of,
+    paged,
+    paged_layout_of,
+)
+from penstock.flow.layout.units import UnitExtent, Units
 from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers

@@ -152,8 +152,8 @@ def metrics_for(world: World, snapshot: Callable[[], LiveSnapshot]) -> WebPages 
     if not text.isdecimal() or int(text) > 65535:
         raise OptionError(f"{PORT_VARIABLE} must be a port from 0 to 65535, got {text!r}")
     # Only here: without an endpoint no process needs a server, or the addresses of peers.
+    from penstock.engine.peers.base import Address
     from penstock.engine.web import WebPages
-    from penstock.peers.base import Address
 
     host = os.environ.get(HOST_VARIABLE) or "127.0.0.1"
     first = int(text)

@@ -24,13 +24,13 @@ from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.stats import Counters
 from penstock.engine.stream import Assign
 from penstock.errors import OptionError
-from penstock.plan.assignment import assign_local
+from penstock.flow.layout.assignment import assign_local
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.world import World
 
 if TYPE_CHECKING:
     from penstock.engine.cluster import Cluster
-    from penstock.peers.rendezvous import Rendezvous
+    from penstock.engine.peers.rendezvous import Rendezvous
 
 VARIABLE = "PENSTOCK_RENDEZVOUS"
 
@@ -171,11 +171,11 @@ def rendezvous_for(where: bool | str, world: World) -> Rendezvous:
     """Return the store where nodes meet: the one that was named, else the launcher's."""
     named = where if isinstance(where, str) else os.environ.get(VARIABLE)
     if named:
-        from penstock.peers.rendezvous import StoreRendezvous
+        from penstock.engine.peers.rendezvous import StoreRendezvous
 
         return StoreRendezvous(named)
     if "torch" in sys.modules:
-        found = importlib.import_module("penstock.torch.rendezvous").rendezvous_here()
+        found = importlib.import_module("penstock.loader.torch.rendezvous").rendezvous_here()
         if found is not None:
             here: Rendezvous = found
             return here

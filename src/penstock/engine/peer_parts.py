@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.engine.peers.base import Answer, Ask
 from penstock.errors import PeerError
-from penstock.peers.base import Answer, Ask
 
 PIECE_BYTES = 16 << 20
 _INSIDE, _LENGTH = 3, 4

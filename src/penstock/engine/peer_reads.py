@@ -20,10 +20,10 @@ from penstock.dataset.checks import has_checksums
 from penstock.dataset.part import Ints
 from penstock.engine.fetcher import Answered, ReadOutcome
 from penstock.engine.fills import Fill, FillRun, Fills
+from penstock.engine.peers.base import Answer, Ask
+from penstock.engine.peers.part_sums import are_parts
 from penstock.errors import PeerError
 from penstock.flow.holders import Sources
-from penstock.peers.base import Answer, Ask
-from penstock.peers.part_sums import are_parts
 
 RANGES_MAX, BYTES_MAX = 32, 1 << 20
 """Asked for together: more makes no link faster, and if the peer is lost all of it comes from the

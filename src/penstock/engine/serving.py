@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.dataset.part import Ints
 from penstock.engine.local_tiers import LocalTiers
+from penstock.engine.peers.addresses import addresses_here
+from penstock.engine.peers.base import Address, Shelves
+from penstock.engine.peers.join import Joined
+from penstock.engine.peers.local import LocalNode, RunMember, TiersOpened
+from penstock.engine.peers.members import Member
+from penstock.engine.peers.shelf import TierShelf
+from penstock.engine.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
+from penstock.engine.peers.transport import Transport
 from penstock.engine.shared_members import SharedMembers
-from penstock.peers.addresses import addresses_here
-from penstock.peers.base import Address, Shelves
-from penstock.peers.join import Joined
-from penstock.peers.local import LocalNode, RunMember, TiersOpened
-from penstock.peers.members import Member
-from penstock.peers.shelf import TierShelf
-from penstock.peers.status import NodeStatus, RunStatus, TierStatus, as_dict
-from penstock.peers.transport import Transport
 from penstock.trace import Kind, Recorder
 
 if TYPE_CHECKING:

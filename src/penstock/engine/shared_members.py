@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from penstock.clock import Clock, SystemClock
-from penstock.peers.members import Member, Members
+from penstock.engine.peers.members import Member, Members
 
 _log = logging.getLogger("penstock.loader")
 

@@ -33,8 +33,8 @@ from penstock.engine.runs import BlockRuns
 from penstock.engine.stage_reads import BlockRead, RangeRead, StorePlace
 from penstock.engine.stages import BlocksStage, RangesStage, Raw, SpreadStage, TierStage
 from penstock.flow import SourceRates
+from penstock.flow.layout.units import GAP_BYTES, RUN_BYTES
 from penstock.flow.routes import Route, routes_of, store_route
-from penstock.plan.units import GAP_BYTES, RUN_BYTES
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.coalesce import merge_ranges
 from penstock.storage.retry import RetryingStore, attempts_seen

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine.cache_hits import CacheHits
 from penstock.engine.draw_summary import DrawSummary
-from penstock.plan.placement import KeptUnits
+from penstock.flow.layout.placement import KeptUnits
 from penstock.trace import Recorder
 from penstock.units import show_bytes, show_count, show_seconds
 

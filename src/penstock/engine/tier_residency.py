@@ -22,9 +22,9 @@ from penstock.dataset.part import Ints
 from penstock.engine.job import SampleGroup
 from penstock.engine.local_tiers import LocalTiers
 from penstock.engine.stream import BatchStream
+from penstock.flow.layout.placement import paged
 from penstock.flow.residency import Gaps, Residency
 from penstock.order.importance import WindowDraws
-from penstock.plan.placement import paged
 from penstock.storage.tier_places import NOWHERE
 
 _PARTS = 4

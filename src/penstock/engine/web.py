@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from penstock.engine.peers.base import Address
 from penstock.engine.prometheus import CONTENT_TYPE
-from penstock.peers.base import Address
 
 _REQUEST_S_MAX = 5.0
 _AT_ONCE_MAX = 16

@@ -1,4 +1,4 @@
-"""Flow: the plan meets reality, one event at a time.
+"""Flow: what moves where and when, one event at a time.
 
 Pure: no clock, thread, socket or file. Everything that decides how bytes move is here, and
 everything that drives it is elsewhere: `engine` for real, `simulate` in virtual time. Start with
@@ -14,6 +14,8 @@ everything that drives it is elsewhere: `engine` for real, `simulate` in virtual
 * `worker_count` – how many worker processes there should be
 * `live` – a machine as a run observes it
 * `source`, `limit`, `tail`, `hedge` – a source's requests in flight, its latency, second copies
+* `layout` – where every sample lies on the nodes of a job; `bound`, `cost` – the fewest bytes that
+  must be read, and what a read costs
 * `choice`, `fallback` – which sources a fetch has; when the next of them is asked
 """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import OptionError
+from penstock.flow.cost import REQUESTS_MAX, requests_in_flight
 from penstock.machine import StoreModel
-from penstock.plan.cost import REQUESTS_MAX, requests_in_flight
 
 REQUESTS_FIRST = 8
 """Requests in flight to begin with at a source of which nothing is known."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.dataset.part import Ints
 from penstock.flow.choice import PEERS_MAX, peer_source, sources_for, taken_over
-from penstock.plan.homes import NOBODY, Homes
+from penstock.flow.layout.homes import NOBODY, Homes
 from penstock.storage.tier_shape import UnitColumn
 
 Flags = npt.NDArray[np.bool_]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.plan.cost import REQUESTS_MAX
+from penstock.flow.cost import REQUESTS_MAX
 
 NEAR_SPARE = 2
 """Batches planned beyond those that keep all makers busy, where no bytes have to be fetched."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.flow import cost
 from penstock.flow.choice import peer_of
 from penstock.flow.flow import FlowRates
 from penstock.flow.source import SourceRates
-from penstock.plan import cost
 
 GAP_BYTES_MIN = 2 << 10
 """Read rather than asked around in any case: the headers of a request and of its answer take about

@@ -1,11 +1,20 @@
 """The loader: the part of the data path that lives in the training process.
 
 `Loader` takes what a user asks for, has `engine` make the batches, and hands them over. What comes
-when is decided in `order`, where it lies in `dataset`.
+when is decided in `order`, where it lies in `dataset`. `torch` holds what PyTorch asks for beside
+the loader, `dlio` the plug-in for DLIO.
 """
 
-from penstock.engine.stats import SourceStats, Stats
-from penstock.loader.batch import Batch
-from penstock.loader.loader import Loader
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from penstock.engine.stats import SourceStats, Stats
+    from penstock.loader.batch import Batch
+    from penstock.loader.loader import Loader
 
 __all__ = ["Batch", "Loader", "SourceStats", "Stats"]
+
+# Engine and workers import modules of `loader.torch`, and need nothing of the front.
+__getattr__, __dir__ = lazy_names(__name__, {"Batch": "batch", "Loader": "loader"})

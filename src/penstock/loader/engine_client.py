@@ -46,13 +46,13 @@ from penstock.engine.messages import (
 )
 from penstock.engine.opening import number_of_meeting, rendezvous_for
 from penstock.engine.options import LoaderOptions
+from penstock.engine.peers.forks import close_in_children
 from penstock.engine.shared import Inbox, SharedParcel, SharedSegment, SharedSegments
 from penstock.engine.stats import ClusterStats, EngineStats
 from penstock.engine.worker import WorkerJob
 from penstock.errors import EngineError, OptionError
 from penstock.loader.starter import new_spawner
 from penstock.machine import Machine
-from penstock.peers.forks import close_in_children
 from penstock.world import World
 
 _CLOSE_S = 15.0
@@ -456,7 +456,7 @@ def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
     named = _named_by(options)
     used = [n for n in _LARGE if n in sys.modules and (n in named or n.encode() in payload)]
     if used and "torch" in sys.modules:
-        used.append("penstock.torch.tensors")
+        used.append("penstock.loader.torch.tensors")
     return tuple(used) if options.transform is None else ("numpy.random", *used)
 
 

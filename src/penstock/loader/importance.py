@@ -128,11 +128,11 @@ class LoaderImportance:
         share_max = -(-self._global_batch_size // world.num_ranks)
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            module = importlib.import_module("penstock.torch.losses")
+            module = importlib.import_module("penstock.loader.torch.losses")
             exchange: LossExchange = module.GroupExchange(world, share_max)
             return exchange
+        from penstock.engine.peers.runs import run_name
         from penstock.loader.store_exchange import StoreExchange
-        from penstock.peers.runs import run_name
 
         windows = 3 * self.order.num_samples // self.order.num_windows
         place = rendezvous_for(self._meets_at, world)

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.charts import (
+from penstock.dataset.part import Ints
+from penstock.engine.cache_hits import CacheHits
+from penstock.engine.draw_summary import DrawSummary, WindowSummary
+from penstock.order.importance import ImportanceOrder, ScoreTable, WindowDraws
+from penstock.order.importance.order import EFFECTIVE_MIN
+from penstock.order.importance.scores import BY_LOSS
+from penstock.report.charts import (
     Axis,
     BarChart,
     Bars,
@@ -29,12 +35,6 @@ from penstock.charts import (
     Tiles,
     page_html,
 )
-from penstock.dataset.part import Ints
-from penstock.engine.cache_hits import CacheHits
-from penstock.engine.draw_summary import DrawSummary, WindowSummary
-from penstock.order.importance import ImportanceOrder, ScoreTable, WindowDraws
-from penstock.order.importance.order import EFFECTIVE_MIN
-from penstock.order.importance.scores import BY_LOSS
 from penstock.units import show_count
 
 _BINS = 40

@@ -15,9 +15,9 @@ samples, too. With a tier, runs of which it holds a part are not, so L counts sa
 from __future__ import annotations
 
 from penstock.dataset.dataset import Dataset
+from penstock.flow.layout.placement import KeptUnits, kept_by, layout_of
+from penstock.flow.layout.units import Units
 from penstock.order import BlocksOrder, ColdOrder, Order
-from penstock.plan.placement import KeptUnits, kept_by, layout_of
-from penstock.plan.units import Units
 
 
 def least_bytes(

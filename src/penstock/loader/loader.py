@@ -34,6 +34,7 @@ from penstock.engine.job import BatchSlot
 from penstock.engine.messages import EngineReport
 from penstock.engine.opening import refuse_workers, rendezvous_for
 from penstock.engine.options import LoaderOptions
+from penstock.engine.peers.runs import run_name
 from penstock.engine.reads import is_local
 from penstock.engine.stats import ClusterStats, DeliveryCounters, EngineStats, Stats
 from penstock.engine.stream import stream_of
@@ -51,7 +52,6 @@ from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor
 from penstock.order.importance import Importance, ImportanceOrder
-from penstock.peers.runs import run_name
 from penstock.storage.tier_sizes import Disk, Memory
 from penstock.trace import Recorder
 from penstock.trace.windows import ResidentWindows, window_asked_for
@@ -594,5 +594,5 @@ def _world_here() -> World:
     """
     if "torch.distributed" not in sys.modules:
         return World.from_env()
-    world: World = importlib.import_module("penstock.torch.world").world_here()
+    world: World = importlib.import_module("penstock.loader.torch.world").world_here()
     return world

@@ -21,13 +21,13 @@ from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.fetch_answers import FetchedJob
 from penstock.engine.job import BatchSlot
 from penstock.engine.messages import LossNotice
+from penstock.engine.peers.forks import close_in_children
 from penstock.engine.runner import Runner
 from penstock.errors import StateError
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.engine_run import EngineRun, Scores
 from penstock.loader.iteration import BatchRun, Iteration, ThreadedRun
 from penstock.order.importance import StepLosses
-from penstock.peers.forks import close_in_children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

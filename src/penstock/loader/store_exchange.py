@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.engine.peers.facts import TEXT_MAX, NodeRecord
+from penstock.engine.peers.join import JOIN_TIMEOUT_S
+from penstock.engine.peers.meeting import Meeting, new_hello
 from penstock.errors import RendezvousError
 from penstock.loader.losses import StepMark, as_floats, check_marks
 from penstock.order.importance import StepLosses
-from penstock.peers.facts import TEXT_MAX, NodeRecord
-from penstock.peers.join import JOIN_TIMEOUT_S
-from penstock.peers.meeting import Meeting, new_hello
 
 if TYPE_CHECKING:
-    from penstock.peers.rendezvous import Rendezvous
+    from penstock.engine.peers.rendezvous import Rendezvous
     from penstock.world import World
 
 _TIMEOUT_S = 600.0

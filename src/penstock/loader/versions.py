@@ -9,8 +9,8 @@ found. A run that is resumed goes on with the version that its state was saved w
 from __future__ import annotations
 
 from penstock.dataset.dataset import Dataset
+from penstock.engine.peers.rendezvous import Rendezvous
 from penstock.errors import OptionError, PenstockError
-from penstock.peers.rendezvous import Rendezvous
 
 _WAIT_S_MAX = 120.0
 """For a version that another node has seen, on file systems that show new files late."""

@@ -8,6 +8,8 @@ Three models over the same values.
   show: tails, throttling, faults (`weather`), adaptation; and for how long a real run will take.
 * `cluster`: event by event, many nodes with the real `flow`, membership and homes, under seeded
   faults; each schedule is a line that plays it again (`python -m penstock.simulate.cluster`).
+
+`plan` foresees a run without playing it, and `probe` measures the machine that all of them need.
 """
 
 from penstock.simulate.bulk import run

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.errors import OptionError
-from penstock.plan.bound import epoch_bound, epochs_bound
+from penstock.flow.bound import epoch_bound, epochs_bound
 from penstock.simulate.devices import Devices
 from penstock.simulate.in_turn import in_turn_s, overtaking_s
 from penstock.simulate.job import Floats, SimulatedJob

@@ -28,11 +28,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.engine.peers.client_link import SILENCE_S
+from penstock.engine.peers.members import QUORUM, RETRY_MAX_S
 from penstock.flow.fallback import PATIENCE_S
 from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
-from penstock.peers.client_link import SILENCE_S
-from penstock.peers.members import QUORUM, RETRY_MAX_S
-from penstock.plan.homes import NOBODY
+from penstock.flow.layout.homes import NOBODY
 from penstock.simulate.cluster_faults import DEADLY, ClusterFault
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_world import GIVE_UP_S, ClusterLog, ClusterWorld

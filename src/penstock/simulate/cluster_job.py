@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from penstock.dataset.part import Ints
+from penstock.flow.layout.homes import HomeNode, Homes, cluster_homes
+from penstock.flow.layout.placement import UnitLayout, offsets_of
+from penstock.flow.layout.spans import spans_of
 from penstock.order import GlobalOrder, Steps, StreamHash
-from penstock.plan.homes import HomeNode, Homes, cluster_homes
-from penstock.plan.placement import UnitLayout, offsets_of
-from penstock.plan.spans import spans_of
 from penstock.simulate.cluster_faults import ClusterFault, drawn_faults
 
 STAGE_BYTES = 2 << 20

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.peers.client_link import SILENCE_S, STUCK_S
+from penstock.engine.peers.client_link import SILENCE_S, STUCK_S
 from penstock.simulate.cluster_net import LATENCY_S
 from penstock.simulate.cluster_node import ClusterNode, UnitReply, UnitRequest
 from penstock.simulate.virtual import Call

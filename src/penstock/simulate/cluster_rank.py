@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
+from penstock.engine.peers.members import Members
 from penstock.flow import Consumed, Fetch, Waiting, Wanted
 from penstock.flow.filling import FillCourse, FillProgress
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.planning import may_fill, may_plan
 from penstock.flow.routes import Route, routes_of
-from penstock.peers.members import Members
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_link import ClusterLink
 from penstock.simulate.cluster_net import SharedStore

@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
+from penstock.engine.peers.members import Members
 from penstock.flow import Begin, Deferred, Fetch, Flow, FlowBudget
 from penstock.flow.choice import peer_of
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.reading import ClaimPatience, stores_of
-from penstock.peers.members import Members
 from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
 from penstock.simulate.cluster_link import ClusterLink
 from penstock.simulate.cluster_net import SharedStore

@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.engine.peers.base import Address
+from penstock.engine.peers.members import Member, Members
 from penstock.order import StreamHash
-from penstock.peers.base import Address
-from penstock.peers.members import Member, Members
 from penstock.simulate.cluster_faults import DEADLY, SLOW, ClusterFault
 from penstock.simulate.cluster_job import ClusterJob
 from penstock.simulate.cluster_net import LATENCY_S, NodeReachability, SharedStore

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.charts import (
+from penstock.report.charts import (
     ACCENT,
     MUTED,
     Axis,

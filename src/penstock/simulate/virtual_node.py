@@ -17,9 +17,9 @@ import numpy.typing as npt
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
+from penstock.flow.layout.placement import offsets_of
+from penstock.flow.layout.units import Units
 from penstock.machine import Machine, TierModel
-from penstock.plan.placement import offsets_of
-from penstock.plan.units import Units
 from penstock.simulate.virtual import SharedPipe, VirtualServers, VirtualTime
 from penstock.simulate.virtual_store import VirtualStore
 from penstock.simulate.weather import Weather

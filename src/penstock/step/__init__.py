@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ProgramError
-from penstock.program import (
+from penstock.step.program import (
     L,
     Mesh,
     P,
@@ -44,8 +44,8 @@ from penstock.program import (
     program,
     u8,
 )
-from penstock.program.gradient import grad
-from penstock.program.language import (
+from penstock.step.program.gradient import grad
+from penstock.step.program.language import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -91,8 +91,8 @@ from penstock.program.language import (
     update,
     where,
 )
-from penstock.program.mistakes import instead_of
-from penstock.program.schedule import apply, read_schedule, schedule_text
+from penstock.step.program.mistakes import instead_of
+from penstock.step.program.schedule import apply, read_schedule, schedule_text
 
 if TYPE_CHECKING:
     from penstock.step.attached.attach import Attached, attach

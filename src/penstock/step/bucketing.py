@@ -11,12 +11,12 @@ from functools import partial
 
 import torch
 
-from penstock.program.nodes import Node
-from penstock.program.plan import Task
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.computing import blocks_of
 from penstock.step.memory import RankMemory
 from penstock.step.moving import Move, packed, padded, part_lengths
+from penstock.step.program.nodes import Node
+from penstock.step.program.plan import Task
 
 __all__ = ["bucket_of"]
 

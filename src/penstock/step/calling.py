@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.calls import function_of
-from penstock.program.nodes import Node
-from penstock.program.plan import Task
 from penstock.step.computing import blocks_of
 from penstock.step.dtypes import torch_dtype
 from penstock.step.memory import RankMemory, shape_of
+from penstock.step.program.calls import function_of
+from penstock.step.program.nodes import Node
+from penstock.step.program.plan import Task
 
 __all__ = ["call_of"]
 

@@ -15,13 +15,13 @@ from itertools import product
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Node, Program
-from penstock.program.ops import OPS
-from penstock.program.plan import Task
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.regions import Kernel, kernel_of
 from penstock.step.memory import Block, RankMemory, block_of, chunk_of, shape_of
+from penstock.step.program.nodes import Node, Program
+from penstock.step.program.ops import OPS
+from penstock.step.program.plan import Task
 
 __all__ = ["Prepared", "Scalars", "blocks_of", "prepared"]
 

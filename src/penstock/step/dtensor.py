@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.layouts import Layout, R, S, partial
-from penstock.program.mesh import Mesh
-from penstock.program.nodes import Program
-from penstock.program.types import Type
 from penstock.step.dtypes import name_of, torch_dtype
+from penstock.step.program.layouts import Layout, R, S, partial
+from penstock.step.program.mesh import Mesh
+from penstock.step.program.nodes import Program
+from penstock.step.program.types import Type
 
 __all__ = ["as_dtensor", "local_of", "placements_of"]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Program
-from penstock.program.plan import Plan, Task
 from penstock.step.comms.comm import Comm, Done
 from penstock.step.lanes import Begun
 from penstock.step.memory import RankMemory
 from penstock.step.moving import move_of
+from penstock.step.program.nodes import Program
+from penstock.step.program.plan import Plan, Task
 
 __all__ = ["Early", "early_tasks", "with_early"]
 

@@ -22,13 +22,6 @@ import torch
 from torch import distributed
 
 from penstock.errors import ProgramError
-from penstock.program.check import check_plan
-from penstock.program.loads import LOAD_LANES, STAGES, staged, stages_of
-from penstock.program.lower import host_nodes, lower
-from penstock.program.nodes import Node, Program
-from penstock.program.ops import computed
-from penstock.program.plan import Plan, Task
-from penstock.program.timeline import Span, Timeline
 from penstock.step.bucketing import bucket_of
 from penstock.step.calling import call_of
 from penstock.step.comms.comm import Comm
@@ -44,6 +37,13 @@ from penstock.step.lanes import Begun, Carrier, Lived, PlanIteration
 from penstock.step.loads.sources import Landing, Source, check_apart, field_of, stages_offered
 from penstock.step.memory import RankMemory
 from penstock.step.moving import Move, move_of
+from penstock.step.program.check import check_plan
+from penstock.step.program.loads import LOAD_LANES, STAGES, staged, stages_of
+from penstock.step.program.lower import host_nodes, lower
+from penstock.step.program.nodes import Node, Program
+from penstock.step.program.ops import computed
+from penstock.step.program.plan import Plan, Task
+from penstock.step.program.timeline import Span, Timeline
 from penstock.step.ringing import run_ring
 from penstock.step.streams import StreamOrder, Streams
 

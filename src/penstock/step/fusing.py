@@ -13,9 +13,6 @@ from functools import partial
 
 import torch
 
-from penstock.program.nodes import Node, Program
-from penstock.program.ops import is_move
-from penstock.program.plan import Access, Task
 from penstock.step.comms.comm import Handle
 from penstock.step.comms.shm import ShmComm
 from penstock.step.computing import Scalars, prepared
@@ -23,6 +20,9 @@ from penstock.step.groups import Groups
 from penstock.step.lanes import Begun
 from penstock.step.memory import RankMemory
 from penstock.step.moving import Move, move_of
+from penstock.step.program.nodes import Node, Program
+from penstock.step.program.ops import is_move
+from penstock.step.program.plan import Access, Task
 from penstock.step.shm_pass import shared_pass
 from penstock.step.streams import current_stream, mark_of
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.language import Template
-from penstock.program.nodes import Node
+from penstock.step.program.language import Template
+from penstock.step.program.nodes import Node
 
 __all__ = ["article", "no_program", "no_tensor", "number_of"]
 

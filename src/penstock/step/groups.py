@@ -21,7 +21,6 @@ import torch
 from torch import distributed
 
 from penstock.errors import OptionError
-from penstock.program.mesh import Mesh
 from penstock.step.comms.comm import Comm, OneRankComm
 from penstock.step.comms.gloo import GlooComm
 from penstock.step.comms.peer import PeerComm
@@ -30,6 +29,7 @@ from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import HostArena, Meet, meeting
 from penstock.step.comms.timeouts import default_timeout_s
 from penstock.step.loads.credits import Watched, Wire
+from penstock.step.program.mesh import Mesh
 from penstock.units import bytes_of
 
 __all__ = ["Groups"]

@@ -20,8 +20,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from penstock.program.plan import COMPUTE, IO, Plan, Task
 from penstock.step.comms.comm import Handle
+from penstock.step.program.plan import COMPUTE, IO, Plan, Task
 from penstock.step.streams import StreamOrder
 
 __all__ = ["Begun", "Carrier", "PlanIteration", "Lived"]

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from penstock.program.layouts import S, part
-from penstock.program.nodes import Program, Region
-from penstock.program.types import Type
 from penstock.step.dtypes import torch_dtype
+from penstock.step.program.layouts import S, part
+from penstock.step.program.nodes import Program, Region
+from penstock.step.program.types import Type
 
 __all__ = ["Block", "RankMemory", "Run", "block_of", "both", "chunk_of", "shape_of"]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.program.nodes import Node
-from penstock.program.plan import Task
 from penstock.step.comms.comm import Comm, Handle, InParts
 from penstock.step.computing import blocks_of
 from penstock.step.memory import Block, RankMemory, both, shape_of
+from penstock.step.program.nodes import Node
+from penstock.step.program.plan import Task
 
 __all__ = ["Issue", "Move", "move_of", "packed", "padded", "part_lengths"]
 

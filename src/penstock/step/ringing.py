@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from penstock.program.loops import loops_of
-from penstock.program.nodes import Node, Region
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.memory import RankMemory
+from penstock.step.program.loops import loops_of
+from penstock.step.program.nodes import Node, Region
 
 __all__ = ["run_ring"]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.program.layouts import part
-from penstock.program.nodes import Node
-from penstock.program.ops import OPS, is_move
-from penstock.program.plan import Task
 from penstock.step.computing import Scalars, blocks_of
 from penstock.step.kernels.regions import kernel_of
 from penstock.step.lanes import Begun
 from penstock.step.memory import Block, RankMemory
+from penstock.step.program.layouts import part
+from penstock.step.program.nodes import Node
+from penstock.step.program.ops import OPS, is_move
+from penstock.step.program.plan import Task
 
 if TYPE_CHECKING:
     from penstock.step.comms.shm import ShmComm

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from penstock.program.plan import COMPUTE, Plan, Task
+from penstock.step.program.plan import COMPUTE, Plan, Task
 
 __all__ = ["StreamOrder", "Streams", "current_stream", "mark_of"]
 

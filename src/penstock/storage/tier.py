@@ -34,6 +34,7 @@ from types import TracebackType
 
 import numpy as np
 
+from penstock.memory import memory_left_bytes
 from penstock.storage.base import Buffer
 from penstock.storage.tier_files import Bytes, TierFiles, write_all
 from penstock.storage.tier_identity import identity_of
@@ -47,7 +48,6 @@ from penstock.storage.tier_places import (
 from penstock.storage.tier_reads import copy_ranges, read_unit
 from penstock.storage.tier_registry import enter, promise, release
 from penstock.storage.tier_shape import PAGE_BYTES, Bools, Ints, TierShape
-from penstock.storage.tier_sizes import memory_left_bytes
 from penstock.storage.tier_spare import Spares
 
 _LOOK_EVERY_BYTES = 64 * 2**20

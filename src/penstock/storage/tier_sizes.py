@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from penstock.errors import OptionError
+from penstock.memory import NO_LIMIT_BYTES, group_free_bytes, node_free_bytes
 from penstock.units import bytes_of, show_bytes
 
 SHARED_MEMORY = "/dev/shm"
@@ -23,9 +24,6 @@ _RESERVE_BYTES_MAX = 2**30
 _RESERVE_SHARES = {"memory": 0.05, "disk": 0.01}
 """Left free beside a tier, as a share of what is free: who fills a disk or a memory to the last
 byte breaks others."""
-
-_NO_LIMIT_BYTES = 2**60
-"""Control groups write "no limit" as a number near 2**63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,25 +186,19 @@ def _room_of_folder(wish: Wish, folder: str) -> TierAllowance:
         way_out = "free some space or wish for less"
     return TierAllowance(
         # A tmpfs without a limit says that it has no blocks at all.
-        free_bytes=status.f_bavail * status.f_frsize if status.f_blocks else _NO_LIMIT_BYTES,
+        free_bytes=status.f_bavail * status.f_frsize if status.f_blocks else NO_LIMIT_BYTES,
         bound=f"{folder} ({show_bytes(total_bytes)} in all)",
         way_out=way_out,
     )
 
 
-def memory_left_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory this process could still take."""
-    allowances = _memory_allowances(root)
-    return min((allowance.free_bytes for allowance in allowances), default=_NO_LIMIT_BYTES)
-
-
 def _memory_allowances(root: Path) -> list[TierAllowance]:
     allowances = []
-    available_bytes = _field(root / "proc/meminfo", "MemAvailable:")
+    available_bytes = node_free_bytes(root)
     if available_bytes is not None:
         allowances.append(
             TierAllowance(
-                free_bytes=available_bytes * 1024,
+                free_bytes=available_bytes,
                 bound="the memory available on this node",
                 way_out="end other programs or wish for less",
             )
@@ -221,63 +213,3 @@ def _memory_allowances(root: Path) -> list[TierAllowance]:
             )
         )
     return allowances
-
-
-def group_free_bytes(root: Path = Path("/")) -> int | None:
-    """Return what this process's control group may still take; None where there is no limit.
-
-    Page cache that the kernel would give up first (inactive files) counts as free.
-    """
-    free = [
-        max(0, limit - (used - reclaimable))
-        for folder, names in _groups(root)
-        if (limit := _number(folder / names[0])) is not None and limit < _NO_LIMIT_BYTES
-        if (used := _number(folder / names[1])) is not None
-        for reclaimable in [min(used, _field(folder / "memory.stat", names[2]) or 0)]
-    ]
-    return min(free, default=None)
-
-
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = ("memory.max", "memory.current", "inactive_file")
-
-
-def _groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Return the folders of our control group and of those above it, both versions."""
-    found = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            mounts, names = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], _V2
-        elif "memory" in controllers.split(","):
-            mounts, names = ["sys/fs/cgroup/memory"], _V1
-        else:
-            continue
-        # In a container the path may be the host's; what is mounted there is then our own group.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for mount in mounts:
-            found += [
-                (root.joinpath(mount, *parts[:depth]), names) for depth in range(len(parts), -1, -1)
-            ]
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _field(path: Path, name: str) -> int | None:
-    for line in _text(path).splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == name and words[1].isdigit():
-            return int(words[1])
-    return None

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.report.model.penstock_rows import penstock_trace
 
-from penstock.plan.bound import epochs_bound
+from penstock.flow.bound import epochs_bound
 from penstock.report.model import RunModel, WhatIf, calibrate
 from penstock.report.model.penstock_run import BULK_SAMPLES_MAX, expected_max
 

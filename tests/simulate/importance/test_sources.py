@@ -7,8 +7,8 @@ import pytest
 from tests.simulate.importance.runs import difficulties, epochs_of
 
 from penstock.errors import OptionError
+from penstock.flow.bound import lru_hit_ratio
 from penstock.order import Ids
-from penstock.plan.bound import lru_hit_ratio
 from penstock.simulate.importance import SOURCES, source_of
 from penstock.simulate.importance.pads import AccuracyTrend, Smoothing, log_ranks
 from penstock.simulate.importance.selective import SelectiveSource

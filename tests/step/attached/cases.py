@@ -10,10 +10,10 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from penstock.program.mesh import Mesh, mesh
 from penstock.step.attached.attach import Attached
 from penstock.step.attached.optimizers import LAMB
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import Mesh, mesh
 
 BATCH = 12
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {

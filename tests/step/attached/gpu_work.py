@@ -25,10 +25,10 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import OptionError, StateError
-from penstock.program.mesh import mesh
 from penstock.step.attached.attach import Attached
 from penstock.step.attached.reshard import AHEAD
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import mesh
 
 STEPS = 20
 SLEEP_CYCLES = 2_000_000_000

@@ -22,8 +22,8 @@ from tests.step.ranks import run_ranks
 from torch import distributed, nn
 
 from penstock.errors import OptionError, PeerError, StateError
-from penstock.program.mesh import mesh
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import mesh
 
 
 class Trap(torch.autograd.Function):

@@ -12,7 +12,7 @@ from tests.step.ranks import run_ranks
 from torch import nn
 
 from penstock.errors import OptionError, StateError
-from penstock.program.mesh import mesh
+from penstock.step.program.mesh import mesh
 
 
 def test_a_job_without_a_process_group_is_refused_unless_one_rank_is_asked_for(

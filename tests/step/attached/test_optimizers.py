@@ -9,8 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError
-from penstock.program import interpret, mesh
 from penstock.step.attached.optimizers import LAMB, program_of, trust_ratio
+from penstock.step.program import interpret, mesh
 
 LENGTH, STEPS = 37, 12
 Make = Callable[[list[torch.Tensor]], Optimizer]

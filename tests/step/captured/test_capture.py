@@ -14,7 +14,7 @@ from torch import nn
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.interpret import gathered, scattered
+from penstock.step.program.interpret import gathered, scattered
 
 BATCH, STEPS = 8, 3
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.interpret import gathered
-from penstock.program.layouts import DTYPES
+from penstock.step.program.interpret import gathered
+from penstock.step.program.layouts import DTYPES
 
 SAMPLES, TOKENS, WORDS = 6, 5, 32
 

@@ -15,12 +15,12 @@ from tests.step.programs import Case, adam, cases, given_for
 
 import penstock.step as ps
 from penstock.errors import OptionError
-from penstock.program.interpret import interpret, scattered
-from penstock.program.layouts import part
 from penstock.step.comms.comm import payload_bytes
 from penstock.step.comms.peer import PeerComm
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm_memory import meeting
+from penstock.step.program.interpret import interpret, scattered
+from penstock.step.program.layouts import part
 
 LENGTHS = (1, 7, 1000, 5001)
 STAGE_BYTES = 4096

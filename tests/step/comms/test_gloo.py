@@ -14,10 +14,10 @@ from tests.step.ranks import run_ranks
 from torch import distributed
 
 from penstock.errors import OptionError, PeerError
-from penstock.program.mesh import mesh
 from penstock.step.comms import gloo
 from penstock.step.comms.comm import Comm, parts_of, payload_bytes
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import mesh
 
 WAVE = 1024
 """Elements of float32 in a piece, here: lengths beyond it go in several waves."""

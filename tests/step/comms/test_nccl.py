@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from penstock.errors import OptionError
-from penstock.program.mesh import mesh
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import mesh
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -10,10 +10,10 @@ from tests.step.comms.shm_ranks import shared
 from tests.step.ranks import RankError, run_ranks
 
 from penstock.errors import OptionError
-from penstock.program.layouts import part
 from penstock.step.comms.comm import payload_bytes
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import HostArena, meeting
+from penstock.step.program.layouts import part
 
 LENGTHS = (0, 1, 5, 64, 1001)
 STAGE_BYTES = 256

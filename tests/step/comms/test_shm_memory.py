@@ -18,10 +18,10 @@ from tests.step.ranks import run_ranks
 from torch import distributed
 
 from penstock.errors import OptionError, PeerError, RendezvousError
+from penstock.memory import memory_left_bytes
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_flags import Flags
 from penstock.step.comms.shm_memory import HostArena, meeting, meeting_at
-from penstock.storage.tier_sizes import memory_left_bytes
 
 
 def alone(said: bytes) -> list[bytes]:

@@ -11,10 +11,10 @@ from tests.step.ranks import run_ranks
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.nodes import Program, Region
-from penstock.program.passes.regions import with_region
 from penstock.step.kernels import tiled as region_tiled
 from penstock.step.kernels.regions import kernel_of
+from penstock.step.program.nodes import Program, Region
+from penstock.step.program.passes.regions import with_region
 
 BACKENDS = ("eager", "tiled", "native")
 SEED = 3

@@ -16,10 +16,10 @@ from tests.step.ranks import run_ranks
 import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.picture import Picture, picture_html
-from penstock.program.plan import DECODE, FETCH
 from penstock.step.loads.credits import Wire
 from penstock.step.loads.sources import Source
+from penstock.step.program.picture import Picture, picture_html
+from penstock.step.program.plan import DECODE, FETCH
 
 MEET_S = 20.0
 """How long a stage waits for the one that must be at work beside it."""

@@ -11,7 +11,7 @@ from tests.step.tuner import work as tune_work
 
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.cost import MachineCosts
+from penstock.step.program.cost import MachineCosts
 from penstock.step.tuner import tune as tuning
 from penstock.step.tuner.calibrate import calibrate
 from penstock.step.tuner.tune import tune

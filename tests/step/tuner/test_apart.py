@@ -16,9 +16,9 @@ from tests.step.tuner import work as tune_work
 
 import penstock
 import penstock.step as ps
-from penstock.program.cost import Link, MachineCosts, work_of
-from penstock.program.lower import lower
 from penstock.step.lanes import Lived
+from penstock.step.program.cost import Link, MachineCosts, work_of
+from penstock.step.program.lower import lower
 from penstock.step.tuner.calibrate import learned
 from penstock.step.tuner.race import Race, race
 from penstock.step.tuner.trial import Simulated

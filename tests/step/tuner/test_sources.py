@@ -13,7 +13,7 @@ import torch
 import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.program.cost import MachineCosts
+from penstock.step.program.cost import MachineCosts
 from penstock.step.tuner.trial import MeasuredTrials, Simulated
 from penstock.step.tuner.tune import Tuned, tune
 from penstock.step.tuner.watch import WatchedStep

@@ -12,11 +12,11 @@ from tests.step.ranks import run_ranks
 from tests.step.tuner import work as tune_work
 
 from penstock.errors import ProgramError
-from penstock.program import Program, mesh
-from penstock.program.cost import Link, MachineCosts
-from penstock.program.lower import lower
-from penstock.program.schedule import apply
-from penstock.program.simulate import simulate
+from penstock.step.program import Program, mesh
+from penstock.step.program.cost import Link, MachineCosts
+from penstock.step.program.lower import lower
+from penstock.step.program.schedule import apply
+from penstock.step.program.simulate import simulate
 from penstock.step.tuner.race import Race, race
 from penstock.step.tuner.search import Search, search
 from penstock.step.tuner.trial import Simulated

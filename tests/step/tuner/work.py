@@ -7,11 +7,11 @@ import torch
 import torch.distributed
 
 from penstock.errors import ProgramError
-from penstock.program import P, Program, R, S, Type, language, mesh, program
-from penstock.program.cost import MachineCosts
-from penstock.program.schedule import apply
 from penstock.step.execute import compile as compile_step
 from penstock.step.groups import Groups
+from penstock.step.program import P, Program, R, S, Type, language, mesh, program
+from penstock.step.program.cost import MachineCosts
+from penstock.step.program.schedule import apply
 from penstock.step.tuner import calibrate as calibrating
 from penstock.step.tuner import tune as tuning
 from penstock.step.tuner.calibrate import calibrate

@@ -26,9 +26,9 @@ from penstock.cli.demo.messages import (
 )
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
-from penstock.loader import Loader
+from penstock.loader.loader import Loader
+from penstock.loader.torch.tiny import TinyTrainer, join, leave
 from penstock.order import Steps, StreamHash
-from penstock.torch.tiny import TinyTrainer, join, leave
 from penstock.world import World
 
 _RATE = 0.008

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from penstock.flow.bound import belady_bytes
 from penstock.order import Ids
-from penstock.plan.bound import belady_bytes
 from penstock.simulate.importance.base import Bools, Floats
 from penstock.simulate.importance.caches import PriorityCache
 from penstock.simulate.policies.evicting import lru_hits, min_hits

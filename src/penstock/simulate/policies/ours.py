@@ -20,12 +20,12 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.plan.assignment import assign_local
-from penstock.plan.cost import requests_in_flight
-from penstock.plan.cuts import are_joined
-from penstock.plan.homes import NOBODY, HomeNode, Homes, cluster_homes
-from penstock.plan.placement import UnitLayout, offsets_of
-from penstock.plan.spans import spans_of
+from penstock.flow.cost import requests_in_flight
+from penstock.flow.layout.assignment import assign_local
+from penstock.flow.layout.cuts import are_joined
+from penstock.flow.layout.homes import NOBODY, HomeNode, Homes, cluster_homes
+from penstock.flow.layout.placement import UnitLayout, offsets_of
+from penstock.flow.layout.spans import spans_of
 from penstock.simulate.job import Accesses, Codes, SimulatedJob
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.reads import Flags, Reads, StagingWork

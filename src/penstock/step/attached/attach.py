@@ -43,7 +43,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError, StateError
-from penstock.program.mesh import Mesh
 from penstock.step.attached import fit
 from penstock.step.attached.blocks import KeptShare, cut_in_blocks
 from penstock.step.attached.checkpoint import Checkpoint
@@ -87,6 +86,7 @@ from penstock.step.attached.word import CLIP_NORM, CLIP_VALUE, STEP, UNSCALE, St
 from penstock.step.comms.checks import WIRES
 from penstock.step.comms.recording import record_step
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import Mesh
 from penstock.units import bytes_of
 
 __all__ = ["Attached", "attach"]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from penstock.errors import OptionError
-from penstock.program.mesh import Mesh
 from penstock.step.attached.flow import Flow, Lanes, Parcel
 from penstock.step.attached.norms import StreamUpdates
 from penstock.step.attached.reshard import Rounds
@@ -26,6 +25,7 @@ from penstock.step.comms.gloo import GlooComm
 from penstock.step.comms.nccl import NcclComm
 from penstock.step.comms.peer import PeerComm
 from penstock.step.groups import Groups
+from penstock.step.program.mesh import Mesh
 
 __all__ = [
     "device_of",

@@ -19,9 +19,9 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError, StateError
-from penstock.program.mesh import Mesh
 from penstock.step.attached.compiled import is_compiled
 from penstock.step.comms.checks import WIRES
+from penstock.step.program.mesh import Mesh
 
 __all__ = [
     "attachable",

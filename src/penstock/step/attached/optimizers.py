@@ -1,6 +1,6 @@
 """Optimizers: what some of torch's mean, as step programs, and LAMB, which torch does not have.
 
-A program says what an update means on W ranks, in the language of `penstock.program`; passes
+A program says what an update means on W ranks, in the language of `penstock.step.program`; passes
 rewrite that one. Names of states are those of torch. What is carried out on slices is the step of
 an optimizer itself (`elementwise`); of LAMB it is `Directions`, as its steps need norms.
 
@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from penstock.errors import OptionError
-from penstock.program.language import (
+from penstock.step.program.language import (
     Template,
     all_reduce,
     logical_and,
@@ -27,8 +27,8 @@ from penstock.program.language import (
     update,
     where,
 )
-from penstock.program.layouts import P, R
-from penstock.program.trace import Value
+from penstock.step.program.layouts import P, R
+from penstock.step.program.trace import Value
 
 __all__ = ["LAMB", "Directions", "Group", "program_of", "trust_ratio"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from penstock.program.layouts import part
-from penstock.program.mesh import Mesh
 from penstock.step.attached.share import Share
 from penstock.step.comms.comm import Comm
+from penstock.step.program.layouts import part
+from penstock.step.program.mesh import Mesh
 
 __all__ = ["Sharding", "is_asked_for", "whole_of"]
 

@@ -34,7 +34,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from penstock.errors import ProgramError
-from penstock.program.calls import BACKWARD, KEEPING, WEIGHTS, Function, Slot
 from penstock.step.captured.checks import CheckedFunction, check_traced, found_of
 from penstock.step.captured.graphs import (
     Graphs,
@@ -45,6 +44,7 @@ from penstock.step.captured.graphs import (
     traced_backward,
 )
 from penstock.step.dtypes import name_of, torch_dtype
+from penstock.step.program.calls import BACKWARD, KEEPING, WEIGHTS, Function, Slot
 
 __all__ = ["Captured", "capture"]
 

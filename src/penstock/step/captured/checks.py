@@ -16,9 +16,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.errors import ProgramError
-from penstock.program.calls import Slot
 from penstock.step.captured.graphs import Graphs, Joint, Tensors, traced_backward
 from penstock.step.dtypes import TORCH, name_of, torch_dtype
+from penstock.step.program.calls import Slot
 
 __all__ = ["CheckedFunction", "check_traced", "found_of"]
 

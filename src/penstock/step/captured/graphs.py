@@ -21,7 +21,7 @@ from torch.func import functionalize, vjp
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from penstock.errors import ProgramError
-from penstock.program.lines import line_in
+from penstock.step.program.lines import line_in
 
 __all__ = ["Graphs", "Joint", "Tensors", "graph_digest", "traced", "traced_backward"]
 

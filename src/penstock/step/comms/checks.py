@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from penstock.errors import OptionError
-from penstock.program.layouts import part
+from penstock.step.program.layouts import part
 
 __all__ = ["WIRES", "check_apart", "check_op", "check_parts", "check_runs", "flat", "wire_dtype"]
 

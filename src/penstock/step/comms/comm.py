@@ -3,8 +3,8 @@
 A `Comm` belongs to one axis and one lane. Its methods return at once with a `Handle`; all ranks of
 the axis call the same ones in the same order, and orders of different lanes have nothing to do with
 each other. Tensors are contiguous and seen flat. Where W ranks have parts of one tensor, the parts
-are cut as `penstock.program.layouts.part` cuts them: the last ones may be shorter, or empty. A Comm
-that is `in_parts` also takes them one by one, wherever they lie and as long as all ranks say.
+are cut as `penstock.step.program.layouts.part` cuts them: the last ones may be shorter, or empty. A
+Comm that is `in_parts` also takes them one by one, wherever they lie and as long as all ranks say.
 
     all_reduce       everyone ends with the sum of all
     reduce_scatter   everyone ends with its part of the sum
@@ -27,7 +27,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.program.layouts import part
+from penstock.step.program.layouts import part
 
 __all__ = ["OneRankComm", "Comm", "Done", "Handle", "InParts", "parts_of", "payload_bytes"]
 

@@ -21,10 +21,10 @@ import torch
 from torch import distributed
 
 from penstock.errors import OptionError
-from penstock.program.layouts import part
 from penstock.step.comms.checks import check_op, check_parts, check_runs, flat, wire_dtype
 from penstock.step.comms.comm import Handle, parts_of, payload_bytes
 from penstock.step.comms.native import all_gather_flat, reduce_scatter_flat
+from penstock.step.program.layouts import part
 from penstock.step.streams import current_stream
 
 __all__ = ["NcclComm"]

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 
 from penstock.errors import OptionError, RendezvousError
-from penstock.storage.tier_sizes import memory_left_bytes
+from penstock.memory import memory_left_bytes
 from penstock.units import bytes_of, show_bytes
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.program.layouts import part
 from penstock.step.comms.shm_flags import Flags
 from penstock.step.comms.shm_reduce import Reducer, tile_bytes
+from penstock.step.program.layouts import part
 
 if TYPE_CHECKING:
     from torch import Tensor

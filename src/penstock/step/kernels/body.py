@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Node, Program
-from penstock.program.ops import OPS
-from penstock.program.types import Type
 from penstock.step.dtypes import computed
+from penstock.step.program.nodes import Node, Program
+from penstock.step.program.ops import OPS
+from penstock.step.program.types import Type
 
 __all__ = ["KernelBody", "body_of"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ProgramError
-from penstock.program.ops import computed
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import BlockPlace, halves
+from penstock.step.program.ops import computed
 
 __all__ = ["KernelCall", "Given", "Out", "call_of", "numbers_of"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.program.random import DRAW_BITS, MIX, threshold
+from penstock.step.program.random import DRAW_BITS, MIX, threshold
 
 __all__ = ["BlockPlace", "ElementSpan", "dropped", "dropped_into", "halves", "kept_factor"]
 

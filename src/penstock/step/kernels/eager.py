@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Node
 from penstock.step.dtypes import COMPUTED, torch_dtype
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import dropped
 from penstock.step.kernels.names import Names, code_of
+from penstock.step.program.nodes import Node
 
 __all__ = ["expression_function", "function_of", "operand_text", "root", "text_of", "together"]
 

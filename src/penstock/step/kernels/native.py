@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Node
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.call import Given, KernelCall
@@ -31,6 +30,7 @@ from penstock.step.kernels.compiled import kernel_folder
 from penstock.step.kernels.native_text import NativeText, native_text
 from penstock.step.kernels.stages import Stage, stages_of
 from penstock.step.kernels.tiled import ones_of
+from penstock.step.program.nodes import Node
 
 __all__ = ["Native", "c_compiler"]
 

@@ -15,14 +15,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.program.nodes import Node
-from penstock.program.ops import OPS
-from penstock.program.random import DRAW_BITS, MIX, threshold
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import kept_factor
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
 from penstock.step.kernels.tiles import one_values
+from penstock.step.program.nodes import Node
+from penstock.step.program.ops import OPS
+from penstock.step.program.random import DRAW_BITS, MIX, threshold
 
 __all__ = ["NativeText", "can_write", "native_text"]
 

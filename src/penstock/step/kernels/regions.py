@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import OptionError, ProgramError
-from penstock.program.nodes import Program
 from penstock.step.kernels.body import KernelBody, body_of
 from penstock.step.kernels.call import Given, KernelCall, Out, call_of, numbers_of
 from penstock.step.kernels.compiled import Compiled, can_compile
@@ -39,6 +38,7 @@ from penstock.step.kernels.eager import function_of
 from penstock.step.kernels.native import Native, c_compiler
 from penstock.step.kernels.native_text import can_write
 from penstock.step.kernels.tiled import Tiled
+from penstock.step.program.nodes import Program
 
 __all__ = ["BACKENDS", "Kernel", "check_backend", "kernel_of"]
 

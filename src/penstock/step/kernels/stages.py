@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.program.nodes import Node
-from penstock.program.ops import OPS
 from penstock.step.kernels.body import KernelBody
+from penstock.step.program.nodes import Node
+from penstock.step.program.ops import OPS
 
 __all__ = ["Stage", "stages_of"]
 

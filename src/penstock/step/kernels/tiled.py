@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.program.nodes import Node
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.call import KernelCall
@@ -18,6 +17,7 @@ from penstock.step.kernels.eager import expression_function, root
 from penstock.step.kernels.names import code_of
 from penstock.step.kernels.stages import Stage, stages_of
 from penstock.step.kernels.tiles import TileText, one_values, tile_text
+from penstock.step.program.nodes import Node
 
 __all__ = ["TILE_ELEMENTS", "Tiled"]
 

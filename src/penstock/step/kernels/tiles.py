@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.program.nodes import Node
-from penstock.program.ops import OPS
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.eager import operand_text
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
+from penstock.step.program.nodes import Node
+from penstock.step.program.ops import OPS
 
 __all__ = ["TileText", "tile_text"]
 

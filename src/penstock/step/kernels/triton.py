@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Node, Program
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody, body_of
 from penstock.step.kernels.call import Given, KernelCall
@@ -26,6 +25,7 @@ from penstock.step.kernels.stages import Stage, stages_of
 from penstock.step.kernels.tiled import ones_of
 from penstock.step.kernels.triton_text import KernelText, can_write, kernel_text
 from penstock.step.kernels.triton_tune import Config, best_of, configs_of
+from penstock.step.program.nodes import Node, Program
 
 __all__ = ["Launcher", "can_emit", "can_run", "emit"]
 

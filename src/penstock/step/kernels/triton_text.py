@@ -19,13 +19,13 @@ import math
 from dataclasses import dataclass
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Node
-from penstock.program.ops import OPS
-from penstock.program.random import DRAW_BITS, MIX, threshold
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import kept_factor
 from penstock.step.kernels.names import Names
 from penstock.step.kernels.stages import Stage
+from penstock.step.program.nodes import Node
+from penstock.step.program.ops import OPS
+from penstock.step.program.random import DRAW_BITS, MIX, threshold
 
 __all__ = ["KernelText", "can_write", "kernel_text"]
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.program.language import Template
-from penstock.program.layouts import Annotation
-from penstock.program.mesh import Mesh
-from penstock.program.nodes import Program
 from penstock.step.groups import Groups
+from penstock.step.program.language import Template
+from penstock.step.program.layouts import Annotation
+from penstock.step.program.mesh import Mesh
+from penstock.step.program.nodes import Program
 from penstock.step.tuner.agree import together
 from penstock.step.tuner.trial import Team
 

@@ -24,11 +24,11 @@ import torch
 from torch import distributed
 
 from penstock.errors import OptionError, ProgramError
-from penstock.program.cost import Link, MachineCosts, kernel_amount, kernel_name
-from penstock.program.plan import COMPUTE, Plan, net_lane
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
+from penstock.step.program.cost import Link, MachineCosts, kernel_amount, kernel_name
+from penstock.step.program.plan import COMPUTE, Plan, net_lane
 from penstock.step.tuner.cache import keep, kept, key_of, versions
 
 __all__ = ["calibrate", "is_like", "learned", "middle", "speeds"]

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.nodes import Program
 from penstock.step.loads.sources import Source
+from penstock.step.program.nodes import Program
 
 __all__ = ["Again", "Stored", "sampled", "undisturbed"]
 

@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from penstock.errors import ProgramError
-from penstock.program.bytes import sent_bytes
-from penstock.program.cost import MachineCosts, axes_of
-from penstock.program.lower import host_nodes, lower
-from penstock.program.nodes import Attr, Node, Program, Rewrite
-from penstock.program.ops import OPS, is_move
-from penstock.program.passes import PASSES
-from penstock.program.passes.algo import ALGOS, can_do
-from penstock.program.simulate import simulate
-from penstock.program.verify import left_between
+from penstock.step.program.bytes import sent_bytes
+from penstock.step.program.cost import MachineCosts, axes_of
+from penstock.step.program.lower import host_nodes, lower
+from penstock.step.program.nodes import Attr, Node, Program, Rewrite
+from penstock.step.program.ops import OPS, is_move
+from penstock.step.program.passes import PASSES
+from penstock.step.program.passes.algo import ALGOS, can_do
+from penstock.step.program.simulate import simulate
+from penstock.step.program.verify import left_between
 
 __all__ = ["ALLOWED", "Candidate", "Search", "checked", "search"]
 

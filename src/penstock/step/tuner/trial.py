@@ -21,13 +21,6 @@ import torch
 from torch import distributed
 
 from penstock.errors import ProgramError
-from penstock.program.cost import MachineCosts
-from penstock.program.loads import source_of
-from penstock.program.lower import lower
-from penstock.program.nodes import Node, Program
-from penstock.program.ops import is_move
-from penstock.program.plan import Task
-from penstock.program.simulate import simulate
 from penstock.step.comms.timeouts import default_timeout
 from penstock.step.dtensor import local_of
 from penstock.step.execute import Step
@@ -35,6 +28,13 @@ from penstock.step.execute import compile as compile_step
 from penstock.step.fusing import fused_lanes
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
+from penstock.step.program.cost import MachineCosts
+from penstock.step.program.loads import source_of
+from penstock.step.program.lower import lower
+from penstock.step.program.nodes import Node, Program
+from penstock.step.program.ops import is_move
+from penstock.step.program.plan import Task
+from penstock.step.program.simulate import simulate
 from penstock.step.tuner.samples import Stored, sampled
 from penstock.step.tuner.values import RankValue, Values
 

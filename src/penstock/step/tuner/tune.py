@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.cost import MachineCosts
-from penstock.program.language import Template
-from penstock.program.lower import lower
-from penstock.program.nodes import Program, Rewrite
-from penstock.program.schedule import apply, schedule_text
-from penstock.program.simulate import simulate
 from penstock.step.groups import Groups
+from penstock.step.program.cost import MachineCosts
+from penstock.step.program.language import Template
+from penstock.step.program.lower import lower
+from penstock.step.program.nodes import Program, Rewrite
+from penstock.step.program.schedule import apply, schedule_text
+from penstock.step.program.simulate import simulate
 from penstock.step.tuner.agree import RankError, same, together
 from penstock.step.tuner.bind import bound
 from penstock.step.tuner.cache import keep, kept, key_of, versions

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.program.nodes import Program
+from penstock.step.program.nodes import Program
 
 __all__ = ["RankValue", "Values", "is_same", "steady"]
 

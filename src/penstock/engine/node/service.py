@@ -1,0 +1,305 @@
+"""The service as a whole: places, data sets, runs, the listener for jobs, the server for peers.
+
+    with Signals() as signals, NodeService(options) as service:
+        service.wait(signals)       # until SIGTERM or SIGINT, then it drains
+
+Draining: nobody new is let in, answers under way are finished within `DRAIN_S_MAX`, memory that no
+job uses is given back, disks stay as they are. Jobs go on: their tiers are theirs, and other nodes
+read from the store what was here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.engine.node.folders import check_dataset
+from penstock.engine.node.grants import DatasetKey
+from penstock.engine.node.job_listener import JobConnection, JobListener
+from penstock.engine.node.notify import tell_systemd
+from penstock.engine.node.options import NodeOptions
+from penstock.engine.node.places import TierPlace, identity_of, take_places
+from penstock.engine.node.report import metrics_of, node_status
+from penstock.engine.node.runs import RelayedGossip, ServedRuns
+from penstock.engine.node.sets import DatasetRegistry, KnownSet
+from penstock.engine.node.signals import Signals
+from penstock.engine.peers.addresses import addresses_here
+from penstock.engine.peers.base import Address, Shelves
+from penstock.engine.peers.node_messages import (
+    FORMAT,
+    Acknowledged,
+    Answered,
+    Asked,
+    GossipHeard,
+    KeepTiers,
+    ListRuns,
+    OpenTiers,
+    RegisterRun,
+    ReportProgress,
+    RunsListed,
+    TiersOpened,
+)
+from penstock.engine.peers.server import PeerServer
+from penstock.engine.peers.status import NodeStatus, as_dict
+from penstock.engine.peers.tls import server_context
+from penstock.engine.prometheus import text_of
+from penstock.engine.web import WebPages
+from penstock.errors import OptionError, PeerError
+from penstock.trace import Kind, Recorder
+from penstock.trace.recorder import TRACE_VARIABLE, close_recorders
+from penstock.units import show_bytes
+
+DRAIN_S_MAX = 30.0
+TICK_S = 1.0
+
+_log = logging.getLogger("penstock.engine.node")
+
+
+class NodeService:
+    """One node service; a context that drains it at the end."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self.options = options
+        self._began_s = time.monotonic()
+        self._places: list[TierPlace] = []
+        self._draining = ""
+        """Why nobody is let in any more; empty while all is well."""
+        self._draining_since_s = 0.0
+        self._has_ended = threading.Event()
+        self.known: list[KnownSet] = []
+        """The data sets, as they were a moment ago."""
+
+    # -- beginning and end -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        _raise_limit_of_files()
+        self.listener = JobListener(self.options.socket, self._answer, self._left)
+        self.listener.take()
+        self._places = take_places(self.options.wishes)
+        self.name = identity_of(self._places, self.options.socket)
+        self.sets = DatasetRegistry(self._places, self.options.limits)
+        self.sets.sweep()
+        recorder = _recorder()
+        shelves = Shelves(None if recorder is None else partial(self._served, recorder))
+        self.runs = ServedRuns(shelves)
+        self.server = PeerServer(
+            name=self.name,
+            shelves=shelves,
+            secrets=self.runs.secret_of,
+            bind=self.options.listen,
+            gossip=RelayedGossip(self.runs),
+            tls=server_context(),
+            status=self._status,
+            may_read=self.runs.may_read,
+        )
+        self.look()
+        self.server.start()
+        threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
+        self.web = self._web()
+        self.listener.start()
+        tell_systemd(READY=1, STATUS=f"serving at {self.server.address}")
+        return self
+
+    def _served(
+        self, recorder: Recorder, peer: str, asked_ns: int, size_bytes: int, num_ranges: int
+    ) -> None:
+        """Record an answer to another node."""
+        if num_ranges:  # One that asks for nothing only looks for us.
+            recorder.span(
+                Kind.PEER_SERVE,
+                asked_ns,
+                time.perf_counter_ns(),
+                source_id=recorder.name(f"peer:{self.runs.node_of(peer)}"),
+                size_bytes=size_bytes,
+                count=num_ranges,
+            )
+
+    def _web(self) -> WebPages | None:
+        if self.options.http is None:
+            return None
+        address = self.options.http
+        try:
+            web = WebPages(address, lambda: text_of(metrics_of(self)), self.health)
+        except OSError as error:
+            raise OptionError(
+                f"no HTTP at {address}: {error.strerror}; give another address with --http, or "
+                "--http none"
+            ) from error
+        web.start()
+        return web
+
+    def wait(self, signals: Signals) -> int:
+        """Serve until a signal comes, drain, and return the exit code."""
+        told = signals.wait()
+        assert told is not None
+        drained = threading.Thread(target=self.drain, args=(told.name,), daemon=True)
+        drained.start()
+        while drained.is_alive():
+            if signals.wait(0.1) is not None:
+                _log.warning("a second signal: ending at once")
+                return 128 + told
+        return 0
+
+    def _watch(self) -> None:
+        """Do what has to be done now and then."""
+        while not self._has_ended.wait(TICK_S):
+            try:
+                for key in self.runs.take_over():
+                    self.sets.end_run(key)
+                self.look()
+            except Exception:
+                _log.exception("the data sets could not be looked after")
+
+    def look(self) -> None:
+        """Take note of what lies where.
+
+        Those who ask are told what was seen last: a look waits while room is made for somebody,
+        and the thread that serves peers must not.
+        """
+        self.known = self.sets.known()
+
+    def drain(self, why: str) -> None:
+        """Let nobody in, and finish what is under way."""
+        self._draining_since_s = time.monotonic()
+        self._draining = why
+        _log.info("%s: draining, at most %g s", why, DRAIN_S_MAX)
+        tell_systemd(STOPPING=1, STATUS="draining")
+        self.listener.close()
+        self.server.stop(drain_s=DRAIN_S_MAX)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._draining:
+            self.drain("the end")
+        self._has_ended.set()
+        self.listener.stop()
+        self.sets.close()
+        if self.web is not None:
+            self.web.stop()
+        for place in self._places:
+            place.close()
+        close_recorders()
+        _log.info("stopped; %s were served", show_bytes(self.server.counts()["bytes"]))
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where other nodes reach the server."""
+        bound = self.server.address
+        if bound.host not in ("", "::", "0.0.0.0"):
+            return self.server.addresses
+        found = addresses_here(bound.port)
+        return tuple(each for each in found if bound.host != "0.0.0.0" or ":" not in each.host)
+
+    @property
+    def uptime_s(self) -> float:
+        """How long the service runs."""
+        return time.monotonic() - self._began_s
+
+    # -- what is asked ---------------------------------------------------------------------------
+
+    def _answer(self, client: JobConnection, word: Asked) -> Answered:
+        if isinstance(word, ListRuns):
+            return self._seen(client)
+        if isinstance(word, ReportProgress):
+            return GossipHeard(gossip=self.runs.progress(client.number, word))
+        if self._draining:
+            raise PeerError(f"the node service is being stopped ({self._draining})", kind="refused")
+        owner = self.options.owner_of(client.user, client.group)
+        check_dataset(word.dataset)
+        if isinstance(word, OpenTiers):
+            return self._opened(client, word)
+        key = DatasetKey(owner.name, word.dataset)
+        tiers = self.sets.keep(client.number, key)
+        if isinstance(word, KeepTiers):
+            return Acknowledged()
+        assert isinstance(word, RegisterRun)
+        uri = self.sets.uri_of(key)
+        if self.runs.register(client.number, client.user, key, word, tiers, uri=uri):
+            self.sets.begin_run(key)
+            _log.info("serving %s to the run %s", uri or word.dataset, word.run_id.hex()[:8])
+        return Acknowledged()
+
+    def _opened(self, client: JobConnection, word: OpenTiers) -> TiersOpened:
+        if word.format > FORMAT:
+            raise PeerError(
+                f"this node service speaks format {FORMAT}, the job {word.format}; start it anew "
+                "with the job's version of penstock",
+                kind="refused",
+            )
+        owner = self.options.owner_of(client.user, client.group)
+        tiers = self.sets.open(client.number, owner, word)
+        granted = " + ".join(f"{show_bytes(tier.size_bytes)} {tier.kind}" for tier in tiers)
+        _log.info(
+            "process %d of user %d opened %s (%s): %s",
+            client.pid,
+            client.user,
+            word.about.get("uri") or word.dataset,
+            show_bytes(word.size_bytes),
+            granted or "no room",
+        )
+        return TiersOpened(
+            name=self.name,
+            host=socket.gethostname(),
+            tiers=tiers,
+            served_at=tuple((each.host, each.port) for each in self.addresses),
+        )
+
+    def _seen(self, client: JobConnection) -> RunsListed:
+        mine = os.geteuid() in (0, client.user)
+        return RunsListed(
+            status=self.status(lambda _, user: mine and client.user in (0, user)),
+            served_at=tuple((each.host, each.port) for each in self.addresses),
+            runs=self.runs.seen(client.user) if mine else (),
+        )
+
+    def _left(self, client: JobConnection) -> None:
+        self.runs.leave(client.number)
+        self.sets.leave(client.number)
+
+    # -- what is told ----------------------------------------------------------------------------
+
+    def _status(self, run_id: bytes = b"") -> dict[str, Any]:
+        return as_dict(self.status(lambda run, _: run == run_id))
+
+    def status(self, may_see: Any) -> NodeStatus:
+        """Return how the node does, and how the runs do that somebody may see."""
+        return node_status(self, self.runs.status(may_see))
+
+    def health(self) -> tuple[int, str]:
+        """Return 200 while serving, 503 while draining, and a line that says so."""
+        if not self._draining:
+            return 200, "ok"
+        since_s = time.monotonic() - self._draining_since_s
+        parked = self.server.counts()["connections"]
+        return 503, f"draining: {self._draining} {since_s:.0f} s ago, {parked} connections left"
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nobody is let in any more."""
+        return bool(self._draining)
+
+
+def _raise_limit_of_files() -> None:
+    """Take as many descriptors as the system gives: several a data set, one a connection."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _recorder() -> Recorder | None:
+    """Return what records the answers of this service, if the environment names a trace."""
+    folder = os.environ.get(TRACE_VARIABLE)
+    if not folder:
+        return None
+    # The service serves whether or not it can be recorded.
+    return Recorder(os.path.abspath(folder), role="node", must_open=False)  # noqa: PTH100

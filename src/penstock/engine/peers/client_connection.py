@@ -1,0 +1,334 @@
+"""One connection of a client: hello first, then asks out and answers in.
+
+The bytes of an answer go straight into the asker's memory: after an answer's head the connection
+reads nothing but its payload, wherever that belongs, and frames again afterwards. Heads are read
+in small pieces, so that little of a payload comes along and has to be copied.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.engine.peers import handshake, wire
+from penstock.engine.peers.base import Address, Answer
+from penstock.engine.peers.channel import Channel
+from penstock.engine.peers.pending import PendingAsk
+from penstock.engine.peers.wire import AnswerFrame, Decoder, Frame, WireError
+
+HEAD_BYTES = 512
+"""Read at once while a head is awaited."""
+TURN_BYTES = 4 * 2**20
+"""Read on one connection before others have their turn."""
+WAKE_BYTES = 64 * 2**10
+"""Of a payload, worth a turn; the least that a link must bring in the time of a silence."""
+ASKS_MAX = 4096
+COST_MAX = 2**17
+"""Outstanding on one connection; more of them wait here. A server takes twice as many."""
+_WASTE_BYTES = 64 * 2**10
+
+
+class ConnectionOwner(Protocol):
+    """Whoever uses the connection."""
+
+    def say(self) -> bytes:
+        """Return gossip."""
+        ...
+
+    def hear(self, data: bytes) -> None:
+        """Take gossip."""
+        ...
+
+    def answered(self, pending: PendingAsk, num_bytes: int, seconds: float) -> None:
+        """Be told of an answer that has come."""
+        ...
+
+
+@dataclass(slots=True)
+class _ArrivingAnswer:
+    """An answer whose payload is being read."""
+
+    pending: PendingAsk
+    answer: AnswerFrame
+    began_s: float
+    targets: deque[memoryview]
+    waste_bytes: int = 0
+    """What is left to be read for nobody."""
+
+
+class LostError(Exception):
+    """The connection is over."""
+
+
+class ClientConnection:
+    """A connection to one address of a peer."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        address: Address,
+        asker: handshake.ClientHandshake,
+        owner: ConnectionOwner,
+        now_s: float,
+    ) -> None:
+        self.channel = channel
+        self.address = address
+        self.heard_s = now_s
+        """When anything was last heard, or became due."""
+        self.is_ready = False
+        self.is_leaving = False
+        """Whether the server takes no more asks."""
+        self.peer = ""
+        """What the server calls itself, once that is proven."""
+        self.cursors: dict[bytes, tuple[int, float]] = {}
+        """By shelf: how far it has got, and when that last changed."""
+        self.outstanding: dict[int, PendingAsk] = {}
+        self.cost = 0
+        self.events = 0
+        """What it is registered for."""
+        self._owner = owner
+        self._asker: handshake.ClientHandshake | None = asker
+        self._is_connected = self._is_shaken = False
+        self._decoder = Decoder(asker.expected)
+        self._arriving: _ArrivingAnswer | None = None
+        self._out: deque[memoryview] = deque()
+        self._number = 0
+        self._said: bytes | None = None
+        self._scratch = memoryview(bytearray(_WASTE_BYTES))
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether more may be asked now."""
+        return len(self.outstanding) < ASKS_MAX and self.cost < COST_MAX
+
+    def interest(self) -> int:
+        """Return what to wait for, as selectors say it."""
+        if not self._is_connected or self._out or self.channel.wants_write:
+            return selectors.EVENT_READ | selectors.EVENT_WRITE
+        return selectors.EVENT_READ
+
+    def ask(self, pending: PendingAsk, now_s: float) -> None:
+        """Ask; only while there is room. `flush` sends it."""
+        assert self.is_ready, "nothing is asked before both sides are sure of each other"
+        if not self.outstanding:
+            self.heard_s = now_s  # nothing was due until now
+        self._number += 1
+        self.outstanding[self._number] = pending
+        self.cost += pending.cost
+        if pending.ask is None:
+            data = wire.framed(wire.STATUS_ASK, self._number)
+        else:
+            ask, said = pending.ask, self._owner.say()
+            news = said if said != self._said else b""
+            self._said = said
+            data = wire.pack_ask(self._number, ask.shelf, ask.ranges, ask.wait_s, news)
+        self._out.append(memoryview(data))
+
+    def flush(self) -> None:
+        """Send what fits."""
+        while self._out and self._is_shaken:
+            sent = self.channel.send(self._out[0])
+            if sent is None:
+                return
+            if sent < len(self._out[0]):
+                self._out[0] = self._out[0][sent:]
+            else:
+                self._out.popleft()
+
+    def on_event(self, now_s: float) -> None:
+        """Do what can be done now."""
+        if not self._is_shaken and not self._shake(now_s):
+            return
+        left_bytes = TURN_BYTES
+        while left_bytes > 0:
+            count = self._read(now_s)
+            if count == 0:
+                break
+            left_bytes -= count
+        self.flush()
+
+    def _shake(self, now_s: float) -> bool:
+        """Connect and go through TLS; return whether both are done."""
+        if not self._is_connected:
+            fault = self.channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if fault:
+                raise OSError(fault, os.strerror(fault))
+            self._is_connected = True
+            self.heard_s = now_s
+        self._is_shaken = self.channel.handshake()
+        if self._is_shaken and self._asker is not None:
+            self._out.append(memoryview(self._asker.opening))
+            self.flush()
+        return self._is_shaken
+
+    def _read(self, now_s: float) -> int:
+        """Read once; return how much, 0 where there is likely nothing more for now."""
+        arriving = self._arriving
+        if arriving is None:
+            target = self._scratch[: max(HEAD_BYTES, self._decoder.missing_bytes)]
+        elif arriving.targets:
+            target = arriving.targets[0]
+        else:
+            target = self._scratch[: arriving.waste_bytes]
+        count = self.channel.recv_into(target)
+        if count is None:
+            return 0
+        if count == 0:
+            raise LostError("it hung up")
+        self.heard_s = now_s
+        if arriving is None:
+            self._decoder.feed(target[:count])
+            self._take_frames(now_s)
+        else:
+            self._take_payload(arriving, count)
+        # All of what was there: asking again would only be told so.
+        return count if count == target.nbytes or self.channel.has_more() else 0
+
+    def _take_payload(self, arriving: _ArrivingAnswer, count: int) -> None:
+        if not arriving.targets:
+            arriving.waste_bytes -= count
+        elif count < arriving.targets[0].nbytes:
+            arriving.targets[0] = arriving.targets[0][count:]
+        else:
+            arriving.targets.popleft()
+        if not arriving.targets and not arriving.waste_bytes:
+            self._arriving = None
+            self.channel.wake_at(1)
+            self._arrived(arriving)
+            self._take_frames(time.monotonic())
+        elif arriving.targets:
+            self.channel.wake_at(min(WAKE_BYTES, arriving.targets[0].nbytes))
+
+    def _take_frames(self, now_s: float) -> None:
+        """Take the frames that are there, up to an answer whose payload is not."""
+        while self._arriving is None:
+            frame = self._decoder.next()
+            if frame is None:
+                return
+            if self._asker is not None:
+                self._on_hello(self._asker, frame)
+            elif frame.kind == wire.ANSWER:
+                self._on_answer(frame, now_s)
+            else:
+                self._on_word(frame, now_s)
+
+    def _on_hello(self, asker: handshake.ClientHandshake, frame: Frame) -> None:
+        said = asker.on(frame)
+        self._decoder.allowed = asker.expected
+        self.peer = asker.peer
+        if said:
+            self._out.append(memoryview(said))
+        if asker.is_done:
+            self._asker, self.is_ready = None, True
+            self._decoder.allowed = wire.FROM_SERVERS
+
+    def _on_word(self, frame: Frame, now_s: float) -> None:
+        if frame.kind == wire.BEAT:
+            for shelf, cursor in wire.beat_in(frame.body).items():
+                self._moved(shelf, cursor, now_s)
+        elif frame.kind == wire.PARKED:
+            pending = self._pending(frame.number)
+            if pending.ask is None:
+                raise WireError("a question about the node was parked")
+            pending.park(now_s)
+        elif frame.kind == wire.STATUS:
+            if self._pending(frame.number).ask is not None:
+                raise WireError("an ask was answered like a question about the node")
+            status = wire.status_in(frame.body)
+            self._taken(frame.number).finish(status)
+        elif frame.kind == wire.BYE:
+            self.is_leaving = True
+        else:
+            raise handshake.RefusedError(handshake.reason_in(frame))
+
+    def _moved(self, shelf: bytes, cursor: int, now_s: float) -> None:
+        before = self.cursors.get(shelf)
+        if before is None or before[0] != cursor:
+            self.cursors[shelf] = (cursor, now_s)
+
+    def _pending(self, number: int) -> PendingAsk:
+        pending = self.outstanding.get(number)
+        if pending is None:
+            raise WireError(f"an answer to {number}, which was not asked")
+        return pending
+
+    def _taken(self, number: int) -> PendingAsk:
+        pending = self._pending(number)
+        del self.outstanding[number]
+        self.cost -= pending.cost
+        return pending
+
+    def _on_answer(self, frame: Frame, now_s: float) -> None:
+        pending = self._pending(frame.number)
+        answer = wire.answer_in(frame.body)
+        if pending.ask is None:
+            raise WireError("a question about the node was answered like an ask")
+        if fault := wire.fault_in_answer(answer, pending.lengths):
+            raise WireError(fault)
+        if answer.gossip:
+            self._owner.hear(answer.gossip)
+        self._moved(pending.ask.shelf, answer.cursor, now_s)
+        began_s = pending.asked_s if pending.parked_s is None else now_s
+        arriving = _ArrivingAnswer(pending, answer, began_s, deque())
+        self._arriving, self._arriving_number = arriving, frame.number
+        if pending.is_finished:
+            arriving.waste_bytes = answer.payload_bytes
+        else:
+            arriving.targets = targets_of(pending, answer)
+        self._take_along(arriving)
+
+    def _take_along(self, arriving: _ArrivingAnswer) -> None:
+        """Take what of a payload has been read with its head."""
+        while arriving.targets:
+            count = self._decoder.take(arriving.targets[0])
+            if count < arriving.targets[0].nbytes:
+                arriving.targets[0] = arriving.targets[0][count:]
+                return
+            arriving.targets.popleft()
+        while arriving.waste_bytes:
+            count = self._decoder.take(self._scratch[: arriving.waste_bytes])
+            if not count:
+                return
+            arriving.waste_bytes -= count
+        self._arriving = None
+        self._arrived(arriving)
+
+    def _arrived(self, arriving: _ArrivingAnswer) -> None:
+        pending, answer = self._taken(self._arriving_number), arriving.answer
+        seconds = time.monotonic() - arriving.began_s
+        self._owner.answered(pending, answer.payload_bytes, seconds)
+        absent: tuple[int, ...] = ()
+        if 0 in answer.is_here:
+            absent = tuple(n for n, is_here in enumerate(answer.is_here) if not is_here)
+        pending.finish(
+            Answer(
+                absent=absent,
+                sums=answer.sums,
+                cursor=answer.cursor,
+                was_parked=pending.parked_s is not None,
+                seconds=seconds,
+            )
+        )
+
+
+def targets_of(pending: PendingAsk, answer: AnswerFrame) -> deque[memoryview]:
+    """Return where the bytes of an answer go: neighbours in one, gaps where ranges are absent."""
+    if 0 not in answer.is_here:
+        return deque([pending.into[: answer.payload_bytes]] if answer.payload_bytes else [])
+    targets: deque[memoryview] = deque()
+    begin = end = 0
+    for length, is_here in zip(pending.lengths, answer.is_here, strict=True):
+        if not is_here:
+            if begin < end:
+                targets.append(pending.into[begin:end])
+            begin = end = end + length
+        else:
+            end += length
+    if begin < end:
+        targets.append(pending.into[begin:end])
+    return targets

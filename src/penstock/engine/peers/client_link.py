@@ -1,0 +1,336 @@
+"""A client's way to one peer: at most one connection in use, and how it comes about.
+
+Addresses are tried like happy eyeballs try them: the one that worked last first, the next as soon
+as one fails or after a moment, all at once if need be; the first to prove that it is the peer is
+used. So a peer with a dead interface, or with an address that means another machine here (bridges
+of containers have the same one everywhere), costs a quarter of a second and not a time-out.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.engine.peers import handshake, wire
+from penstock.engine.peers.base import Address, Gossip
+from penstock.engine.peers.channel import Channel, TlsChannel, socket_address, tuned
+from penstock.engine.peers.client_connection import ClientConnection, LostError
+from penstock.engine.peers.guard import guarded
+from penstock.engine.peers.pending import PendingAsk
+from penstock.errors import PeerError
+
+SILENCE_S = 2.0
+"""A peer that says nothing for so long, while something is due from it, is lost."""
+STUCK_S = 5.0
+"""A peer whose cursor does not move for so long, while asks are parked there, is stuck."""
+NEXT_S = 0.25
+"""After which the next address is tried beside the ones before."""
+_WORST_FIRST = ("refused", "broken", "lost")
+
+_log = logging.getLogger("penstock.engine.peers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asks, and what goes with all its connections."""
+
+    name: str
+    run_id: bytes
+    secret: bytes = field(repr=False)
+    gossip: Gossip
+    tls: ssl.SSLContext | None
+
+
+class LinkWatcher(Protocol):
+    """The selector's side of a link."""
+
+    def watch(self, connection: ClientConnection, link: PeerLink) -> None:
+        """Wait for what the connection wants to wait for."""
+        ...
+
+    def unwatch(self, connection: ClientConnection) -> None:
+        """Wait no more."""
+        ...
+
+
+class PeerLink:
+    """All that has to do with one peer."""
+
+    def __init__(self, peer: str, identity: Identity, watcher: LinkWatcher) -> None:
+        self.peer = peer
+        self.num_bytes = self.num_requests = self.num_failed = self.num_parked = 0
+        self.seconds = 0.0
+        self._identity = identity
+        self._watcher = watcher
+        self._waiting: deque[PendingAsk] = deque()
+        self._connection: ClientConnection | None = None
+        self._attempts: list[ClientConnection] = []
+        self._leaving: list[ClientConnection] = []
+        self._untried: deque[Address] = deque()
+        self._next_at_s = self._give_up_at_s = 0.0
+        self._faults: list[tuple[str, str]] = []
+        self._worked: Address | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether anything is due."""
+        if self._waiting or self._attempts:
+            return True
+        return any(connection.outstanding for connection in self._all())
+
+    def _all(self) -> list[ClientConnection]:
+        ready = [self._connection] if self._connection is not None else []
+        return [*ready, *self._leaving, *self._attempts]
+
+    def say(self) -> bytes:
+        """Return gossip."""
+        return guarded(b"", self._identity.gossip.say)
+
+    def hear(self, data: bytes) -> None:
+        """Take gossip."""
+        guarded(None, self._identity.gossip.hear, self.peer, data)
+
+    def answered(self, pending: PendingAsk, num_bytes: int, seconds: float) -> None:
+        """Count an answer."""
+        self.num_bytes += num_bytes
+        self.num_requests += 1
+        self.seconds += seconds
+        self.num_parked += pending.parked_s is not None
+        guarded(None, self._identity.gossip.reached, self.peer)
+
+    def submit(self, pending: PendingAsk, addresses: Sequence[Address], now_s: float) -> None:
+        """Ask, as soon as there is a connection with room."""
+        self._waiting.append(pending)
+        if self._connection is not None:
+            self._ask_on(self._connection, now_s)
+        elif not self._attempts and not self._untried:
+            self._dial(addresses, now_s)
+
+    def _ask_on(self, connection: ClientConnection, now_s: float) -> None:
+        while self._waiting and connection.has_room:
+            connection.ask(self._waiting.popleft(), now_s)
+        try:
+            connection.flush()
+        except OSError as error:
+            self._on_fault(connection, error)
+            return
+        self._watcher.watch(connection, self)
+
+    def _dial(self, addresses: Sequence[Address], now_s: float) -> None:
+        self._faults.clear()
+        self._untried = deque(sorted(addresses, key=lambda one: one != self._worked))
+        self._give_up_at_s = now_s + SILENCE_S
+        if not self._untried:
+            self._faults.append(("lost", "no address of it is known"))
+        self._dial_next(now_s)
+
+    def _dial_next(self, now_s: float) -> None:
+        """Begin an attempt; where all have failed, so has the link."""
+        while self._untried:
+            address = self._untried.popleft()
+            try:
+                connection = self._begun(address, now_s)
+            except (OSError, ValueError) as error:
+                self._faults.append(("lost", f"{address}: {error}"))
+                continue
+            self._attempts.append(connection)
+            self._next_at_s = now_s + NEXT_S
+            self._watcher.watch(connection, self)
+            return
+        if not self._attempts:
+            kinds = {kind for kind, _ in self._faults}
+            kind = next(kind for kind in _WORST_FIRST if kind in kinds)
+            self._fail(kind, "; ".join(text for _, text in self._faults))
+
+    def _begun(self, address: Address, now_s: float) -> ClientConnection:
+        identity = self._identity
+        family, place = socket_address(address)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            tuned(sock)
+            error = sock.connect_ex(place)
+            if error not in (0, errno.EINPROGRESS):
+                raise OSError(error, os.strerror(error))
+            tls = identity.tls
+            channel = TlsChannel(sock, tls, is_server=False) if tls else Channel(sock)
+        except BaseException:
+            sock.close()
+            raise
+        asker = handshake.ClientHandshake(
+            name=identity.name,
+            run_id=identity.run_id,
+            secret=identity.secret,
+            nonce=os.urandom(handshake.NONCE_BYTES),
+        )
+        return ClientConnection(channel, address, asker, self, now_s)
+
+    def on_event(self, connection: ClientConnection, now_s: float) -> None:
+        """Go on with a connection that can."""
+        try:
+            connection.on_event(now_s)
+            if connection.is_ready and connection in self._attempts:
+                self._use(connection, now_s)
+        except Exception as error:
+            self._on_fault(connection, error)
+        if connection not in self._all():
+            return
+        if connection.is_leaving:
+            self._let_leave(connection)
+        elif connection is self._connection and self._waiting:
+            self._ask_on(connection, now_s)
+        else:
+            self._watcher.watch(connection, self)
+
+    def _use(self, connection: ClientConnection, now_s: float) -> None:
+        if connection.peer != self.peer and not self.peer.startswith("@"):
+            raise wire.WireError(f"{connection.peer} answers there")
+        self._attempts.remove(connection)
+        for other in self._attempts:
+            self._close(other)
+        self._attempts.clear()
+        self._untried.clear()
+        self._connection, self._worked = connection, connection.address
+        connection.heard_s = now_s
+        guarded(None, self._identity.gossip.reached, self.peer)
+        self._ask_on(connection, now_s)
+
+    def _let_leave(self, connection: ClientConnection) -> None:
+        """Ask nothing more on a connection; what it owes may still come."""
+        if connection is self._connection:
+            self._connection = None
+            self._leaving.append(connection)
+        if connection.outstanding:
+            self._watcher.watch(connection, self)
+            return
+        self._leaving.remove(connection)
+        self._close(connection)
+
+    def _on_fault(self, connection: ClientConnection, error: Exception) -> None:
+        """Give a connection up, with all that was asked on it or waits for it."""
+        kind = kind_of(error, is_ready=connection.is_ready)
+        text = f"{connection.address}: {error}"
+        was_waiting = False
+        if connection in self._attempts:
+            self._attempts.remove(connection)
+            self._close(connection)
+            self._faults.append((kind, text))
+            self._dial_next(time.monotonic())
+            return
+        if connection is self._connection:
+            self._connection, was_waiting = None, True
+        elif connection in self._leaving:
+            self._leaving.remove(connection)
+        self._close(connection)
+        due = list(connection.outstanding.values())
+        if was_waiting:
+            due += self._waiting
+            self._waiting.clear()
+        if due:  # else it only hung up while nobody wanted anything
+            self._finish(due, kind, text)
+
+    def _fail(self, kind: str, text: str) -> None:
+        due = list(self._waiting)
+        self._waiting.clear()
+        self._finish(due, kind, text)
+
+    def _finish(self, due: list[PendingAsk], kind: str, text: str) -> None:
+        guarded(None, self._identity.gossip.silent, self.peer, kind)
+        self.num_failed += len(due)
+        for pending in due:
+            pending.finish(PeerError(f"peer {self.peer}: {text}", peer=self.peer, kind=kind))
+
+    def _close(self, connection: ClientConnection) -> None:
+        self._watcher.unwatch(connection)
+        connection.channel.close()
+
+    def look_after(self, now_s: float) -> None:
+        """Give up what has taken too long."""
+        if self._attempts and now_s >= self._give_up_at_s:
+            self._give_up_dialling()
+        elif self._untried and now_s >= self._next_at_s:
+            self._dial_next(now_s)
+        in_use = [self._connection] if self._connection is not None else []
+        for connection in [*in_use, *self._leaving]:
+            silent_s = now_s - connection.heard_s
+            if connection.outstanding and silent_s > SILENCE_S:
+                num_asks = len(connection.outstanding)
+                fault = f"silent for {silent_s:.1f} s with {num_asks} asks outstanding"
+                self._on_fault(connection, LostError(fault))
+            else:
+                self._give_up_stuck(connection, now_s)
+
+    def _give_up_dialling(self) -> None:
+        for connection in self._attempts:
+            text = f"{connection.address}: no connection within {SILENCE_S:g} s"
+            self._faults.append(("lost", text))
+            self._close(connection)
+        self._attempts.clear()
+        self._untried.clear()
+        self._fail("lost", "; ".join(text for _, text in self._faults))
+
+    def _give_up_stuck(self, connection: ClientConnection, now_s: float) -> None:
+        stuck = [
+            one for one in connection.outstanding.values() if _is_stuck(one, connection, now_s)
+        ]
+        if stuck:  # the connection stays: what comes after all goes to waste
+            text = f"{len(stuck)} asks parked and no progress for {STUCK_S:g} s"
+            self._finish(stuck, "stuck", f"{connection.address}: {text}")
+
+    def forgive(self, slept_s: float) -> None:
+        """Do not count a time in which this process did not run."""
+        self._give_up_at_s += slept_s
+        self._next_at_s += slept_s
+        for connection in self._all():
+            connection.heard_s += slept_s
+            for shelf, (cursor, moved_s) in connection.cursors.items():
+                connection.cursors[shelf] = (cursor, moved_s + slept_s)
+            for pending in connection.outstanding.values():
+                if pending.parked_s is not None:
+                    pending.parked_s += slept_s
+
+    def close(self, why: str) -> None:
+        """Hang up; whatever is due fails."""
+        due = [one for each in self._all() for one in each.outstanding.values()]
+        due += self._waiting
+        self._waiting.clear()
+        for connection in self._all():
+            self._close(connection)
+        self._connection = None
+        self._attempts.clear()
+        self._leaving.clear()
+        self._untried.clear()
+        for pending in due:
+            pending.finish(PeerError(f"peer {self.peer}: {why}", peer=self.peer, kind="lost"))
+
+    def close_descriptors(self) -> None:
+        """Close all sockets without a word; for a forked child."""
+        for connection in self._all():
+            connection.channel.close()
+
+
+def kind_of(error: Exception, *, is_ready: bool) -> str:
+    """Return which kind of failure an error of a connection is."""
+    if isinstance(error, handshake.RefusedError):
+        return "refused"
+    if isinstance(error, ssl.SSLError):
+        return "broken" if is_ready else "refused"
+    if isinstance(error, LostError | OSError):
+        return "lost"
+    if not isinstance(error, wire.WireError):
+        _log.error("a connection to a peer failed in a way that is ours", exc_info=error)
+    return "broken"
+
+
+def _is_stuck(pending: PendingAsk, connection: ClientConnection, now_s: float) -> bool:
+    if pending.parked_s is None or pending.is_finished or pending.ask is None:
+        return False
+    _, moved_s = connection.cursors.get(pending.ask.shelf, (0, 0.0))
+    return now_s - max(pending.parked_s, moved_s) > STUCK_S

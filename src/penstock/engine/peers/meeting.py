@@ -1,0 +1,269 @@
+"""How the nodes of a run come to one list of themselves, at a place full of old keys.
+
+Every node's first rank puts a *hello* under its rank, with a number that nobody else ever draws.
+Rank 0 leads: as ranks are numbered node by node, each hello says where to look for the next one. It
+puts the *roster* of all hellos, with the run's id and secret, under a name just drawn, and tells
+each node that name under the number of its hello. A node that finds itself there acknowledges.
+
+A hello may be a left-over of an earlier run: of workers that torchrun has replaced by others, with
+the same ranks and the same names of everything. Then its node will not acknowledge; it will put a
+new hello, upon which the leader makes another roster and tells those who hold the former one. When
+all have acknowledged the same roster it is final, and old keys had no part in it, since every name
+that counted was drawn by a process that is here now.
+
+Other ranks of a node need not be there for that, and may come late. They find the roster under
+their node's first rank, and know it from an old one by looking whether that process is alive.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engine.peers.facts import NodeRecord
+from penstock.engine.peers.keys import RUN_BYTES, SECRET_BYTES, shown
+from penstock.engine.peers.rendezvous import PollSchedule, Rendezvous, wait_for
+from penstock.engine.peers.runs import is_in_sight, is_running, process_mark
+from penstock.errors import RendezvousError
+from penstock.units import show_seconds
+
+T = TypeVar("T")
+
+_FINAL = b"final"
+_HELLOS_SOUGHT_MAX = 256
+"""Hellos looked for when the error says who is missing."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself."""
+
+    number: str
+    rank: int
+    num_local_ranks: int
+    num_ranks: int
+    record: NodeRecord
+    digest: dict[str, str]
+    process: str
+
+    def __str__(self) -> str:
+        return f"{self.record.host} ({_ranks(self.rank, self.rank + self.num_local_ranks)})"
+
+
+class Roster(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes of a run, and what they share."""
+
+    run_id: bytes
+    secret: bytes
+    hellos: list[Hello]
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+msgspec.msgpack.Decoder(Roster)
+
+
+class _RosterPointer(msgspec.Struct, frozen=True):
+    """Where the other ranks of a node find the roster."""
+
+    process: str
+    roster: str
+
+
+class Meeting:
+    """One process's part in one meeting."""
+
+    def __init__(
+        self, place: Rendezvous, key: str, *, num_ranks: int, timeout_s: float, is_once: bool
+    ) -> None:
+        self._place = place
+        self._key = key
+        self._num_ranks = num_ranks
+        self._patience = PollSchedule(timeout_s)
+        self._is_once = is_once
+        self._roster = ""
+        """The name under which the final roster lies."""
+
+    # -- the three parts ----------------------------------------------------------------------
+
+    def lead(self, hello: Hello) -> Roster:
+        """Gather all nodes; for the process of rank 0."""
+        known, before = {0: hello}, ""
+        self._put("hello/0", msgspec.msgpack.encode(hello))
+        while True:
+            name = secrets.token_hex(8)
+            roster = Roster(
+                run_id=secrets.token_bytes(RUN_BYTES),
+                secret=secrets.token_bytes(SECRET_BYTES),
+                hellos=self._gathered(known),
+            )
+            self._put(f"roster/{name}", msgspec.msgpack.encode(roster))
+            for other in roster.hellos[1:]:
+                self._put(f"answer/{other.number}", name.encode())
+            if before:
+                self._put(f"end/{before}", name.encode())
+            newer = self._newer_hello(name, roster)
+            if newer is None:
+                self._put(f"end/{name}", _FINAL)
+                self._tell_node(0, hello, name)
+                self._roster = name
+                return roster
+            known[newer.rank] = newer
+            before = name
+
+    def follow(self, hello: Hello) -> Roster:
+        """Be gathered; for the first ranks of all other nodes."""
+        self._put(f"hello/{hello.rank}", msgspec.msgpack.encode(hello))
+        name = self._wait(f"answer/{hello.number}").decode()
+        while True:
+            roster = msgspec.msgpack.decode(self._wait(f"roster/{name}"), type=Roster)
+            self._put(f"acknowledged/{name}/{hello.rank}", b"")
+            end = self._wait(f"end/{name}")
+            if end == _FINAL:
+                self._tell_node(hello.rank, hello, name)
+                self._roster = name
+                return roster
+            name = end.decode()
+
+    def find(self, first_rank: int) -> Roster:
+        """Learn what the node's first rank has learnt; for all other ranks of a node."""
+        while True:
+            found = _decoded(self._wait(f"node/{first_rank}"), _RosterPointer)
+            if found is not None and self._is_of_now(found.process):
+                roster = self._wait(f"roster/{found.roster}")
+                return msgspec.msgpack.decode(roster, type=Roster)
+            if not self._patience.sleep():
+                raise self._too_late()
+
+    def _is_of_now(self, process: str) -> bool:
+        return is_running(process) or (self._is_once and not is_in_sight(process))
+
+    # -- how the leader gathers ---------------------------------------------------------------
+
+    def _gathered(self, known: dict[int, Hello]) -> list[Hello]:
+        """Return the hellos of all nodes in the order of their ranks, waiting for new ones."""
+        gathered: list[Hello] = []
+        rank = 0
+        while rank < self._num_ranks:
+            while rank not in known:
+                hello = self._hello(rank)
+                if hello is not None:
+                    known[rank] = hello
+                    self._patience.renew()
+                elif not self._patience.sleep():
+                    raise self._too_late()
+            gathered.append(known[rank])
+            rank += known[rank].num_local_ranks
+        return gathered
+
+    def _hello(self, rank: int) -> Hello | None:
+        data = self._place.try_get(f"{self._key}/hello/{rank}")
+        hello = None if data is None else _decoded(data, Hello)
+        if hello is None or hello.num_ranks != self._num_ranks:
+            return None
+        return hello if rank + hello.num_local_ranks <= self._num_ranks else None
+
+    def _newer_hello(self, name: str, roster: Roster) -> Hello | None:
+        """Wait until all have acknowledged, or one turns out to have said hello again."""
+        missing = {hello.rank: hello for hello in roster.hellos[1:]}
+        while missing:
+            for rank, hello in list(missing.items()):
+                if self._place.try_get(f"{self._key}/acknowledged/{name}/{rank}") is not None:
+                    del missing[rank]
+                    self._patience.renew()
+                    continue
+                newer = self._hello(rank)
+                if newer is not None and newer.number != hello.number:
+                    return newer
+            if missing and not self._patience.sleep():
+                raise self._too_late(frozenset(hello.number for hello in missing.values()))
+        return None
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def left_overs(self, roster: Roster) -> tuple[str, ...]:
+        """Return what keys begin with that nobody needs when the run is over.
+
+        Only those whose names were drawn for it. Hellos have the same names in the next run, which
+        may have begun.
+        """
+        own = [f"{part}/{self._roster}" for part in ("roster", "end", "acknowledged")]
+        own += [f"answer/{hello.number}" for hello in roster.hellos]
+        return tuple(f"{self._key}/{key}" for key in own) if self._roster else ()
+
+    def _tell_node(self, rank: int, hello: Hello, name: str) -> None:
+        if hello.num_local_ranks > 1:
+            found = _RosterPointer(process=hello.process, roster=name)
+            self._put(f"node/{rank}", msgspec.msgpack.encode(found))
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._place.put(f"{self._key}/{key}", value)
+
+    def _wait(self, key: str) -> bytes:
+        value = wait_for(self._place, f"{self._key}/{key}", self._patience)
+        if value is None:
+            raise self._too_late()
+        self._patience.renew()
+        return value
+
+    def _too_late(self, gone: frozenset[str] = frozenset()) -> RendezvousError:
+        """Say who is there and who is not."""
+        there = [hello for hello in self._hellos() if hello.number not in gone]
+        lacking = ", ".join(_ranks(*gap) for gap in self._gaps(there))
+        names = ", ".join(map(str, there[:8])) or "nobody"
+        more = f" and {len(there) - 8} more" if len(there) > 8 else ""
+        return RendezvousError(
+            f"the nodes did not come together within {show_seconds(self._patience.timeout_s)} at "
+            f"{self._key}: {lacking or 'no ranks'} did not come, {names}{more} did; start all "
+            f"{self._num_ranks} ranks of the job, numbered node by node, or wait for longer"
+        )
+
+    def _hellos(self) -> Iterator[Hello]:
+        rank = 0
+        for _ in range(_HELLOS_SOUGHT_MAX):
+            if rank >= self._num_ranks:
+                return
+            hello = self._hello(rank)
+            if hello is not None:
+                yield hello
+            rank += 1 if hello is None else hello.num_local_ranks
+
+    def _gaps(self, there: list[Hello]) -> Iterator[tuple[int, int]]:
+        end = 0
+        for hello in there:
+            if hello.rank > end:
+                yield end, hello.rank
+            end = hello.rank + hello.num_local_ranks
+        if end < self._num_ranks:
+            yield end, self._num_ranks
+
+
+def _decoded(data: bytes, kind: type[T]) -> T | None:
+    """Return a value, or None where another version of Penstock left something else."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def new_hello(
+    *, rank: int, num_local_ranks: int, num_ranks: int, record: NodeRecord, digest: dict[str, str]
+) -> Hello:
+    """Return a hello with a number of its own."""
+    return Hello(
+        number=secrets.token_hex(16),
+        rank=rank,
+        num_local_ranks=num_local_ranks,
+        num_ranks=num_ranks,
+        record=record,
+        digest=digest,
+        process=process_mark(),
+    )
+
+
+def _ranks(start: int, end: int) -> str:
+    return f"rank {start}" if end == start + 1 else f"ranks {start}-{end - 1}"

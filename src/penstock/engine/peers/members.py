@@ -1,0 +1,371 @@
+"""Who is there: one node's view of all the others, as a state machine without clock or socket.
+
+*Suspicion* is this node's own: a peer that fell silent is not asked on the way of a step; it is
+tried again beside it, and one answer clears it. Waits between tries follow the silence, so that a
+peer whose link is back is used again soon: until then both sides read from the store what the other
+one has. A peer that comes and goes is tried less and less. A node is *lost* in the
+whole job when two others report it at a time (one, where no more are left to do so). Reports travel
+as gossip in requests and answers (`facts`); each stands until its author reaches the node again, or
+the node comes back as a new incarnation. A node that hears itself reported goes on serving and says
+that it is there, upon which those who gave it up try it at once.
+
+Reports by nodes that are lost themselves do not count, or what a dead node said last would stand
+for ever. As that may go in circles (two halves of a job that reported each other), `lost` has only
+those whose reporters are beyond doubt: it is the lower of the two sets between which the rule, when
+it is applied again and again, comes to rest. A wrong view costs bytes, never a sample: the store is
+always there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from penstock.engine.peers.base import Address
+from penstock.engine.peers.facts import (
+    ADDRESSES_MAX,
+    NUMBER_MAX,
+    TEXT_MAX,
+    Fact,
+    MemberReport,
+    MembershipFacts,
+    NodeRecord,
+    decoded,
+)
+from penstock.errors import OptionError
+from penstock.units import show_seconds
+
+QUORUM = 2
+"""Nodes whose reports make another one lost."""
+FORGIVEN_AFTER_S = 60.0
+"""After so long without a failure, the next one is the first again."""
+_WAITS_S = {"refused": (30.0, 300.0)}
+"""First and longest wait before a peer is tried again; one that does not know us seldom learns."""
+RETRY_MAX_S = 30.0
+_WAIT_S = (1.0, RETRY_MAX_S)
+_SHARE_OF_SILENCE = 1 / 8
+"""A peer that is back after a silence is found out after this share of it at the latest."""
+_DOUBLINGS_MAX = 16
+_SENTENCES_MAX = 64
+_KINDS = {
+    "lost": "did not answer",
+    "refused": "refused this node",
+    "stuck": "did not get on",
+    "broken": "sent what makes no sense",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node that takes part."""
+
+    name: str
+    """Its identity, which follows its data."""
+    node: int
+    """Its number in the job."""
+    addresses: tuple[Address, ...]
+    """Where it serves, the best first."""
+    capacity_bytes: int
+    """What its tiers hold in all."""
+    incarnation: int
+    """Grows with each start of the node's server."""
+    host: str
+    """A name for people."""
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > TEXT_MAX:
+            raise OptionError(f"the name of a node has 1 to {TEXT_MAX} letters, got {self.name!r}")
+        if len(self.addresses) > ADDRESSES_MAX:
+            raise OptionError(
+                f"node {self.node} has {len(self.addresses)} addresses, {ADDRESSES_MAX} can be "
+                "told to others; choose the interfaces that peers use"
+            )
+        for what in ("node", "capacity_bytes", "incarnation"):
+            if not 0 <= getattr(self, what) <= NUMBER_MAX:
+                raise OptionError(f"{what} of a member is out of bounds: {getattr(self, what)}")
+        object.__setattr__(self, "host", self.host[:TEXT_MAX])
+
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.host})"
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What this node itself knows of another one."""
+
+    kind: str = ""
+    """Why it is suspected; empty when it is not."""
+    num_failures: int = 0
+    """How often it failed; a silence counts once, however long it is."""
+    heard_at_s: float = -math.inf
+    silent_at_s: float = -math.inf
+    """When suspicion began."""
+    retry_at_s: float = -math.inf
+    cleared_at_s: float = -math.inf
+
+
+class Members:
+    """The nodes of a job as one of them sees them. Not safe for threads: its holder has a lock."""
+
+    def __init__(self, members: Sequence[Member], *, me: str, voice: int = 0) -> None:
+        """Begin with everybody there; `voice` tells the processes of one node apart."""
+        self._members = sorted(members, key=lambda member: member.node)
+        assert [m.node for m in self._members] == list(range(len(members))), members
+        self._numbers = {member.name: member.node for member in self._members}
+        assert len(self._numbers) == len(members), "two members of one name"
+        self._me = self._numbers[me]
+        self._voice = voice
+        self._facts = MembershipFacts([record_of(member) for member in self._members])
+        self._peers = [_Peer() for _ in self._members]
+        self._suspected: set[int] = set()
+        self._sequence = 0
+        self._lost: frozenset[int] = frozenset()
+        self._heard_last: dict[str, int] = {}
+        self._log: deque[str] = deque(maxlen=_SENTENCES_MAX)
+        self.version = 0
+        """Changes when `lost` does."""
+        self.was_missed = False
+        """Whether others have reported this node: they may have kept its share in its place."""
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Nodes that the job goes on without; this one too may be among them."""
+        return self._names(self._lost)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """Nodes that this one cannot use now, whatever others say."""
+        return self._names([node for node, peer in enumerate(self._peers) if peer.kind])
+
+    @property
+    def log(self) -> list[str]:
+        """What happened, in sentences; the last ones of many."""
+        return list(self._log)
+
+    def member(self, name: str) -> Member:
+        """Return a node's newest record."""
+        return self._members[self._numbers[name]]
+
+    def is_usable(self, peer: str, at_s: float) -> bool:
+        """Return whether a step may wait for this peer.
+
+        A suspect is not usable before it has answered a try beside the steps. One that is merely
+        stuck answers any try, so for it the end of the wait decides.
+        """
+        node = self._numbers.get(peer)
+        if node is None or node in self._lost:
+            return False
+        state = self._peers[node]
+        return not state.kind or (state.kind == "stuck" and at_s >= state.retry_at_s)
+
+    def due(self, at_s: float) -> tuple[str, ...]:
+        """Return the suspects to try now; what comes of it is told by `heard` or `silent`."""
+        return tuple(
+            self._members[node].name
+            for node in sorted(self._suspected)
+            if self._peers[node].retry_at_s <= at_s
+        )
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def heard(self, peer: str, at_s: float) -> None:
+        """Be told that a peer has answered."""
+        node = self._numbers.get(peer)
+        if node is None or node == self._me:
+            return
+        state = self._peers[node]
+        state.heard_at_s = at_s
+        # That it answers does not make its bytes better: such a suspicion stands for its time.
+        if state.kind and (state.kind == "lost" or at_s >= state.retry_at_s):
+            was_reported = node in self._suspected
+            self._clear(node, at_s)
+            if was_reported:
+                self._report(node, stands=False)
+                self._settle(at_s)
+
+    def silent(self, peer: str, kind: str, at_s: float) -> None:
+        """Be told that a peer failed; `kind` is one of those of `PeerError`."""
+        node = self._numbers.get(peer)
+        if node is None or node == self._me:
+            return
+        state = self._peers[node]
+        if state.kind and at_s < state.retry_at_s:
+            return  # All that was asked of it fails at once; that is one failure.
+        is_silent_still = state.kind == kind == "lost"
+        if not state.kind:
+            if at_s - state.cleared_at_s > FORGIVEN_AFTER_S:
+                state.num_failures = 0
+            state.silent_at_s = at_s
+            self._say_suspected(node, kind, at_s)
+        if not is_silent_still:
+            state.num_failures += 1
+        state.kind = kind
+        state.retry_at_s = at_s + _wait_s(state, at_s)
+        # One that is merely slow to fill answers all the same: nobody else has to do without it.
+        if kind != "stuck" and node not in self._suspected:
+            self._suspected.add(node)
+            self._report(node, stands=True)
+            self._settle(at_s)
+
+    def announce(self, mine: Member, at_s: float) -> None:
+        """Tell everybody that this node came back, perhaps at other addresses."""
+        assert mine.node == self._me, mine
+        self._take_record(record_of(mine), at_s)
+        self._facts.carry_record(self._me)
+        self._settle(at_s)
+
+    def say(self) -> bytes:
+        """Return what to tell others; nothing while all is well."""
+        return self._facts.message()
+
+    def hear(self, peer: str, data: bytes, at_s: float) -> None:
+        """Take what another node says; it may be anything."""
+        mark = hash(data)
+        if not data or self._heard_last.get(peer) == mark:
+            return
+        facts = decoded(data)
+        if facts is None:
+            return
+        if peer in self._numbers:  # A bounded memory, whatever others call themselves.
+            self._heard_last[peer] = mark
+        taken = [self._take(fact, at_s) for fact in facts]
+        if any(taken):
+            self._settle(at_s)
+
+    # -- how it is decided --------------------------------------------------------------------
+
+    def _take(self, fact: Fact, at_s: float) -> bool:
+        if isinstance(fact, NodeRecord):
+            return self._take_record(fact, at_s)
+        mine = self._facts.record(self._me)
+        if (fact.reporter, fact.voice) == (self._me, self._voice):
+            return False  # Nobody else knows what this process said.
+        if fact.peer == self._me and fact.incarnation < mine.incarnation:
+            self._facts.carry_record(self._me)  # They speak of an earlier life of this node.
+        if not self._facts.put(fact):
+            return False
+        self.was_missed = self.was_missed or fact.peer == self._me
+        if fact.peer == self._me and fact.stands:
+            self._note(f"{self._members[fact.reporter]} cannot reach this node, which goes on")
+            if self._voice == 0:  # One of its processes serves, and that one says so.
+                self._report(self._me, stands=False)
+        state = self._peers[fact.peer]
+        if fact.reporter == fact.peer and state.kind == "lost":
+            state.retry_at_s = min(state.retry_at_s, at_s)
+        return True
+
+    def _take_record(self, record: NodeRecord, at_s: float) -> bool:
+        if not self._facts.put(record):
+            return False
+        self._members[record.node] = member_of(record)
+        if record.node == self._me:
+            for node in sorted(self._suspected):  # What was said in a former life is void.
+                self._report(node, stands=True)
+        if self._peers[record.node].kind:
+            # The suspicion was against its former life, and so was the report, which is gone.
+            self._clear(record.node, at_s)
+        return True
+
+    def _report(self, node: int, *, stands: bool) -> None:
+        self._sequence += 1
+        report = MemberReport(
+            reporter=self._me,
+            voice=self._voice,
+            life=self._facts.record(self._me).incarnation,
+            peer=node,
+            incarnation=self._facts.record(node).incarnation,
+            sequence=self._sequence,
+            stands=stands,
+        )
+        self._facts.put(report)
+
+    def _clear(self, node: int, at_s: float) -> None:
+        state = self._peers[node]
+        self._note(f"{self._members[node]} is back after {show_seconds(at_s - state.silent_at_s)}")
+        state.kind, state.retry_at_s, state.cleared_at_s = "", -math.inf, at_s
+        self._suspected.discard(node)
+
+    def _settle(self, at_s: float) -> None:
+        """Find out anew who is lost."""
+        lost = self._voted_out()
+        if lost == self._lost:
+            return
+        for node in sorted(lost - self._lost):
+            silence_s = at_s - self._peers[node].heard_at_s
+            since = f" after {show_seconds(silence_s)} of silence" if silence_s < math.inf else ""
+            self._note(f"{self._members[node]} was lost{since}; its share comes from the store")
+        for node in sorted(self._lost - lost):
+            self._note(f"{self._members[node]} takes part again")
+        self._lost = lost
+        self.version += 1
+
+    def _voted_out(self) -> frozenset[int]:
+        low: frozenset[int] = frozenset()
+        for _ in range(len(self._members) + 1):
+            high = self._voted(low)
+            lower = self._voted(high)
+            if lower == low:
+                break
+            low = lower
+        return low
+
+    def _voted(self, without: Collection[int]) -> frozenset[int]:
+        """Return who is reported by enough nodes, leaving out reporters that are gone."""
+        gone = {node for node in {*self._suspected, *without} if node != self._me}
+        out = set()
+        for node in {*self._suspected, *self._facts.reported()}:
+            voices = self._facts.reporters(node)
+            if node in self._suspected:
+                voices.add(self._me)  # Even where so many report it that this one is not kept.
+            num_left = len(self._members) - len(gone | {node})
+            if len(voices - gone) >= max(1, min(QUORUM, num_left)):
+                out.add(node)
+        return frozenset(out)
+
+    def _names(self, nodes: Collection[int]) -> frozenset[str]:
+        return frozenset(self._members[node].name for node in nodes)
+
+    def _say_suspected(self, node: int, kind: str, at_s: float) -> None:
+        silence_s = at_s - self._peers[node].heard_at_s
+        is_known = kind == "lost" and silence_s < math.inf
+        since = f" for {show_seconds(silence_s)}" if is_known else ""
+        what = _KINDS.get(kind, "failed")
+        self._note(f"{self._members[node]} {what}{since}; what it has comes from the store")
+
+    def _note(self, sentence: str) -> None:
+        self._log.append(sentence)
+
+
+def _wait_s(peer: _Peer, at_s: float) -> float:
+    """Return how long to wait before a suspect is tried again."""
+    first_s, most_s = _WAITS_S.get(peer.kind, _WAIT_S)
+    doubled_s = first_s * 2.0 ** min(peer.num_failures - 1, _DOUBLINGS_MAX)
+    return min(most_s, max(doubled_s, _SHARE_OF_SILENCE * (at_s - peer.silent_at_s)))
+
+
+def record_of(member: Member) -> NodeRecord:
+    """Return a member as it is told to others."""
+    return NodeRecord(
+        node=member.node,
+        name=member.name,
+        addresses=tuple((address.host, address.port) for address in member.addresses),
+        capacity_bytes=member.capacity_bytes,
+        incarnation=member.incarnation,
+        host=member.host,
+    )
+
+
+def member_of(record: NodeRecord) -> Member:
+    """Return a member that was told."""
+    return Member(
+        node=record.node,
+        name=record.name,
+        addresses=tuple(Address(host=host, port=port) for host, port in record.addresses),
+        capacity_bytes=record.capacity_bytes,
+        incarnation=record.incarnation,
+        host=record.host,
+    )

@@ -1,0 +1,154 @@
+"""Files by which a running job is found from outside: who its members are, and its secret.
+
+    $XDG_RUNTIME_DIR/penstock/runs/RUN.HOST.json      else ~/.cache/penstock/runs/RUN.HOST.json
+
+One process of each node writes one, for its user only (mode 0600), and removes it at the end. A
+file whose process is gone is removed by whoever looks next. Whether it is gone can be told on the
+machine where it ran. Homes are often shared between machines, and containers do not see each
+other's processes: there only the members of the run can tell, by an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.engine.peers.keys import RUN_BYTES, SECRET_BYTES, shown
+from penstock.engine.peers.node_messages import ListedRun, RunMember
+from penstock.engine.peers.runs import is_in_sight, is_of_this_boot, is_running, process_mark
+
+FORMAT = 1
+_BYTES_MAX = 4 * 2**20
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: a run, and the process that wrote it."""
+
+    format: int = FORMAT
+    run_id: str
+    """In hexadecimal digits, as the secret."""
+    secret: str
+    members: tuple[RunMember, ...]
+    dataset: str = ""
+    """Its URI, for people."""
+    mark: str
+    """Of its process (`process_mark`)."""
+    host: str
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether its process runs; None where that cannot be told from here."""
+        if is_in_sight(self.mark):
+            return is_running(self.mark)
+        if self.host == _host() and not is_of_this_boot(self.mark):
+            return False  # This machine was started again since.
+        return None
+
+    @property
+    def run(self) -> ListedRun:
+        """What it tells."""
+        return ListedRun(
+            run_id=bytes.fromhex(self.run_id),
+            secret=bytes.fromhex(self.secret),
+            members=self.members,
+            dataset=self.dataset,
+        )
+
+
+def runs_folder() -> Path:
+    """Return where files of runs lie; it need not be there."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "penstock" / "runs"
+    base = os.environ.get("PENSTOCK_CACHE")
+    if base is None:
+        base = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock")
+    return Path(base) / "runs"
+
+
+def write_run_file(
+    *, run_id: bytes, secret: bytes, members: Sequence[RunMember], dataset: str = ""
+) -> Path:
+    """Let this run be found; give the path to `remove_run_file` at the end."""
+    assert (len(run_id), len(secret)) == (RUN_BYTES, SECRET_BYTES)
+    folder = runs_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sweep_run_files(folder)
+    file = RunFile(
+        run_id=run_id.hex(),
+        secret=secret.hex(),
+        members=tuple(members),
+        dataset=dataset,
+        mark=process_mark(),
+        host=_host(),
+    )
+    path = folder / f"{run_id.hex()}.{_host()}.json"
+    temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(msgspec.json.encode(file))
+    temporary.replace(path)
+    return path
+
+
+def remove_run_file(path: Path) -> None:
+    """Take a run's file away, if it is still this process's."""
+    file = _read(path)
+    if file is not None and file.mark == process_mark():
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def read_run_files(folder: Path | None = None) -> list[RunFile]:
+    """Return the runs of this user that are not known to be over, the newest first."""
+    folder = runs_folder() if folder is None else folder
+    dated = []
+    for path in _files(folder):
+        file = _read(path)
+        if file is not None and file.is_alive is not False:
+            with contextlib.suppress(OSError):
+                dated.append((path.stat().st_mtime, file))
+    return [file for _, file in sorted(dated, key=lambda pair: pair[0], reverse=True)]
+
+
+def sweep_run_files(folder: Path) -> None:
+    """Remove what processes left that are known to be gone."""
+    for path in _files(folder):
+        file = _read(path)
+        if file is not None and file.is_alive is False:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> RunFile | None:
+    """Read a file of this user; None where it is none, or somebody else's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return None
+            read = msgspec.json.decode(file.read(_BYTES_MAX), type=RunFile)
+            assert read.run  # the digits are digits
+            return read
+    except (OSError, ValueError):
+        return None
+
+
+def _host() -> str:
+    return os.uname().nodename.replace("/", "_")

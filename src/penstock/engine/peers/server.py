@@ -1,0 +1,156 @@
+"""The peer server: what lies in this node's tiers, for those who can prove that they may have it.
+
+    server = Server(name=identity, shelves=shelves, secrets=secrets.get, bind=Address(...), ...)
+    server.start()
+    ...
+    server.stop(drain_s=5)
+
+One server a node, two threads (`server_loop`), no blocking call but the disk. It knows no data set:
+a range is a place in a tier's file (`shelf`). Whom it does not know costs it a descriptor and a few
+hundred bytes for a few seconds at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.engine.peers.base import Address, Gossip, NoGossip, Shelves
+from penstock.engine.peers.channel import listening_at
+from penstock.engine.peers.forks import close_in_children
+from penstock.engine.peers.handshake import check_name
+from penstock.engine.peers.request_router import LeftoverChecker, ServerCounts, ServerState
+from penstock.engine.peers.server_loop import ServerLoop
+from penstock.errors import PeerError
+
+NUM_LOOPS = 2
+BACKLOG = 1024
+_END_S = 10.0
+"""After which a loop that should have ended is left behind."""
+
+_log = logging.getLogger("penstock.engine.peers")
+
+
+class PeerServer:
+    """Serves shelves to the members of the runs whose secrets it is given."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        shelves: Shelves,
+        secrets: Callable[[bytes], bytes | None],
+        bind: Sequence[Address],
+        gossip: Gossip | Callable[[bytes], Gossip] | None = None,
+        tls: ssl.SSLContext | None = None,
+        status: Callable[[bytes], dict[str, Any]] | None = None,
+        may_read: Callable[[bytes, bytes], bool] | None = None,
+    ) -> None:
+        """`may_read` is asked with a run and a shelf; without it every run may read every shelf.
+
+        A server of several runs is given a function that returns the gossip of each.
+        """
+        check_name(name)
+        self.name = name
+        self._bind = tuple(bind)
+        self._tls = tls
+        self._serving = ServerState(
+            name=name,
+            shelves=shelves,
+            secrets=secrets,
+            gossip=gossip if callable(gossip) else _always(gossip or NoGossip()),
+            status=status,
+            may_read=may_read,
+            settler=LeftoverChecker(),
+        )
+        self._loops: list[ServerLoop] = []
+        self.addresses: tuple[Address, ...] = ()
+        """Where the server listens, once it is started."""
+        self._pid = 0
+
+    def start(self) -> None:
+        """Listen and serve, until `stop`."""
+        assert not self._loops, "the server has been started"
+        self._pid = os.getpid()
+        try:
+            listeners = listening_at(self._bind, BACKLOG)
+        except OSError as error:
+            where = ", ".join(map(str, self._bind))
+            raise PeerError(
+                f"no peer server at {where}: {error.strerror or error}; name another address or "
+                "interface, or port 0 for any free one",
+                peer=self.name,
+            ) from None
+        names = [listener.getsockname() for listener in listeners]
+        self.addresses = tuple(Address(host=_scoped(*name), port=name[1]) for name in names)
+        turns = itertools.count()
+
+        def deal(sock: socket.socket) -> None:
+            self._loops[next(turns) % NUM_LOOPS].adopt(sock)
+
+        self._loops = [ServerLoop(self._serving, self._tls, deal) for _ in range(NUM_LOOPS)]
+        close_in_children(self)
+        for number, loop in enumerate(self._loops):
+            loop.start(listeners if number == 0 else [])
+
+    @property
+    def address(self) -> Address:
+        """Return the first address where the server listens."""
+        assert self.addresses, "the server has not been started"
+        return self.addresses[0]
+
+    def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more connections, answer what was asked as far as there is time, hang up."""
+        if self._pid != os.getpid() or not self._loops:
+            return  # a forked child never had it
+        at_s = time.monotonic() + drain_s
+        for loop in self._loops:
+            loop.leave(at_s)
+        for loop in self._loops:
+            if not loop.join(drain_s + _END_S):
+                _log.warning("a loop of the peer server hangs, perhaps in a read from a disk")
+        if not self._serving.settler.stop(_END_S):
+            _log.warning(
+                "the peer server is stopped while it checks a unit, perhaps on a slow disk"
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Return what has been done so far, and how many connections and parked requests are."""
+        total = ServerCounts()
+        for loop in self._loops:
+            total.add(loop.router.counts)
+        return {
+            **asdict(total),
+            "connections": sum(loop.num_connections for loop in self._loops),
+            "parked": sum(loop.num_parked for loop in self._loops),
+        }
+
+    def bytes_by_shelf(self) -> dict[bytes, int]:
+        """Return how many bytes of each shelf have been asked for and served."""
+        total: dict[bytes, int] = {}
+        for loop in self._loops:
+            for shelf, count in list(loop.router.bytes_by_shelf.items()):
+                total[shelf] = total.get(shelf, 0) + count
+        return total
+
+    def close_after_fork(self) -> None:
+        """Let go of everything in a forked child: the parent's peers must not wait for it."""
+        for loop in self._loops:
+            loop.close_descriptors()
+        self._loops = []
+
+
+def _scoped(host: str, _port: int, _flow: int = 0, scope: int = 0) -> str:
+    """Return a host as others write it: a link-local address goes with its interface."""
+    return f"{host.partition('%')[0]}%{socket.if_indextoname(scope)}" if scope else host
+
+
+def _always(gossip: Gossip) -> Callable[[bytes], Gossip]:
+    return lambda run_id: gossip

@@ -1,0 +1,308 @@
+"""Costs: how long a task takes, from a few numbers that were measured.
+
+A move takes a latency and then its bytes at the rate of its link; computation takes the longer of
+its memory traffic and its arithmetic; a function of the user takes what it took. That is when a
+task is alone. Tasks that run at the same time share what they use: a wire, and the processor. So a
+task's work says what share of both it uses at full speed, and `simulate` divides them.
+
+The processor matters because moving bytes costs some of it: on few cores, communication takes time
+from the computation that was to hide it.
+
+The numbers are a value, `MachineCosts`, in and out of JSON. `step.calibrate` measures them; those
+that stand here are of an ordinary machine, good for looking at a plan and for tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.step.program.bytes import num_elements
+from penstock.step.program.loads import source_of
+from penstock.step.program.nodes import Node, Program
+from penstock.step.program.ops import OPS, is_move
+from penstock.step.program.plan import Plan, Task
+
+__all__ = [
+    "MachineCosts",
+    "Link",
+    "TaskWork",
+    "axes_of",
+    "kernel_amount",
+    "kernel_name",
+    "task_seconds",
+    "unmeasured_calls",
+    "work_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What moving bytes takes."""
+
+    latency_s: float = 200e-6
+    """Of one move, however small."""
+    bytes_s: float = 1e9
+    """Sent by one rank, when nothing else goes over the wire."""
+    cpu_s: float = 0.3e-9
+    """Processor time of one rank for each byte: sending, receiving and adding."""
+    wire: str = ""
+    """Links of one wire share it; an axis is a wire of its own where nothing is said."""
+    is_memory: bool = False
+    """Whether ranks see each other's memory: computation fused with moves is one pass then, and a
+    chain of one after the other over any other link."""
+
+    def __post_init__(self) -> None:
+        # Written so that what is no number is refused too: a timeline of it would not end.
+        if not (0 <= self.latency_s < math.inf and self.bytes_s > 0 and self.cpu_s >= 0):
+            raise ProgramError(
+                f"a link of {self.bytes_s} bytes/s with a latency of {self.latency_s} s and "
+                f"{self.cpu_s} s of processor a byte; rates are above 0, the others not below"
+            )
+
+
+_IO = Link(latency_s=100e-6, bytes_s=2e9, cpu_s=0.1e-9, wire="io")
+_COPY = Link(latency_s=20e-6, bytes_s=20e9, cpu_s=0.0, wire="pcie")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCosts:
+    """What is known of the machine and the network, seen from one rank."""
+
+    links: tuple[tuple[str, Link], ...] = ()
+    """By what they are for: "dp", "dp/all_reduce", "dp/all_reduce/ring"; the longest name that
+    fits a move counts, and "" fits all."""
+    io: Link = _IO
+    """What is fetched and stored goes over; its wire may be one that an axis uses too."""
+    copy: Link = _COPY
+    """What is loaded goes over to the device."""
+    decode_bytes_s: float = 1e9
+    """Of a batch, made by one core."""
+    loads: tuple[tuple[str, float], ...] = ()
+    """By source and stage, such as `train/decode`: bytes a second, where it was measured."""
+    memory_bytes_s: float = 10e9
+    """Read and written by one pass over tensors."""
+    flops_s: float = 100e9
+    """Of a matrix product."""
+    ops_s: float = 20e9
+    """Additions, element by element; other operations by their factors."""
+    factors: tuple[tuple[str, float], ...] = ()
+    """By operation: how much slower it is than `OPS` says."""
+    kernels: tuple[tuple[str, float], ...] = ()
+    """By `kernel_name`: bytes of memory (matmul: operations) a second, where it was measured."""
+    calls: tuple[tuple[str, float], ...] = ()
+    """By function of the user: seconds."""
+    task_s: float = 20e-6
+    """To begin any task."""
+    cores: float = 1.0
+    """Of one rank, for everything it does."""
+    threads: float = 1.0
+    """Cores that computation uses when it has them."""
+    measured: str = field(default="", compare=False)
+    """Where the numbers are from; nothing: nobody measured them."""
+
+    def __post_init__(self) -> None:
+        rates = (self.memory_bytes_s, self.flops_s, self.ops_s, self.cores, self.threads)
+        for rate in (*rates, self.decode_bytes_s, *dict(self.kernels).values()):
+            if not rate > 0:
+                raise ProgramError(f"costs of {rate} bytes or operations a second; above 0")
+        if not 0 <= self.task_s < math.inf:
+            raise ProgramError(f"costs of {self.task_s} seconds for a task; 0 or more")
+
+    def link(self, axes: str, op: str = "", algo: str | None = None) -> Link:
+        """Return the link of a move; along several axes, the slowest of theirs."""
+        known = dict(self.links)
+        for name in (f"{axes}/{op}/{algo}", f"{axes}/{op}", axes):
+            if name in known:
+                return replace(known[name], wire=known[name].wire or axes)
+        if "+" in axes:
+            each = [self.link(axis, op, algo) for axis in axes.split("+")]
+            return max(each, key=lambda link: 1.0 / link.bytes_s)
+        return replace(known.get("", Link()), wire=known.get("", Link()).wire or axes)
+
+    def with_calls(self, measured_s: Mapping[str, float]) -> MachineCosts:
+        """Return the same with what functions of the user took."""
+        return replace(self, calls=tuple(sorted({**dict(self.calls), **measured_s}.items())))
+
+    def with_kernels(self, rates: Mapping[str, float]) -> MachineCosts:
+        """Return the same with the rates that kernels were seen to have."""
+        return replace(self, kernels=tuple(sorted({**dict(self.kernels), **rates}.items())))
+
+    def to_json(self) -> str:
+        """Return them as text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> MachineCosts:
+        """Return them from text."""
+        try:
+            said: dict[str, Any] = json.loads(text)
+            links = tuple((name, Link(**link)) for name, link in said.pop("links", ()))
+            io = Link(**said.pop("io")) if "io" in said else _IO
+            copy = Link(**said.pop("copy")) if "copy" in said else _COPY
+            pairs = ("factors", "kernels", "calls", "loads")
+            listed = {k: tuple((n, float(x)) for n, x in said.get(k, ())) for k in pairs}
+            return cls(links=links, io=io, copy=copy, **(said | listed))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ProgramError(f"these are not costs: {error}; calibrate again") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWork:
+    """What a task does, and what it uses of what others use too."""
+
+    latency_s: float
+    """Before it gets anywhere; nothing is used in it that others need."""
+    seconds: float
+    """After that, when it is alone."""
+    cores: float
+    """Used in that time."""
+    wire: str = ""
+    wire_share: float = 0.0
+    """Used in that time, of the wire."""
+    sent_bytes: int = 0
+
+    @property
+    def alone_s(self) -> float:
+        """How long it takes when nothing else runs."""
+        return self.latency_s + self.seconds
+
+
+def task_seconds(task: Task, plan: Plan, costs: MachineCosts) -> float:
+    """Return how long a task takes when it is alone."""
+    return work_of(task, plan, costs).alone_s
+
+
+def work_of(task: Task, plan: Plan, costs: MachineCosts) -> TaskWork:
+    """Return what a task does."""
+    if task.kind in ("load", "store", "fetch", "decode", "copy"):
+        return _loaded(task, plan, costs)
+    compute_s = _compute_s(task, plan, costs)
+    moves = [plan.program[name] for name in task.nodes if is_move(plan.program[name].op)]
+    if not moves:
+        threads = min(costs.threads, costs.cores)
+        return TaskWork(latency_s=costs.task_s, seconds=compute_s, cores=threads)
+    links = [costs.link(axes_of(node), node.op, node.attr("algo")) for node in moves]
+    slowest = min(links, key=lambda link: link.bytes_s)
+    latency_s = sum(link.latency_s for link in links)
+    if task.kind == "ring":
+        # As many exchanges as there are others, each under the product of the one before.
+        latency_s *= plan.program.mesh.size(*moves[0].axes) - 1
+    elif slowest.is_memory or task.kind == "bucket":
+        latency_s = max(link.latency_s for link in links)
+    is_one = slowest.is_memory or task.kind == "ring"
+    link = replace(slowest, latency_s=latency_s, is_memory=is_one)
+    return _moved(task, link, task.sent_bytes, compute_s, costs)
+
+
+def _loaded(task: Task, plan: Plan, costs: MachineCosts) -> TaskWork:
+    """Return the work of a load's stage, or of a store."""
+    source = source_of(plan.program[task.nodes[0]]) if task.nodes else ""
+    known = dict(costs.loads).get(f"{source}/{task.kind}")
+    if task.kind == "decode":
+        seconds = task.touched_bytes / (known or costs.decode_bytes_s)
+        return TaskWork(latency_s=costs.task_s, seconds=seconds, cores=min(1.0, costs.cores))
+    link = costs.copy if task.kind == "copy" else costs.io
+    if known:
+        link = replace(link, bytes_s=known)
+    return _moved(task, link, max(1, task.touched_bytes), 0.0, costs)
+
+
+def axes_of(node: Node) -> str:
+    """Return the axes of a move as one name."""
+    return "+".join(node.axes)
+
+
+def _moved(
+    task: Task, link: Link, size_bytes: int, compute_s: float, costs: MachineCosts
+) -> TaskWork:
+    """Return the work of bytes on a link, with what one thread computes on the way."""
+    wire_s = size_bytes / link.bytes_s
+    moving_s = max(wire_s, size_bytes * link.cpu_s)
+    cpu_s = size_bytes * link.cpu_s + compute_s
+    seconds = max(wire_s, cpu_s) if link.is_memory else moving_s + compute_s
+    return TaskWork(
+        latency_s=costs.task_s + link.latency_s,
+        seconds=seconds,
+        cores=cpu_s / seconds if seconds else 0.0,
+        wire=link.wire,
+        wire_share=wire_s / seconds if seconds else 0.0,
+        sent_bytes=size_bytes,
+    )
+
+
+# -- computation -------------------------------------------------------------------------------
+
+
+def kernel_name(nodes: Iterable[Node], program: Program) -> str:
+    """Return what tells one kernel from another: its operations, and for matmul its lengths."""
+    names = []
+    for node in nodes:
+        if node.op == "matmul":
+            rows, columns = node.type.local_shape(program.mesh, 0)[-2:]
+            inner = program[node.inputs[0]].type.local_shape(program.mesh, 0)[-1]
+            names.append(f"matmul {rows}x{inner}x{columns}")
+        elif not is_move(node.op):
+            names.append(node.op)
+    return "+".join(names)
+
+
+def kernel_amount(task: Task, plan: Plan) -> float:
+    """Return what a kernel's rate is counted in: operations of its products, otherwise bytes."""
+    nodes = [plan.program[name] for name in task.nodes]
+    flops = sum(_product_flops(node, task, plan.program) for node in nodes if node.op == "matmul")
+    return flops or float(task.touched_bytes)
+
+
+def _compute_s(task: Task, plan: Plan, costs: MachineCosts) -> float:
+    program = plan.program
+    nodes = [program[name] for name in task.nodes]
+    if task.kind == "call":
+        chunks = 1 if task.region is None else program.region(task.region).num_chunks
+        return sum(_call_s(node, task, costs, chunks) for node in nodes if node.op == "call")
+    work = [node for node in nodes if OPS[node.op].kind in ("pointwise", "reduce", "matmul")]
+    if not work and task.kind in ("move", "fused"):
+        return 0.0
+    # A bucket has no work of its own, but is copied together: a pass over memory, as below.
+    known = dict(costs.kernels).get(kernel_name(nodes, program))
+    products = [_product_flops(node, task, program) for node in work if node.op == "matmul"]
+    rest_ops = sum(_ops(node, task, program, costs) for node in work if node.op != "matmul")
+    if known is not None:
+        return kernel_amount(task, plan) / known
+    memory_s = task.touched_bytes / costs.memory_bytes_s
+    return max(memory_s, sum(products) / costs.flops_s + rest_ops / costs.ops_s)
+
+
+def _elements(name: str, task: Task, program: Program) -> int:
+    region = program.region(task.region) if task.region is not None else None
+    return num_elements(name, program, 0, task.chunk, region)
+
+
+def _product_flops(node: Node, task: Task, program: Program) -> float:
+    inner = program[node.inputs[0]].type.local_shape(program.mesh, 0)[-1]
+    return 2.0 * inner * _elements(node.name, task, program)
+
+
+def _ops(node: Node, task: Task, program: Program, costs: MachineCosts) -> float:
+    names = (node.name, *node.inputs)
+    elements = max(_elements(name, task, program) for name in names)
+    factor = dict(costs.factors).get(node.op, 1.0)
+    return elements * OPS[node.op].cost * factor
+
+
+def _call_s(node: Node, task: Task, costs: MachineCosts, chunks: int) -> float:
+    known = dict(costs.calls).get(str(node.attr("function")), node.attr("cost_s"))
+    if known is not None and math.isfinite(float(known)):
+        return float(known) / chunks
+    return task.touched_bytes / costs.memory_bytes_s
+
+
+def unmeasured_calls(program: Program, costs: MachineCosts) -> tuple[str, ...]:
+    """Return the user's functions whose time nobody knows: they count as one pass over memory."""
+    calls = [node for node in program.nodes if node.op == "call" and node.attr("cost_s") is None]
+    names = dict.fromkeys(str(node.attr("function")) for node in calls)
+    return tuple(name for name in names if name not in dict(costs.calls))

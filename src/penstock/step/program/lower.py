@@ -1,0 +1,299 @@
+"""Lowering: from a program to the plan that carries it out.
+
+Nodes become tasks, a fused region one task, a chunked region one task for each node and chunk, a
+load one task for each of its stages. What a task must wait for is read off the values it touches:
+who made them, and for states, whose memory is used again, who still reads them. Beside that
+everything goes one after the other, except in regions that overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from penstock.step.program.bytes import sent_bytes, sent_together
+from penstock.step.program.contract import arranged
+from penstock.step.program.layouts import DTYPES
+from penstock.step.program.loads import STAGES, tasks_of_load
+from penstock.step.program.nodes import Node, Program, Region
+from penstock.step.program.ops import OPS, is_move
+from penstock.step.program.plan import COMPUTE, IO, Access, Plan, Task, net_lane
+from penstock.step.program.sharing import shared
+from penstock.step.program.verify import verified
+
+__all__ = ["host_nodes", "lower"]
+
+_FREE = ("input", "scalar", "const", "pick")
+"""What is there, or comes with another node."""
+_AS_ONE = ("fuse", "ring", "bucket")
+"""Regions that are one task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaskUnit:
+    """Nodes that one task carries out, for one chunk or for all."""
+
+    nodes: tuple[str, ...]
+    region: Region | None = None
+    chunk: int | None = None
+
+
+def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
+    """Return the plan of a program; inputs that are donated may be written over."""
+    # Who reads the old value of a state goes before those who write the new one in its place.
+    program = arranged(verified(program))
+    units = list(_units(program))
+    memory = shared(program, donate)
+    tasks: list[Task] = []
+    writers: dict[str, list[Task]] = {}
+    readers: dict[str, list[Task]] = {}
+    order = _ImpliedOrder(program)
+    for each in (task for unit in units for task in _tasks(program, unit, memory)):
+        after = _needed(each, writers, readers) | order.before(each)
+        if tasks and tasks[-1].kind in STAGES and tasks[-1].nodes == each.nodes:
+            after.add(tasks[-1].name)
+        task = replace(each, after=tuple(t.name for t in tasks if t.name in after))
+        for access in task.writes:
+            key = access.state or access.value
+            writers.setdefault(key, []).append(task)
+        for access in task.reads:
+            readers.setdefault(access.state or access.value, []).append(task)
+        order.done(task)
+        tasks.append(task)
+    return Plan(program=program, tasks=tuple(tasks), shared=tuple(memory.items()))
+
+
+def host_nodes(program: Program) -> tuple[str, ...]:
+    """Return the nodes that are numbers made of numbers, which need no task."""
+    host = {n.name for n in program.nodes if n.op in ("scalar", "const")}
+    out = []
+    for node in program.nodes:
+        is_number = node.type.shape == () and OPS[node.op].kind == "pointwise"
+        if is_number and node.inputs and all(name in host for name in node.inputs):
+            host.add(node.name)
+            out.append(node.name)
+    return tuple(out)
+
+
+# -- units -------------------------------------------------------------------------------------
+
+
+def _units(program: Program) -> Iterator[_TaskUnit]:
+    """Yield what becomes tasks, in an order in which they can be done."""
+    fused = {name: r for r in program.regions if r.kind in _AS_ONE for name in r.nodes}
+    chunked = {name: r for r in program.regions if r.kind == "chunk" for name in r.nodes}
+    skipped = {*host_nodes(program)}
+    wanted = [n.name for n in program.nodes if n.op not in _FREE and n.name not in skipped]
+    fuse = {n: tuple(m for m in fused[n].nodes) if n in fused else (n,) for n in wanted}
+    cut = {n: tuple(m for m in chunked[n].nodes) if n in chunked else fuse[n] for n in wanted}
+    for group in _in_order(program, cut):
+        region = chunked.get(group[0])
+        if region is None:
+            yield _TaskUnit(nodes=group)
+            continue
+        inside = _in_order(program, {n: fuse[n] for n in wanted if n in region.nodes})
+        for chunk in range(region.num_chunks):
+            for each in inside:
+                yield _TaskUnit(nodes=each, region=region, chunk=chunk)
+
+
+def _in_order(program: Program, groups: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return groups of nodes so that what a group reads comes before it.
+
+    A group of several nodes stands where everything that it reads is there, which may be behind
+    nodes that stood between its own.
+    """
+    missing = set(groups)
+    waiting = list(dict.fromkeys(groups.values()))
+    out: list[tuple[str, ...]] = []
+    while waiting:
+        for group in waiting:
+            needs = {name for node in group for name in _made_by(program, program[node])}
+            if not (needs - set(group)) & missing:
+                break
+        else:
+            raise AssertionError(f"{waiting[0]} depends on itself")
+        waiting.remove(group)
+        missing -= set(group)
+        out.append(group)
+    return out
+
+
+def _made_by(program: Program, node: Node) -> list[str]:
+    """Return the nodes whose tasks make what a node reads."""
+    return [program[name].inputs[0] if program[name].op == "pick" else name for name in node.inputs]
+
+
+# -- tasks -------------------------------------------------------------------------------------
+
+
+def _tasks(program: Program, unit: _TaskUnit, memory: dict[str, str]) -> list[Task]:
+    task = _task(program, unit, memory)
+    return tasks_of_load(program[unit.nodes[0]], task) if task.kind == "load" else [task]
+
+
+def _task(program: Program, unit: _TaskUnit, memory: dict[str, str]) -> Task:
+    nodes = [program[name] for name in unit.nodes]
+    moves = [node for node in nodes if is_move(node.op)]
+    suffix = "" if unit.chunk is None else f"[{unit.chunk}]"
+    lane, kind = _lane_and_kind(program, nodes, moves)
+    inside = set(unit.nodes)
+    outside = [name for node in nodes for name in node.inputs if name not in inside]
+    reads = [_access(program, name, unit, memory) for name in dict.fromkeys(outside)]
+    leaving = [node.name for node in nodes if _leaves(program, node, inside)]
+    writes = [_access(program, name, unit, memory) for name in leaving]
+    return Task(
+        name=f"{nodes[-1].name if len(nodes) == 1 else '+'.join(unit.nodes[:1] + unit.nodes[-1:])}"
+        + suffix,
+        lane=lane,
+        nodes=unit.nodes,
+        kind=kind,
+        region=None if unit.region is None else unit.region.name,
+        chunk=unit.chunk,
+        reads=tuple(a for a in reads if program[a.value].op not in ("scalar", "const")),
+        writes=tuple(writes),
+        sent_bytes=_share(_sent(program, moves, kind), unit),
+        touched_bytes=0
+        if _is_there(nodes, memory)
+        else sum(_local_bytes(program, n, unit) for n in (*dict.fromkeys(outside), *leaving)),
+        flops=sum(_flops(program, node, unit) for node in nodes),
+        priority=min((int(node.attr("priority", 0)) for node in nodes), default=0),
+        ahead=max((int(node.attr("ahead", 0)) for node in nodes), key=abs, default=0),
+    )
+
+
+def _is_there(nodes: list[Node], memory: dict[str, str]) -> bool:
+    """Whether a task is an update with a value that lies in the state's place already."""
+    (first, *others) = nodes
+    return first.op == "update" and not others and memory.get(first.inputs[1]) == memory[first.name]
+
+
+def _lane_and_kind(program: Program, nodes: list[Node], moves: list[Node]) -> tuple[str, str]:
+    if moves:
+        gathers = all(node.op == "all_gather" for node in moves)
+        lane = net_lane(moves[0].axes) + (":gather" if gathers else "")
+        as_one = [r.kind for r in program.regions if r.kind in _AS_ONE and nodes[0].name in r.nodes]
+        if "ring" in as_one:
+            return COMPUTE, "ring"  # Whoever computes communicates, step by step.
+        if "bucket" in as_one:
+            return lane, "bucket"
+        return lane, "fused" if as_one else "move"
+    kinds = {"load": (IO, "load"), "store": (IO, "store"), "call": (COMPUTE, "call")}
+    return kinds.get(nodes[0].op, (COMPUTE, "compute"))
+
+
+def _leaves(program: Program, node: Node, inside: set[str]) -> bool:
+    """Whether a value is needed after its task."""
+    if node.op == "update" or node.name in program.outputs:
+        return True
+    users = program.users[node.name]
+    return len(inside) == 1 or any(user not in inside for user in users)
+
+
+def _access(program: Program, name: str, unit: _TaskUnit, memory: dict[str, str]) -> Access:
+    node = program[name]
+    chunk = unit.chunk
+    if unit.region is None or unit.region.dim(name) is None:
+        chunk = None
+    if node.op == "pick":
+        return Access(value=node.inputs[0], chunk=chunk)
+    return Access(value=name, chunk=chunk, state=memory.get(name))
+
+
+def _needed(task: Task, writers: dict[str, list[Task]], readers: dict[str, list[Task]]) -> set[str]:
+    """Return the tasks that must be over because of the values that a task touches."""
+    out: set[str] = set()
+    for access in (*task.reads, *task.writes):
+        for other in writers.get(access.state or access.value, ()):
+            if _meet(task, access, other, other.writes):
+                out.add(other.name)
+    for access in task.writes:
+        for other in readers.get(access.state or access.value, ()):
+            if _meet(task, access, other, other.reads):
+                out.add(other.name)
+    return out
+
+
+def _meet(task: Task, access: Access, other: Task, theirs: tuple[Access, ...]) -> bool:
+    """Whether tasks have memory in common; chunks of different regions are cut differently."""
+    mine = access if task.region == other.region else replace(access, chunk=None)
+    return any(one.overlaps(mine) for one in theirs)
+
+
+class _ImpliedOrder:
+    """Who waits for whom only because nobody said that they may overlap."""
+
+    def __init__(self, program: Program) -> None:
+        self._regions = {
+            name: region.name
+            for region in program.regions
+            if region.kind == "overlap"
+            for name in region.nodes
+        }
+        self._last: list[str] = []
+        """Tasks that whoever does not overlap with them waits for."""
+        self._before: list[str] = []
+        """The same when the region began that we are in."""
+        self._inside: str | None = None
+
+    def before(self, task: Task) -> set[str]:
+        """Return what a task waits for."""
+        region = self._region_of(task)
+        if region is not None and region == self._inside:
+            return set(self._before)
+        return set(self._last)
+
+    def done(self, task: Task) -> None:
+        """Take note of a task."""
+        region = self._region_of(task)
+        if region is None or region != self._inside:
+            self._before = self._last
+            self._last = []
+        self._inside = region
+        self._last = [*self._last, task.name]
+
+    def _region_of(self, task: Task) -> str | None:
+        found = {self._regions.get(name) for name in task.nodes}
+        return found.pop() if len(found) == 1 else None
+
+
+# -- what tasks cost ---------------------------------------------------------------------------
+
+
+def _sent(program: Program, moves: list[Node], kind: str) -> int:
+    """Return what the busiest rank sends for a task."""
+    if kind == "bucket":
+        return sent_together(moves, program)
+    return sum(sent_bytes(node, program) for node in moves)
+
+
+def _share(total: int, unit: _TaskUnit) -> int:
+    """Return the largest share of one chunk."""
+    return total if unit.region is None else -(-total // unit.region.num_chunks)
+
+
+def _local_bytes(program: Program, name: str, unit: _TaskUnit) -> int:
+    if program[name].op == "call":
+        return sum(_local_bytes(program, pick, unit) for pick in program.users[name])
+    size_bytes = program[name].type.local_bytes(program.mesh, 0)
+    cut = unit.region is not None and unit.region.dim(name) is not None
+    return _share(size_bytes, unit) if cut else size_bytes
+
+
+def _flops(program: Program, node: Node, unit: _TaskUnit) -> int:
+    local = node.type.local_shape(program.mesh, 0)
+    elements = 1
+    for length in local:
+        elements *= length
+    if node.op == "matmul":
+        inner = program[node.inputs[0]].type.local_shape(program.mesh, 0)[-1]
+        return _share(2 * elements * inner, unit)
+    if OPS[node.op].kind in ("pointwise", "reduce"):
+        read = max([elements, *(_elements(program, name) for name in node.inputs)])
+        return _share(int(read * OPS[node.op].cost), unit)
+    return 0
+
+
+def _elements(program: Program, name: str) -> int:
+    made = program[name].type
+    return made.local_bytes(program.mesh, 0) // DTYPES[made.dtype].size_bytes

@@ -1,0 +1,266 @@
+"""Programs: values in the order in which they are made, each by one operation.
+
+A program is a value itself: it cannot be changed, only replaced by another one. Every value has a
+name that is its own, so a program can be read, compared and hashed; a *schedule* is the list of
+rewrites that made it from what the user wrote.
+
+The graph says *what* is computed. *How* is said beside it: attributes of communication (`wire`,
+`algo`, `priority`, `ahead`) and *regions*, sets of nodes that are fused into one kernel, cut into
+chunks, or overlapped. Taking all of that away leaves the same meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import xxhash
+
+from penstock.errors import ProgramError
+from penstock.step.program.mesh import Mesh
+from penstock.step.program.rewrites import Rewrites
+from penstock.step.program.types import Type
+
+if TYPE_CHECKING:
+    from penstock.step.program.cost import MachineCosts
+    from penstock.step.program.explain import Explanation
+
+__all__ = ["Attr", "Node", "Program", "Region", "Rewrite"]
+
+Attr = str | int | float | bool | tuple[Any, ...] | Type | None
+"""What an attribute may be: a value that prints and compares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One value and the operation that makes it."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    """By name, in the order of names."""
+    type: Type
+    label: str = field(default="", compare=False)
+    """The variable that the user gave it to."""
+    where: str = field(default="", compare=False)
+    """The user's line."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attrs", tuple(sorted(dict(self.attrs).items())))
+
+    def attr(self, name: str, default: Attr = None) -> Any:
+        """Return an attribute."""
+        return dict(self.attrs).get(name, default)
+
+    def with_attrs(self, **attrs: Attr) -> Node:
+        """Return the same with some attributes changed; None takes one away."""
+        kept = {k: v for k, v in (dict(self.attrs) | attrs).items() if v is not None}
+        return replace(self, attrs=tuple(kept.items()))
+
+    def with_inputs(self, renamed: dict[str, str]) -> Node:
+        """Return the same on other values."""
+        return replace(self, inputs=tuple(renamed.get(name, name) for name in self.inputs))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which it communicates."""
+        found = self.attr("axis", ())
+        return (found,) if isinstance(found, str) else tuple(found)
+
+    def __str__(self) -> str:
+        shown = [name.removeprefix("const ") for name in self.inputs]
+        shown += [f"{key}={_shown(value)}" for key, value in self.attrs if key != "type"]
+        return f"{self.name} = {self.op}({', '.join(shown)})  # {self.type}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Nodes that are carried out together, in one way."""
+
+    name: str
+    kind: str
+    """fuse, chunk, overlap, ring, bucket."""
+    nodes: tuple[str, ...]
+    """In the order of the program."""
+    num_chunks: int = 1
+    dims: tuple[tuple[str, int], ...] = ()
+    """Chunks: the dimension along which each value is cut, of the nodes and of what they read;
+    values that are not named are used whole by each chunk."""
+    axis: str | None = None
+    """Chunks of values that this axis slices: the k-th is the k-th part of every rank's part."""
+    attrs: tuple[tuple[str, Attr], ...] = ()
+
+    def dim(self, name: str) -> int | None:
+        """Return along which dimension a value is cut."""
+        return dict(self.dims).get(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """One rewrite of a schedule: its name and its arguments."""
+
+    name: str
+    args: tuple[Attr, ...] = ()
+    options: tuple[tuple[str, Attr], ...] = ()
+
+    def __str__(self) -> str:
+        shown = [repr(arg) for arg in self.args]
+        shown += [f"{key}={value!r}" for key, value in self.options]
+        return f"{self.name}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(Rewrites):
+    """Nodes in an order in which they can be made."""
+
+    name: str
+    mesh: Mesh
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
+    history: tuple[Rewrite, ...] = field(default=(), compare=False)
+    """The rewrites that made it."""
+    defaults: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+    """Scalars that need not be given."""
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        """The nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    def __getitem__(self, name: str) -> Node:
+        found = self.by_name.get(name)
+        if found is None:
+            raise ProgramError(
+                f"program {self.name} has no value {name!r}; it has {', '.join(self.by_name)}"
+            )
+        return found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    @cached_property
+    def users(self) -> dict[str, tuple[str, ...]]:
+        """The nodes that read each value, in their order."""
+        out: dict[str, list[str]] = {node.name: [] for node in self.nodes}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                out[name].append(node.name)
+        return {name: tuple(users) for name, users in out.items()}
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The values that are given: tensors, then scalars, in the user's order."""
+        return tuple(node for node in self.nodes if node.op in ("input", "scalar"))
+
+    @cached_property
+    def states(self) -> dict[str, str]:
+        """The inputs that a step leaves changed, and the value that each has afterwards."""
+        return {str(n.attr("target")): n.name for n in self.nodes if n.op == "update"}
+
+    @cached_property
+    def is_approximate(self) -> bool:
+        """Whether somebody said that fewer bits may be sent than values have."""
+        return any(node.attr("wire") is not None for node in self.nodes)
+
+    def find(self, name: str, *ops: str) -> Node:
+        """Return a node by its name, or by the variable it was given to and what it does.
+
+        `g` finds the all-reduce in `g = all_reduce(g)`, though the input has that name too.
+        """
+        if name in self.by_name and (not ops or self[name].op in ops):
+            return self[name]
+        found = [n for n in self.nodes if n.label == name and (not ops or n.op in ops)]
+        if len(found) == 1:
+            return found[0]
+        what = " or ".join(ops) or "value"
+        some = [n.name for n in (found or [n for n in self.nodes if not ops or n.op in ops])]
+        raise ProgramError(
+            f"program {self.name} has {len(found) or 'no'} {what} called {name!r}; "
+            f"name one of {', '.join(some) or 'none'}"
+        )
+
+    def region(self, name: str) -> Region:
+        """Return a region by name."""
+        for region in self.regions:
+            if region.name == name:
+                return region
+        known = ", ".join(r.name for r in self.regions) or "none"
+        raise ProgramError(f"program {self.name} has no region {name!r}; it has {known}")
+
+    def regions_of(self, node: str, kind: str) -> tuple[Region, ...]:
+        """Return the regions of a kind that a node is in."""
+        return tuple(r for r in self.regions if r.kind == kind and node in r.nodes)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse to be called: a program is not carried out before it is compiled."""
+        raise ProgramError(
+            f"program {self.name} is called; carry it out with a step, `with ps.Groups(mesh) as "
+            "groups, ps.compile(program, groups) as step: step(x=...)`, or ps.interpret it"
+        )
+
+    # -- making others -----------------------------------------------------------------------
+
+    def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> Program:
+        """Return the same program of other nodes."""
+        return replace(self, nodes=tuple(nodes), **changes)
+
+    def fresh(self, name: str) -> str:
+        """Return a name that no value has yet, like the one given."""
+        return next(n for n in _numbered(name) if n not in self.by_name)
+
+    def apply(self, name: str, /, *args: Attr, **options: Attr) -> Program:
+        """Return the program after a rewrite, checked, with the rewrite in its history."""
+        from penstock.step.program.passes import rewritten
+
+        return rewritten(self, Rewrite(name=name, args=args, options=tuple(options.items())))
+
+    def explain(self, costs: MachineCosts | None = None) -> Explanation:
+        """Return bytes by lane, the predicted timeline and exposed communication, for people.
+
+        Costs are those of an ordinary machine unless measured ones are given (`calibrate`).
+        """
+        from penstock.step.program.explain import explain
+
+        return explain(self, costs)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        how = ", approximate" if self.is_approximate else ""
+        lines = [f"program {self.name} on {self.mesh}{how}"]
+        lines += [f"  {node}" for node in self.nodes if node.op != "const"]
+        lines += [f"  {region_text(region)}" for region in self.regions]
+        return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of what is computed and how, the same on all ranks that agree."""
+        said = [repr((self.mesh, self.outputs, self.regions))]
+        said += [repr((n.name, n.op, n.inputs, n.attrs, str(n.type))) for n in self.nodes]
+        return xxhash.xxh3_128_hexdigest("\n".join(said).encode())
+
+
+def _shown(value: Attr) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return str(value) if isinstance(value, Type) else repr(value)
+
+
+def region_text(region: Region) -> str:
+    """Return a region in one line."""
+    how = f" in {region.num_chunks} chunks" if region.num_chunks > 1 else ""
+    return f"{region.kind} {region.name}{how}: {', '.join(region.nodes)}"
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}.{number}"
+        number += 1

@@ -1,0 +1,49 @@
+"""algo: by which way a collective goes round.
+
+`direct` is one exchange with each other rank, `ring` goes by neighbours only, `native` is the
+library's own all-reduce; None leaves it to whoever carries it out, who looks at sizes. All of them
+make the same, up to the order of sums. Which is fastest depends on the network and on how many
+ranks there are, so it is measured (`tune`). Where ranks share memory, or a library knows no other
+way than its own, there is nothing to choose.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import ProgramError
+from penstock.step.program.nodes import Program
+from penstock.step.program.passes.regions import with_buckets
+from penstock.step.program.ways import ALGOS, COLLECTIVES, can_do, why_not
+
+__all__ = ["ALGOS", "algo", "can_do"]
+
+
+def algo(program: Program, *names: str, way: str | None) -> Program:
+    """Let collectives go one way: some, or all that can."""
+    if way is not None and way not in ALGOS:
+        raise ProgramError(f"algo {way!r}; there are {', '.join(ALGOS)}, and None")
+    chosen = _meant(program, names)
+    if not names:
+        chosen = {name for name in chosen if way is None or can_do(program[name], way)}
+    for name in sorted(chosen):
+        if way is not None and not can_do(program[name], way):
+            raise ProgramError(f"algo {way!r} of {name} ({program[name].op}): {why_not(way)}")
+    if not chosen:
+        raise ProgramError(f"algo {way!r}: program {program.name} has no collective that goes so")
+    return program.with_nodes(
+        node.with_attrs(algo=way) if node.name in chosen else node for node in program.nodes
+    )
+
+
+def _meant(program: Program, names: tuple[str, ...]) -> set[str]:
+    """Return the collectives that are meant, with those that go with them in a bucket."""
+    chosen = with_buckets(program, {program.find(name, *COLLECTIVES).name for name in names})
+    for region in program.regions:
+        inside = chosen & set(region.nodes)
+        if region.kind == "ring" and inside:
+            raise ProgramError(
+                f"algo of {min(inside)}, which goes round with its product in region "
+                f"{region.name} already; leave it out"
+            )
+    apart = {n for r in program.regions if r.kind == "ring" for n in r.nodes}
+    all_of_them = {node.name for node in program.nodes if node.op in COLLECTIVES}
+    return chosen if names else all_of_them - apart

@@ -1,0 +1,182 @@
+"""Regions of a program: which nodes are meant, and whether they can be carried out together.
+
+Nodes are meant by their names, by the name of a region that has them, or by two names: everything
+between the first and the last then, and what is computed for nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.errors import ProgramError
+from penstock.step.program.contract import arranged
+from penstock.step.program.lower import host_nodes
+from penstock.step.program.nodes import Node, Program, Region
+from penstock.step.program.ops import OPS
+from penstock.step.program.passes.draft import above, below_all
+from penstock.step.program.verify import left_between
+
+__all__ = [
+    "between",
+    "found",
+    "in_order",
+    "lane_of",
+    "meant",
+    "named",
+    "with_buckets",
+    "with_region",
+]
+
+_WORK = tuple(op.name for op in OPS.values() if op.kind != "leaf")
+_APART = ("ring", "bucket")
+"""Kinds of regions whose nodes are in no other, but for those that overlap."""
+
+
+def found(program: Program, name: str) -> Node:
+    """Return the node that a name means; `g` in `g = all_reduce(g)` is the all-reduce."""
+    if not isinstance(name, str):
+        raise ProgramError(f"nodes are meant by their names, got {name!r}")
+    try:
+        return program.find(name, *_WORK)
+    except ProgramError:
+        made = [n for n in program.nodes if n.op in _WORK]
+        several = [n.name for n in made if n.label == name]
+        many = f"{len(several)} nodes" if several else "no node"
+        some = ", ".join(several or [n.name for n in made])
+        raise ProgramError(
+            f"program {program.name} has {many} called {name!r}; name one of {some or 'none'}"
+        ) from None
+
+
+def meant(program: Program, names: Sequence[str], rewrite: str) -> tuple[str, ...]:
+    """Return the nodes that some names mean, in the order of the program."""
+    if not names:
+        raise ProgramError(f"{rewrite} of nothing; name nodes, or the first and the last of them")
+    regions = {region.name: region for region in program.regions}
+    if len(names) == 2 and not any(name in regions for name in names):
+        return between(program, found(program, names[0]).name, found(program, names[1]).name)
+    inside: set[str] = set()
+    for name in names:
+        inside.update(regions[name].nodes if name in regions else [found(program, name).name])
+    return in_order(program, inside)
+
+
+def in_order(program: Program, names: set[str]) -> tuple[str, ...]:
+    """Return some nodes in the order of the program."""
+    return tuple(node.name for node in program.nodes if node.name in names)
+
+
+def with_buckets(program: Program, names: set[str]) -> set[str]:
+    """Return some nodes with those that go with them in a bucket."""
+    buckets = [set(region.nodes) for region in program.regions if region.kind == "bucket"]
+    return names.union(*(nodes for nodes in buckets if nodes & names))
+
+
+def between(program: Program, first: str, last: str) -> tuple[str, ...]:
+    """Return all nodes on the way from one to another, and what is computed only for them.
+
+    With `b1 * m + (1 - b1) * g` on the way, `b1 * m` belongs to it though nothing leads there; so
+    do updates of states with what is made on the way. Numbers made of numbers, such as `1 - b1`,
+    are nobody's: they are computed before a step begins.
+    """
+    inside = below_all(program, [first]) & above(program, last)
+    if not inside:
+        inside = below_all(program, [last]) & above(program, first)
+    inside |= {first, last}
+    while added := _absorbed(program, inside):
+        inside |= added
+    return in_order(program, inside - set(host_nodes(program)))
+
+
+def _absorbed(program: Program, inside: set[str]) -> set[str]:
+    for node in reversed(program.nodes):
+        if node.name in inside:
+            continue
+        if node.op == "update" and node.inputs[1] in inside:
+            if not left_between(program, in_order(program, inside | {node.name})):
+                return {node.name}
+        elif _is_only_for(program, node, inside):
+            return {node.name}
+    return set()
+
+
+def _is_only_for(program: Program, node: Node, inside: set[str]) -> bool:
+    """Whether a node computes something small or alike, only for nodes that are meant already."""
+    users = [program[name] for name in program.users[node.name]]
+    if OPS[node.op].kind != "pointwise" and node.op != "slice":
+        return False
+    if node.name in program.outputs or not users:
+        return False
+    if not all(u.name in inside and OPS[u.op].kind in ("pointwise", "state") for u in users):
+        return False
+    return not node.type.ndim or all(u.type.axes("S") == node.type.axes("S") for u in users)
+
+
+# -- joining a program ---------------------------------------------------------------------------
+
+
+def named(program: Program, kind: str, name: str | None) -> str:
+    """Return the name of a new region: the one that is wanted, or its kind with a number."""
+    taken = {region.name for region in program.regions} | set(program.by_name)
+    if name is not None:
+        if not isinstance(name, str) or name in taken:
+            raise ProgramError(f"a region called {name!r}: there is something of that name already")
+        return name
+    number, free = 1, kind
+    while free in taken:
+        number += 1
+        free = f"{kind}.{number}"
+    return free
+
+
+def with_region(program: Program, region: Region) -> Program:
+    """Return a program with one more region, if it goes together with those that are there."""
+    for other in program.regions:
+        _check_pair(region, other)
+    _check_turn(program, region)
+    if region.kind != "overlap" and (between := left_between(program, region.nodes)):
+        raise ProgramError(
+            f"{region.kind} of {', '.join(region.nodes)}: {between[0]} stands between them, it "
+            "reads one and another one reads it; take it in, or leave out what depends on it"
+        )
+    return arranged(replace(program, regions=(*program.regions, region)))
+
+
+def _check_turn(program: Program, region: Region) -> None:
+    """Refuse to carry out in one go what belongs to different iterations."""
+    ahead = {int(program[name].attr("ahead", 0)): name for name in region.nodes}
+    if region.kind != "overlap" and len(ahead) > 1:
+        (one, first), (other, second) = sorted(ahead.items())[:2]
+        raise ProgramError(
+            f"{region.kind} of {first} and {second}, which are {one} and {other} iterations ahead; "
+            "what is carried out in one go belongs to one iteration"
+        )
+
+
+def _check_pair(region: Region, other: Region) -> None:
+    shared = [name for name in region.nodes if name in other.nodes]
+    if not shared or "overlap" in (region.kind, other.kind):
+        return
+    kinds = {region.kind, other.kind}
+    if kinds == {"fuse", "chunk"}:
+        fuse, chunk = (region, other) if region.kind == "fuse" else (other, region)
+        odd = [name for name in fuse.nodes if name not in chunk.nodes]
+        if not odd:
+            return
+        raise ProgramError(
+            f"{odd[0]} is fused with {shared[0]}, which is cut into chunks, and is not cut itself; "
+            f"take it in, or fuse only what is in chunk region {chunk.name}"
+        )
+    raise ProgramError(
+        f"{region.kind} of {shared[0]}, which is in the {other.kind} region {other.name} already; "
+        "leave it out, or do without that region"
+    )
+
+
+def lane_of(node: Node) -> str:
+    """Return what a node keeps busy, as far as overlapping goes."""
+    kind = OPS[node.op].kind
+    if kind == "move":
+        return "net:" + "+".join(node.axes)
+    return "io" if kind == "io" else "compute"

@@ -1,0 +1,127 @@
+"""Plans: a program as tasks on lanes, ready to be carried out, simulated or drawn.
+
+A task begins when those named in `after` are over and its *lane* has come to it: `compute`,
+`io:fetch`, `io:decode` and `copy` for what is loaded (`loads`), `io` for what is stored, and for
+communication along an axis `net:AXIS` and, for gathers, `net:AXIS:gather`. Lanes of communication
+keep the order of the plan, since all ranks must agree on it; the others take the first task that is
+ready. What a program leaves unsaid is done one after the other, as a framework would; regions that
+overlap leave only the order that values need.
+
+Tasks name the chunks of values that they read and write, so a plan can be checked for races without
+being run. All ranks have the same plan: the same tasks, in the same order, by the same digest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import xxhash
+
+from penstock.errors import ProgramError
+from penstock.step.program.nodes import Program
+
+__all__ = ["COMPUTE", "COPY", "DECODE", "FETCH", "IO", "Access", "Plan", "Task", "net_lane"]
+
+COMPUTE = "compute"
+IO = "io"
+FETCH, DECODE, COPY = "io:fetch", "io:decode", "copy"
+
+
+def net_lane(axes: tuple[str, ...]) -> str:
+    """Return the lane of communication along some axes."""
+    return "net:" + "+".join(axes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """A value, or one chunk of it, that a task reads or writes."""
+
+    value: str
+    chunk: int | None = None
+    """None: all of it."""
+    state: str | None = None
+    """The value whose memory it is, where it is not its own: a state, mostly."""
+
+    def overlaps(self, other: Access) -> bool:
+        """Whether both have memory in common."""
+        same = (self.state or self.value) == (other.state or other.value)
+        return same and (self.chunk is None or other.chunk is None or self.chunk == other.chunk)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something one lane does in one go."""
+
+    name: str
+    lane: str
+    nodes: tuple[str, ...]
+    """What it carries out, in order: one node, or those of a fused region."""
+    kind: str
+    """compute, move, store, call; load, or its stages fetch, decode and copy; fused (communication
+    and computation as one), bucket (several collectives as one), ring (a product and communication,
+    step by step)."""
+    region: str | None = None
+    """The region whose chunk it does."""
+    chunk: int | None = None
+    reads: tuple[Access, ...] = ()
+    writes: tuple[Access, ...] = ()
+    after: tuple[str, ...] = ()
+    """Tasks that must be over, of this iteration; lanes keep their own order besides."""
+    sent_bytes: int = 0
+    """Payload that the busiest rank sends."""
+    touched_bytes: int = 0
+    """Memory that it reads and writes on one rank."""
+    flops: int = 0
+    priority: int = 0
+    """Among tasks that could go next on a lane, the smallest goes."""
+    ahead: int = 0
+    """It is done so many iterations before its own, or, if negative, may last into the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Tasks in an order in which one after the other could be done."""
+
+    program: Program
+    tasks: tuple[Task, ...]
+    shared: tuple[tuple[str, str], ...] = ()
+    """Values that lie where another one does."""
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for task in self.tasks:
+            for name in task.after:
+                if name not in seen:
+                    raise ProgramError(f"task {task.name} waits for {name}, which comes later")
+            if task.name in seen:
+                raise ProgramError(f"there are two tasks called {task.name}")
+            seen.add(task.name)
+
+    @cached_property
+    def by_name(self) -> dict[str, Task]:
+        """The tasks by name."""
+        return {task.name: task for task in self.tasks}
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The lanes, in the order of their first tasks."""
+        return tuple(dict.fromkeys(task.lane for task in self.tasks))
+
+    def on(self, lane: str) -> tuple[Task, ...]:
+        """Return the tasks of a lane in their order."""
+        return tuple(task for task in self.tasks if task.lane == lane)
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Return by lane what the busiest rank sends in an iteration."""
+        out: dict[str, int] = {}
+        for task in self.tasks:
+            if task.sent_bytes:
+                out[task.lane] = out.get(task.lane, 0) + task.sent_bytes
+        return out
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of everything that ranks must agree on."""
+        said = [self.program.digest, *(repr(task) for task in self.tasks)]
+        return xxhash.xxh3_128_hexdigest("\n".join(said).encode())
