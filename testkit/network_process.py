@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from penstock.testing.servers import ServerError
+from testkit import search_path
 from testkit.network_namespaces import program_of
 
 _END_TIMEOUT_S = 10.0
@@ -49,7 +50,7 @@ class Program:
         """Run it in a namespace."""
         assert self._process is None, "a program is started once at a time"
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(part for part in sys.path if part)
+        path = search_path()
         with theirs:
             python = [
                 sys.executable,

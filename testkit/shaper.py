@@ -29,6 +29,7 @@ from penstock.errors import NotFoundError, OptionError, UnreachableError
 from penstock.storage.options import StoreOptions
 from penstock.testing.ports import HOST
 from penstock.testing.servers import ServerError
+from testkit import search_path
 from testkit.shaper_counts import Counts
 from testkit.shaper_server import Orders
 from testkit.shaper_shape import Fault, Fixed, Latency, LogNormal, Samples, Shape, Slow
@@ -129,8 +130,7 @@ class Shaper:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # The owner's search path and not the current folder, so that both run the same package.
-        path = os.pathsep.join(part for part in sys.path if part)
+        path = search_path()
         with theirs:
             command = [sys.executable, "-P", "-m", "testkit.shaper_process"]
             self._process = subprocess.Popen(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from penstock.dataset.pack import PackOptions, pack
     from penstock.dataset.verify import verify
     from penstock.dataset.writer import Writer
-    from penstock.loader import Batch, Loader, Stats
+    from penstock.engine.stats import Stats
+    from penstock.loader import Batch, Loader
     from penstock.order.importance import Importance
     from penstock.storage.options import StoreOptions
     from penstock.storage.tier_sizes import Disk, Memory

@@ -117,7 +117,13 @@ def test_a_worker_with_torch_has_no_front(rows: penstock.Dataset) -> None:
     torch = pytest.importorskip("torch")
     modules = told_by_worker(rows, loaded, transform=lambda s: {"x": torch.tensor(1)})
     assert "penstock.loader.torch.tensors" in modules
-    assert within(modules, ("penstock.loader", "penstock.loader.torch.iterable")) == []
+    assert (
+        within(
+            modules,
+            ("penstock.loader.loader", "penstock.loader.batch", "penstock.loader.torch.iterable"),
+        )
+        == []
+    )
 
 
 def test_what_takes_long_to_import_is_imported_once_for_all_loaders(

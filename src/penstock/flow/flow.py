@@ -11,7 +11,7 @@ what to do. The same events always give the same actions, so a run can be replay
 drives the very code that a loader does.
 
 >>> from penstock.flow.events import Fetch
->>> flow = Flow(budget=Budget(stage_bytes_max=1000))
+>>> flow = Flow(budget=FlowBudget(stage_bytes_max=1000))
 >>> fetch = Fetch(number=0, step=0, size_bytes=100, sources=("store",))
 >>> flow.on(Wanted(fetches=(fetch,), at_s=0.0))
 [Begin(number=0, attempt=0, source='store')]

@@ -46,7 +46,7 @@ def routes_of(
     of which a tier holds something (`is_run_bare` says which have nothing there), since that part
     would be read twice.
 
-    >>> ways_of(np.array([True, False, False]), is_spread=lambda: np.array([True, True, False]))
+    >>> routes_of(np.array([True, False, False]), is_spread=lambda: np.array([True, True, False]))
     array([0, 3, 2])
     """
     routes = np.full(len(placed), store_route(in_runs=in_runs), np.int64)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.engine.stats import SourceStats, Stats
     from penstock.loader.batch import Batch
     from penstock.loader.loader import Loader
 
-__all__ = ["Batch", "Loader", "SourceStats", "Stats"]
+__all__ = ["Batch", "Loader"]
 
 # Engine and workers import modules of `loader.torch`, and need nothing of the front.
 __getattr__, __dir__ = lazy_names(__name__, {"Batch": "batch", "Loader": "loader"})

@@ -11,7 +11,7 @@ from penstock.engine.peers.addresses import addresses_here
 from penstock.errors import OptionError
 from penstock.storage.tier_sizes import Disk, Memory
 
-DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
+DEPLOY = Path(__file__).parents[3] / "examples" / "deploy"
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from penstock.order.stream_hash import StreamHash
 from penstock.testing.ports import HOST, free_ports
 
 SCRIPT = Path(launched.__file__)
-EXAMPLE = SCRIPT.parents[2] / "examples" / "torchrun_peers.py"
+EXAMPLE = SCRIPT.parents[3] / "examples" / "torchrun_peers.py"
 FAR = Shape(latency=Fixed(0.2))
 ONCE = 1.05
 """So many times its size is read from the store of what is read once."""
@@ -253,7 +253,7 @@ def test_ray_train_starts_again_and_goes_on() -> None:
     answer = subprocess.run(
         [*command, "-k", "ray_train_here", "--timeout=840"],
         env=os.environ | {RAY_HERE: "1"},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=False,

@@ -20,7 +20,7 @@ from penstock.order import StreamHash
 from penstock.torch import IterableDataset, resume_callback, seek
 
 GLOO_ABORT = "terminate called without an active exception"
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run_example(name: str, *arguments: str, num_ranks: int | None) -> str:

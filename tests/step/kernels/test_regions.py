@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.step.program.language as lang
 from penstock.errors import OptionError, ProgramError
 from penstock.step.dtypes import name_of, torch_dtype
 from penstock.step.kernels import regions
 from penstock.step.kernels import tiled as region_tiled
 from penstock.step.kernels.regions import Kernel, kernel_of
 from penstock.step.program import L, P, Program, R, S, bf16, f64, interpret, mesh, program
+from penstock.step.program import language as lang
 from penstock.step.program.language import update
 from penstock.step.program.ops import OPS
 from penstock.step.program.random import draws, threshold

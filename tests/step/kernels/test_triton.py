@@ -10,12 +10,12 @@ import pytest
 import torch
 from tests.step.kernels.test_regions import adam, epilogue, in_place, kernel, lamb, sharded, tensors
 
-import penstock.step.program.language as lang
 from penstock.errors import ProgramError
 from penstock.step.kernels.call import call_of
 from penstock.step.kernels.triton import can_run, emit
 from penstock.step.kernels.triton_tune import configs_of
 from penstock.step.program import Program, R, f64, mesh, program
+from penstock.step.program import language as lang
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),

@@ -27,7 +27,7 @@ class RunDeviation:
     ) -> RunDeviation:
         """Return the chance that several plays of one run show; none of a single one.
 
-        >>> Chance.of(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).step
+        >>> RunDeviation.of(np.array([1.0, 3.0]), np.ones(2), np.zeros(2)).step
         0.7071067811865476
         """
         if len(steps_s) < 2:

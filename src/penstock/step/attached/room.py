@@ -33,6 +33,8 @@ __all__ = ["Room", "meeting_of"]
 _WORD_BYTES = 1 << 14
 """Of what a rank says about its segment; it says less, unless it is sorry at length."""
 _LENGTH_BYTES = 4
+_NUM_LANES = 3
+"""Scatter, gather and word."""
 
 
 class Room:
@@ -66,14 +68,14 @@ class Room:
     def _share(self, sizes_bytes: Sequence[int]) -> None:
         word = self.lanes.word
         need_bytes = sum(size_bytes + ALIGN_BYTES for size_bytes in sizes_bytes)
-        need_bytes += 2 * ShmComm.need_bytes(word.size) + 4 * ALIGN_BYTES
+        need_bytes += _NUM_LANES * (ShmComm.need_bytes(word.size) + 2 * ALIGN_BYTES)
         arena = HostArena(meeting_of(word), rank=word.rank, size=word.size, size_bytes=need_bytes)
         try:
             self._stack.enter_context(arena)
         except PenstockError:  # on all ranks
             return
         options: Any = {"axis": word.axis, "timeout_s": self._timeout_s}
-        comms = [self._stack.enter_context(ShmComm(arena, **options)) for _ in range(3)]
+        comms = [self._stack.enter_context(ShmComm(arena, **options)) for _ in range(_NUM_LANES)]
         # Who waits for a word does the work himself; over a socket it would be three threads.
         self.lanes = Lanes(scatter=comms[0], gather=comms[1], word=comms[2])
         self.take = partial(_place, arena)
