@@ -29,9 +29,6 @@ TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/part.py:merge_parts",
     "report/model/run_model.py:doubts",
     "simulate/cluster.py:replay_line",
-    "simulate/importance/shade_released.py:published_hit_share",
-    "simulate/page.py:LATER_EPOCH",
-    "simulate/result.py:least_ratio",
 }
 """No more of these: move them to where they are used, and take them off the list."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from penstock.simulate.bulk import run
-from penstock.simulate.policies import POLICIES
+from penstock.simulate.policies import POLICIES, Policy
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario
 
@@ -13,7 +13,7 @@ from penstock.simulate.scenario import Scenario
 def sweep(
     scenario: Scenario,
     *,
-    policies: Sequence[str] = (),
+    policies: Sequence[str | type[Policy]] = (),
     nodes: Sequence[int] = (),
     cache: Sequence[float] = (),
 ) -> Iterator[PolicyResult]:

@@ -1,94 +1,21 @@
-"""Caches of equally large samples, in the process: which samples are kept, never their bytes.
-
-Each answers `access` for one sample after another and changes as it does. All are exact models of
-their rule; `strings` runs them over a given access string.
-"""
+"""SHADE's cache: priorities, and a queue of them that can be changed at any time."""
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from penstock.arguments import count_of
 from penstock.order import Ids
-from penstock.simulate.importance.base import Bools
+from penstock.simulate.importance import Bools, SampleCache
 
 Priority: TypeAlias = tuple[float, int]
 """Weight, then how often the sample was scored; compared in this order."""
 
 _STALE_MAX = 4
 """Entries of the heap for each cached sample, at most; then it is built anew."""
-
-
-class SampleCache(Protocol):
-    """Which samples are near."""
-
-    def __contains__(self, sample: object) -> bool: ...
-
-    def __len__(self) -> int: ...
-
-    def access(self, sample: int) -> bool:
-        """Use a sample, and return whether it was cached."""
-        ...
-
-
-def access_all(cache: SampleCache, ids: Ids) -> Bools:
-    """Use samples one after the other, and return which of them were cached."""
-    return np.fromiter(map(cache.access, ids.tolist()), np.bool_, len(ids))
-
-
-def cached_of(cache: SampleCache, ids: Ids) -> Bools:
-    """Return which samples are cached now; nothing changes."""
-    return np.fromiter((i in cache for i in ids.tolist()), np.bool_, len(ids))
-
-
-class FillOnceCache:
-    """Takes in what comes first until it is full, and never evicts (MinIO, CoorDL)."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = count_of("the capacity of a cache", capacity, least=0)
-        self._resident: set[int] = set()
-
-    def __contains__(self, sample: object) -> bool:
-        return sample in self._resident
-
-    def __len__(self) -> int:
-        return len(self._resident)
-
-    def access(self, sample: int) -> bool:
-        """Use a sample; a miss is kept while there is room."""
-        if sample in self._resident:
-            return True
-        if len(self._resident) < self._capacity:
-            self._resident.add(sample)
-        return False
-
-
-class LruCache:
-    """Evicts what was used longest ago: the page cache."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = count_of("the capacity of a cache", capacity, least=0)
-        self._resident: OrderedDict[int, None] = OrderedDict()
-
-    def __contains__(self, sample: object) -> bool:
-        return sample in self._resident
-
-    def __len__(self) -> int:
-        return len(self._resident)
-
-    def access(self, sample: int) -> bool:
-        """Use a sample; it is the last to be evicted from now on."""
-        hit = sample in self._resident
-        self._resident[sample] = None
-        self._resident.move_to_end(sample)
-        if len(self._resident) > self._capacity:
-            self._resident.popitem(last=False)
-        return hit
 
 
 class PriorityQueue:
@@ -139,7 +66,7 @@ class PriorityCache:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = count_of("the capacity of a cache", capacity, least=0)
+        self._capacity = capacity
         self._resident: set[int] = set()
         self._queue = PriorityQueue()
         self._ghost: dict[int, Priority] = {}
@@ -172,3 +99,8 @@ class PriorityCache:
             self._ghost[sample] = priority = (weight, times + 1)
             if sample in self._resident:
                 self._queue[sample] = priority
+
+
+def cached_of(cache: SampleCache, ids: Ids) -> Bools:
+    """Return which samples are cached now; nothing changes."""
+    return np.fromiter((i in cache for i in ids.tolist()), np.bool_, len(ids))

@@ -16,11 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.errors import OptionError
-from penstock.order import Ids, key_of
-from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
-from penstock.simulate.importance.caches import Priority, PriorityQueue
-from penstock.simulate.importance.pads import (
+from benchmarks.samplers.pads import (
     FIRST_WEIGHT,
     AccuracyTrend,
     Smoothing,
@@ -28,6 +24,10 @@ from penstock.simulate.importance.pads import (
     multinomial,
     replayed,
 )
+from benchmarks.samplers.priority_cache import Priority, PriorityQueue
+from penstock.errors import OptionError
+from penstock.order import Ids, key_of
+from penstock.simulate.importance import Bools, DrawnStretch, Floats
 
 _SLACK = 50
 """Added to every count of cached samples. A cache of fewer samples stays empty."""

@@ -11,7 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.simulate.policies.base import Policy, bytes_by_node, shard_starts, sources_of
+from benchmarks.policies.shards import reads_from, staging_of
+from penstock.simulate.policies import Policy
+from penstock.simulate.policies.sharding import shard_starts
 from penstock.simulate.reads import Reads, StagingWork
 from penstock.units import show_bytes
 
@@ -22,7 +24,6 @@ class LbannDynamic(Policy):
     title = "LBANN dynamic"
 
     def why_not(self) -> str:
-        """The set must fit into memory."""
         job = self.job
         memory = int(job.capacities[0]) * job.num_nodes if job.num_tiers else 0
         if job.size_bytes > memory:
@@ -33,7 +34,6 @@ class LbannDynamic(Policy):
         return ""
 
     def start(self) -> StagingWork | None:
-        """Nothing is loaded first."""
         self._holders = np.full(len(self.job.sizes), -1, np.int64)
         return None
 
@@ -43,13 +43,8 @@ class LbannDynamic(Policy):
         nodes = job.nodes_of(uses.workers)
         held = self._holders[uses.ids]
         first = held < 0
-        reads = Reads(
-            ids=uses.ids,
-            steps=uses.steps,
-            workers=uses.workers,
-            sources=sources_of(job, held, nodes, 0),
-            holders=np.where(first, nodes, held),
-        )
+        reads = reads_from(job, uses, held, 0)
+        reads = replace(reads, holders=np.where(first, nodes, held))
         self._holders[uses.ids[first]] = nodes[first]
         if not first.all():
             return reads
@@ -68,5 +63,4 @@ class LbannPreloading(LbannDynamic):
         """Load each node's shard."""
         counts = np.diff(shard_starts(self.job))
         self._holders = np.repeat(np.arange(self.job.num_nodes), counts)
-        held = bytes_by_node(self.job, self._holders)
-        return StagingWork(store_bytes=held, peer_bytes=np.zeros_like(held), tier=0)
+        return staging_of(self.job, self._holders, 0)

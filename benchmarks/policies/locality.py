@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.policies.shards import reads_from, sharded, staging_of
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Accesses, SimulatedJob
-from penstock.simulate.policies.base import Policy, bytes_by_node, sharded
+from penstock.simulate.policies import Policy
 from penstock.simulate.reads import Reads, StagingWork
 
 
@@ -21,21 +22,18 @@ class LocalityAware(Policy):
     title = "locality-aware"
 
     def why_not(self) -> str:
-        """It needs local storage."""
         return "" if self.job.num_tiers else "it copies to local storage, and there is no tier"
 
     def start(self) -> StagingWork:
         """Copy the shards, as far as they fit."""
         self._holders = sharded(self.job, self.job.num_tiers - 1)
-        held = bytes_by_node(self.job, self._holders)
-        zero = np.zeros_like(held)
-        return StagingWork(store_bytes=held, peer_bytes=zero, tier=self.job.num_tiers - 1)
+        return staging_of(self.job, self._holders, self.job.num_tiers - 1)
 
     def reads(self, epoch: int) -> Reads:
         """Return reads of the shares that fit the holders best."""
         uses = self.job.accesses(epoch)
         moved = reassigned(self.job, uses, self._holders[uses.ids])
-        return self.from_holders(moved, self._holders, self.job.num_tiers - 1)
+        return reads_from(self.job, moved, self._holders[moved.ids], self.job.num_tiers - 1)
 
 
 def reassigned(job: SimulatedJob, uses: Accesses, held: Ints) -> Accesses:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.simulate.importance.runs import difficulties, epochs_of
+from benchmarks.samplers import SOURCES, source_of
+from benchmarks.samplers.pads import AccuracyTrend, Smoothing, log_ranks
+from benchmarks.samplers.selective import SelectiveSource
+from benchmarks.samplers.shade import ShadeSource
+from benchmarks.samplers.shade_released import ShadeReleasedSource
+from tests.compared.samplers.runs import difficulties, epochs_of
 
 from penstock.errors import OptionError
 from penstock.flow.bound import lru_hit_ratio
 from penstock.order import Ids
-from penstock.simulate.importance import SOURCES, source_of
-from penstock.simulate.importance.pads import AccuracyTrend, Smoothing, log_ranks
-from penstock.simulate.importance.selective import SelectiveSource
-from penstock.simulate.importance.shade import ShadeSource
-from penstock.simulate.importance.shade_released import ShadeReleasedSource
 
 F = 6400
 B = 64

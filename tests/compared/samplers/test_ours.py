@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.simulate.importance.runs import difficulties, epochs_of
+from benchmarks.samplers import source_of
+from benchmarks.samplers.same_string import lru_hits, min_hits, priority_hits
+from tests.compared.samplers.runs import difficulties, epochs_of
 
 from penstock.order.importance import Importance
-from penstock.simulate.importance import source_of
-from penstock.simulate.importance.ours import ImportanceSource
-from penstock.simulate.importance.strings import lru_hits, min_hits, priority_hits
+from penstock.simulate.importance import ImportanceSource
 
 F = 2000
 B = 50

@@ -6,10 +6,13 @@ looking ahead; *opportunistic* leaves the rest out and trains on what is in memo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from penstock.dataset.part import Ints
-from penstock.simulate.policies.base import Policy, bytes_by_node, sharded, sources_of
+from benchmarks.policies.shards import reads_from, sharded, staging_of
+from penstock.simulate.policies import Policy
+from penstock.simulate.policies.sharding import repeated
 from penstock.simulate.reads import Reads, StagingWork
 
 
@@ -19,20 +22,17 @@ class DeepioOrdered(Policy):
     title = "DeepIO ordered"
 
     def why_not(self) -> str:
-        """It needs memory."""
         return "" if self.job.num_tiers else "it caches in memory, and the machine has no tier"
 
     def start(self) -> StagingWork:
         """Load each node's part of the set into its memory."""
         self._holders = sharded(self.job, 0)
-        held = bytes_by_node(self.job, self._holders)
-        return StagingWork(store_bytes=held, peer_bytes=np.zeros_like(held), tier=0)
+        return staging_of(self.job, self._holders, 0)
 
     def reads(self, epoch: int) -> Reads:
         """Return memory ahead of time, the store at the last moment."""
-        from dataclasses import replace
-
-        reads = self.from_holders(self.job.accesses(epoch), self._holders, 0)
+        uses = self.job.accesses(epoch)
+        reads = reads_from(self.job, uses, self._holders[uses.ids], 0)
         return replace(reads, ahead=reads.sources != self.job.store)
 
 
@@ -42,7 +42,6 @@ class DeepioOpportunistic(DeepioOrdered):
     title = "DeepIO opport."
 
     def why_not(self) -> str:
-        """It needs something in memory."""
         without = super().why_not()
         if not without and int(self.job.capacities[0]) < int(self.job.sizes.max()):
             return "its memory does not hold a single sample"
@@ -51,21 +50,6 @@ class DeepioOpportunistic(DeepioOrdered):
     def reads(self, epoch: int) -> Reads:
         """Return draws from memory, each sample as often as the next."""
         job, uses = self.job, self.job.accesses(epoch)
-        ids = repeated(
-            np.flatnonzero(self._holders >= 0), len(uses.ids), job.scenario.job.seed + epoch
-        )
-        held = self._holders[ids]
-        return Reads(
-            ids=ids,
-            steps=uses.steps,
-            workers=uses.workers,
-            sources=sources_of(job, held, job.nodes_of(uses.workers), 0),
-            holders=held,
-        )
-
-
-def repeated(pool: Ints, count: int, seed: int) -> Ints:
-    """Return so many samples from a pool: all of it in a random order, then all of it again."""
-    rng = np.random.default_rng(seed)
-    passes = [rng.permutation(pool) for _ in range(-(-count // len(pool)))]
-    return np.concatenate(passes)[:count]
+        pool = np.flatnonzero(self._holders >= 0)
+        ids = repeated(pool, len(uses.ids), job.scenario.job.seed + epoch)
+        return reads_from(job, replace(uses, ids=ids), self._holders[ids], 0)

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.order import Ids, key_of
-from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
-from penstock.simulate.importance.caches import PriorityCache, access_all, cached_of
-from penstock.simulate.importance.pads import (
+from benchmarks.samplers.pads import (
     FIRST_WEIGHT,
     AccuracyTrend,
     Smoothing,
@@ -26,6 +23,9 @@ from penstock.simulate.importance.pads import (
     multinomial,
     replayed,
 )
+from benchmarks.samplers.priority_cache import PriorityCache, cached_of
+from penstock.order import Ids, key_of
+from penstock.simulate.importance import Bools, DrawnStretch, Floats, access_all
 
 
 class ShadeSource:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.order import Ids
-from penstock.simulate.importance.base import Bools, Floats
+from penstock.simulate.importance import Bools, Floats
 
 FIRST_WEIGHT = 1.0
 """Of samples that were never scored. It is below every score: they are drawn least."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.policies.belady import min_hits
+from benchmarks.samplers.priority_cache import PriorityCache
 from penstock.flow.bound import belady_bytes
 from penstock.order import Ids
-from penstock.simulate.importance.base import Bools, Floats
-from penstock.simulate.importance.caches import PriorityCache
-from penstock.simulate.policies.evicting import lru_hits, min_hits
+from penstock.simulate.importance import Bools, Floats
+from penstock.simulate.policies.lru import lru_hits
 
 __all__ = ["byte_hit_bound", "lru_hits", "min_hits", "priority_hits"]
 

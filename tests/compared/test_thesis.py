@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.policies import POLICIES
 from benchmarks.thesis import COLUMNS, PUBLISHED, published_ratio, scenario
 
 from penstock.simulate import run
@@ -18,13 +19,13 @@ CASES = [
 
 @pytest.mark.parametrize(("policy", "column"), CASES)
 def test_a_ratio_is_as_published(policy: str, column: str) -> None:
-    result = run(scenario(column, share=0.1), policy)
+    result = run(scenario(column, share=0.1), POLICIES.get(policy, policy))
     assert result.time_ratio == pytest.approx(published_ratio(policy, column), rel=0.03)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_the_lower_bound_itself_is_as_published(column: str) -> None:
-    result = run(scenario(column, share=0.1), "perfect")
+    result = run(scenario(column, share=0.1), POLICIES["perfect"])
     published = PUBLISHED["perfect"][list(COLUMNS).index(column)]
     assert result.time_s == pytest.approx(published, rel=0.02)
 

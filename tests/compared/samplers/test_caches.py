@@ -7,24 +7,17 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from penstock.simulate.importance.caches import (
-    FillOnceCache,
-    LruCache,
-    PriorityCache,
-    PriorityQueue,
-    SampleCache,
-    access_all,
-    cached_of,
-)
-from penstock.simulate.importance.strings import (
+from benchmarks.samplers.priority_cache import PriorityCache, PriorityQueue, cached_of
+from benchmarks.samplers.same_string import (
     byte_hit_bound,
     lru_hits,
     min_hits,
     priority_hits,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.simulate.importance import FillOnceCache, LruCache, SampleCache, access_all
 
 STRINGS = st.lists(st.integers(0, 7), min_size=1, max_size=60)
 CAPACITIES = st.integers(0, 6)

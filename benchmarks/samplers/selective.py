@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.order import GlobalOrder, Ids, key_of
-from penstock.simulate.importance.base import Bools, DrawnStretch, Floats
-from penstock.simulate.importance.caches import FillOnceCache, access_all
+from penstock.simulate.importance import Bools, DrawnStretch, FillOnceCache, Floats, access_all
 
 
 class SelectiveSource:
@@ -65,6 +64,3 @@ class SelectiveSource:
     def observe(self, ids: Ids, losses: Floats) -> None:
         """Keep the latest loss of each sample."""
         self._losses[ids] = losses
-
-    def validated(self, accuracy: float) -> None:
-        """Ignore the accuracy."""
