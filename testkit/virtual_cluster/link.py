@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.engine.peers.client_link import SILENCE_S, STUCK_S
-from penstock.simulate.cluster_net import LATENCY_S
-from penstock.simulate.cluster_node import ClusterNode, UnitReply, UnitRequest
 from penstock.simulate.virtual import Call
+from testkit.virtual_cluster.net import LATENCY_S
+from testkit.virtual_cluster.node import ClusterNode, UnitReply, UnitRequest
 
 _CHECK_S = 1.0
 _EPSILON_S = 1e-6

@@ -18,7 +18,7 @@ from penstock.flow.layout.homes import HomeNode, Homes, cluster_homes
 from penstock.flow.layout.placement import UnitLayout, offsets_of
 from penstock.flow.layout.spans import spans_of
 from penstock.order import GlobalOrder, Steps, StreamHash
-from penstock.simulate.cluster_faults import ClusterFault, drawn_faults
+from testkit.virtual_cluster.faults import ClusterFault, drawn_faults
 
 STAGE_BYTES = 2 << 20
 """Memory of a rank for batches in the making."""
@@ -178,6 +178,10 @@ class ClusterJob:
     def offsets(self) -> Ints:
         """By unit: its place in the layout."""
         return offsets_of(np.array(self.lengths))
+
+    def spans_of(self, units: Ints) -> Ints:
+        """Return the spans of the layout that units lie in."""
+        return self.homes.spans.number_of(self.offsets[units])
 
     def name_of(self, node: int) -> str:
         """Return what a node is called."""

@@ -23,12 +23,12 @@ from penstock.flow.filling import FillCourse, FillProgress
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.planning import may_fill, may_plan
 from penstock.flow.routes import Route, routes_of
-from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_link import ClusterLink
-from penstock.simulate.cluster_net import SharedStore
-from penstock.simulate.cluster_node import ClusterNode, UnitReply
-from penstock.simulate.cluster_reads import STORE, ClusterRead, ClusterReads
 from penstock.simulate.virtual import Call
+from testkit.virtual_cluster.job import STAGE_BYTES, ClusterJob
+from testkit.virtual_cluster.link import ClusterLink
+from testkit.virtual_cluster.net import SharedStore
+from testkit.virtual_cluster.node import ClusterNode, UnitReply
+from testkit.virtual_cluster.reads import STORE, ClusterRead, ClusterReads
 
 _FILL_SAMPLES = 32
 """A small data set is looked through in small parts, or all of it would be wanted at once."""
@@ -198,7 +198,7 @@ class ClusterRank:
 
     def _has_place(self, units: Ints) -> npt.NDArray[np.bool_]:
         """Return which units lie in the tier, or have their place there and there is room."""
-        kept = self.holders.is_kept_here(units)
+        kept = self.holders.kept_here()[self._job.spans_of(units)]
         if self.node.is_full:
             kept &= np.array([unit in self.node.present for unit in units.tolist()], bool)
         return kept

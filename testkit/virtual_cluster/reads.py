@@ -17,12 +17,12 @@ from penstock.flow import Begin, Deferred, Fetch, Flow, FlowBudget
 from penstock.flow.choice import peer_of
 from penstock.flow.holders import Holders, Sources
 from penstock.flow.reading import ClaimPatience, stores_of
-from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_link import ClusterLink
-from penstock.simulate.cluster_net import SharedStore
-from penstock.simulate.cluster_node import ClusterNode, UnitReply
 from penstock.simulate.driver import FlowDriver
 from penstock.simulate.virtual import Call
+from testkit.virtual_cluster.job import STAGE_BYTES, ClusterJob
+from testkit.virtual_cluster.link import ClusterLink
+from testkit.virtual_cluster.net import SharedStore
+from testkit.virtual_cluster.node import ClusterNode, UnitReply
 
 STORE = "store"
 

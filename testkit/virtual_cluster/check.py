@@ -33,10 +33,10 @@ from penstock.engine.peers.members import QUORUM, RETRY_MAX_S
 from penstock.flow.fallback import PATIENCE_S
 from penstock.flow.hedge import TOKEN_SHARE, TOKENS_MAX
 from penstock.flow.layout.homes import NOBODY
-from penstock.simulate.cluster_faults import DEADLY, ClusterFault
-from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_world import GIVE_UP_S, ClusterLog, ClusterWorld
 from penstock.storage.retry import RetryPolicy
+from testkit.virtual_cluster.faults import DEADLY, ClusterFault
+from testkit.virtual_cluster.job import STAGE_BYTES, ClusterJob
+from testkit.virtual_cluster.world import GIVE_UP_S, ClusterLog, ClusterWorld
 
 _AGREE_S = 3.0
 """After a silence: until everybody has heard of it."""

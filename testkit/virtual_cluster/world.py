@@ -14,12 +14,12 @@ from functools import partial
 from penstock.engine.peers.base import Address
 from penstock.engine.peers.members import Member, Members
 from penstock.order import StreamHash
-from penstock.simulate.cluster_faults import DEADLY, SLOW, ClusterFault
-from penstock.simulate.cluster_job import ClusterJob
-from penstock.simulate.cluster_net import LATENCY_S, NodeReachability, SharedStore
-from penstock.simulate.cluster_node import ClusterNode
-from penstock.simulate.cluster_rank import ClusterRank
 from penstock.simulate.virtual import SharedPipe, VirtualTime
+from testkit.virtual_cluster.faults import DEADLY, SLOW, ClusterFault
+from testkit.virtual_cluster.job import ClusterJob
+from testkit.virtual_cluster.net import LATENCY_S, NodeReachability, SharedStore
+from testkit.virtual_cluster.node import ClusterNode
+from testkit.virtual_cluster.rank import ClusterRank
 
 GIVE_UP_S = 900.0
 """No schedule takes so long unless it is stuck."""

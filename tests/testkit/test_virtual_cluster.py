@@ -6,16 +6,15 @@ import math
 import sys
 
 import pytest
+from testkit.virtual_cluster import ClusterVerdict, judged, play, replay_line
+from testkit.virtual_cluster.__main__ import main
+from testkit.virtual_cluster.faults import ClusterFault, Kind
+from testkit.virtual_cluster.job import STAGE_BYTES, ClusterJob
+from testkit.virtual_cluster.rank import ClusterRank
+from testkit.virtual_cluster.reads import ClusterReads
+from testkit.virtual_cluster.world import ClusterWorld
 
 from penstock.engine.peers.members import Members
-from penstock.simulate import cluster
-from penstock.simulate.cluster import play, replay_line
-from penstock.simulate.cluster_check import ClusterVerdict, judged
-from penstock.simulate.cluster_faults import ClusterFault, Kind
-from penstock.simulate.cluster_job import STAGE_BYTES, ClusterJob
-from penstock.simulate.cluster_rank import ClusterRank
-from penstock.simulate.cluster_reads import ClusterReads
-from penstock.simulate.cluster_world import ClusterWorld
 
 
 def judge(job: ClusterJob) -> tuple[ClusterWorld, ClusterVerdict]:
@@ -163,11 +162,11 @@ def test_a_failure_is_printed_with_what_went_wrong(
 ) -> None:
     line = replay_line(11, nodes=3, faults=4)
     monkeypatch.setattr(sys, "argv", line.split()[2:])
-    assert cluster.main() == 0
+    assert main() == 0
     assert "3 nodes" in capsys.readouterr().out
     monkeypatch.setattr(Members, "due", lambda self, at_s: ())
-    monkeypatch.setattr("penstock.simulate.cluster_world.CODA_S", 5.0)
-    assert cluster.main() == 1
+    monkeypatch.setattr("testkit.virtual_cluster.world.CODA_S", 5.0)
+    assert main() == 1
     assert "FAILED: in the end" in capsys.readouterr().out
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.simulate.cluster_net import LATENCY_S, NodeReachability
 from penstock.simulate.virtual import Call, SharedPipe, VirtualTime
+from testkit.virtual_cluster.net import LATENCY_S, NodeReachability
 
 if TYPE_CHECKING:
-    from penstock.simulate.cluster_link import ClusterLink
+    from testkit.virtual_cluster.link import ClusterLink
 
 
 class GossipSource(Protocol):
