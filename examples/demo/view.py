@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from examples.demo.messages import Event, RankReady, StepDone
+
 from penstock.cli.charts import sparkline
-from penstock.cli.demo.messages import Event, RankReady, StepDone
 from penstock.cli.screen import Span
 from penstock.units import show_bytes, show_count, show_seconds
 

@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 import msgspec
+from examples.demo.messages import DemoJob, Event, decode_event, encode
 
-from penstock.cli.demo.messages import DemoJob, Event, decode_event, encode
 from penstock.errors import WorkerError
 
+_CHECKOUT = Path(__file__).parents[2]
 _LOG_LINES_MAX = 12
 
 
@@ -84,7 +85,8 @@ class DemoRanks:
 def _start(job: DemoJob, writable: int, log: BinaryIO) -> subprocess.Popen[bytes]:
     own = msgspec.structs.replace(job, events=writable)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.cli.demo.trainer", encode(own).decode()],
+        [sys.executable, "-m", "examples.demo.trainer", encode(own).decode()],
+        cwd=_CHECKOUT,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

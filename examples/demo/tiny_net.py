@@ -1,6 +1,6 @@
 """A network small enough for two slow cores, and the few lines that train it on some ranks.
 
-It is what `penstock demo` trains: four convolutions and a linear layer, about a hundred thousand
+Four convolutions and a linear layer, about a hundred thousand
 parameters. Ranks average their gradients with one all-reduce a step; nothing here is special, so
 that what the loader does is plain to see.
 """

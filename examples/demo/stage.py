@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.cli.demo.view import DemoView
+from examples.demo.view import DemoView
+
 from penstock.cli.screen import Screen, Span, can_move_cursor, can_style
 from penstock.units import show_seconds
 

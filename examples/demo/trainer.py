@@ -1,4 +1,4 @@
-"""One training process of the demo: `python -m penstock.cli.demo.trainer JOB`.
+"""One training process of the demo: `python -m examples.demo.trainer JOB`.
 
 It is written as a user would write it: open, make a loader, train, save the model beside
 `loader.state_dict()`. Whether it begins or goes on, alone or with others, is the same code.
@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from penstock.cli.demo.held_out import split
-from penstock.cli.demo.messages import (
+from examples.demo.messages import (
     DemoJob,
     Event,
     RankDone,
@@ -24,10 +22,12 @@ from penstock.cli.demo.messages import (
     decode_job,
     encode,
 )
+from examples.demo.shapes import split
+from examples.demo.tiny_net import TinyTrainer, join, leave
+
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
 from penstock.loader.loader import Loader
-from penstock.loader.torch.tiny import TinyTrainer, join, leave
 from penstock.order import Steps, StreamHash
 from penstock.world import World
 

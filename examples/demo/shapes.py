@@ -14,15 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import MissingPackageError
+from penstock.dataset.dataset import Dataset
 
 CLASSES = ("circle", "cross", "dots", "ring", "square", "star", "stripes", "triangle")
+_HELD_OUT_EVERY = 10
 _QUALITY = 85
 _GRID = 6
 """Cells of the noise that backgrounds are made of, in each direction."""
 
 Random = np.random.Generator
 Points = list[tuple[float, float]]
+
+
+def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
+    """Return the samples to train on and every tenth, which is held out; both are views."""
+    is_held_out = np.arange(len(dataset)) % _HELD_OUT_EVERY == 0
+    return dataset.select(~is_held_out), dataset.select(is_held_out)
 
 
 def draw_images(folder: Path, count: int, size: int, seed: int = 7) -> Iterator[int]:
@@ -39,10 +46,8 @@ def draw_images(folder: Path, count: int, size: int, seed: int = 7) -> Iterator[
 
 def image_of(name: str, size: int, random: Random) -> bytes:
     """Return one image of a class as JPEG bytes."""
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError:
-        raise MissingPackageError("drawing images", "pillow", "jpeg") from None
+    from PIL import Image, ImageDraw
+
     noise = random.integers(70, 186, (_GRID, _GRID, 3), dtype=np.uint8)
     image = Image.fromarray(noise).resize((size, size), Image.Resampling.BILINEAR)
     ground = noise.mean(axis=(0, 1))

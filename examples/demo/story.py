@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from examples.demo.messages import DemoJob, RankDone
+from examples.demo.ranks import DemoRanks
+from examples.demo.shapes import CLASSES, draw_images, split
+from examples.demo.stage import DemoScreen
+from examples.demo.view import DemoView
 
-from penstock.cli.demo.held_out import split
-from penstock.cli.demo.messages import DemoJob, RankDone
-from penstock.cli.demo.ranks import DemoRanks
-from penstock.cli.demo.shapes import CLASSES, draw_images
-from penstock.cli.demo.stage import DemoScreen
-from penstock.cli.demo.view import DemoView
 from penstock.cli.opened import show_place
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.open import open as open_dataset
@@ -86,7 +85,7 @@ class DemoPaths:
 def tell(folder: Path, scale: Scale, *, is_kept: bool) -> None:
     """Tell the whole story."""
     stage, place = DemoScreen(num_scenes=5), DemoPaths(folder=folder)
-    stage.screen.line(("penstock demo", "bold"), "  from files to a trained network, with a crash")
+    stage.screen.line(("Penstock", "bold"), "  from files to a trained network, with a crash")
     stage.screen.line()
     _draw(stage, place, scale)
     dataset = _pack(stage, place, scale)

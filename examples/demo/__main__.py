@@ -1,4 +1,4 @@
-"""`penstock demo`: a folder to play in, and the way out of it, whatever happens inside."""
+"""Makes room for the demo, and cleans up however it ends."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.demo.story import Scale, tell
-from penstock.errors import MissingPackageError, OptionError
+from examples.demo.story import Scale, tell
 
-_EXAMPLE = """\
-Examples
-  penstock demo
-  penstock demo --keep penstock-demo && penstock info penstock-demo/shards
-"""
+from penstock.errors import MissingPackageError, OptionError, PenstockError
 
 _FULL = Scale(
     images=4000, size=96, epochs=4, global_batch_size=64, save_every=16, shard_bytes=4_000_000
@@ -30,29 +26,29 @@ _QUICK = Scale(
 )
 _NEEDS = {"torch": "torch", "PIL": "pillow"}
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_EXIT_INTERRUPTED = 130
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
-    parser.description = (
-        "See all of it in about a minute, on this machine alone: draw images, pack them\n"
-        "into shards, train a small network, kill it half-way, resume on two ranks, and\n"
-        "compare what was delivered with what the seed promised."
-    )
-    parser.epilog = _EXAMPLE
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tell the story in a folder of its own."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="leave images, shards and checkpoint there"
     )
-    parser.add_argument("--quick", action="store_true", help=argparse.SUPPRESS)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Tell the story in a folder of its own."""
-    for module, package in _NEEDS.items():
-        if importlib.util.find_spec(module) is None:
-            raise MissingPackageError("penstock demo", package, "torch,jpeg,cli")
-    with _ends_tidily(), _folder(args.keep) as folder, _scratch(folder / "scratch"):
-        tell(folder, _QUICK if args.quick else _FULL, is_kept=args.keep is not None)
+    parser.add_argument("--quick", action="store_true", help="few small images: does it work?")
+    args = parser.parse_args(argv)
+    try:
+        for module, package in _NEEDS.items():
+            if importlib.util.find_spec(module) is None:
+                raise MissingPackageError("the demo", package, "torch,jpeg,cli")
+        with _ends_tidily(), _folder(args.keep) as folder, _scratch(folder / "scratch"):
+            tell(folder, _QUICK if args.quick else _FULL, is_kept=args.keep is not None)
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    except (PenstockError, OSError) as error:
+        print(f"demo: error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -92,3 +88,7 @@ def _ends_tidily() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
