@@ -10,11 +10,10 @@ Two models over the same values.
 `plan` foresees a run without playing it, and `probe` measures the machine that all of them need.
 """
 
-from penstock.simulate.bulk import run
+from penstock.simulate.bulk import run, sweep
 from penstock.simulate.predict import LoaderRun, Prediction, predict
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario, load_scenario, scenario_of
-from penstock.simulate.sweep import sweep
 from penstock.simulate.virtual_node import Costs, Samples
 from penstock.simulate.weather import Refusals, Slow, Stalls, Weather
 

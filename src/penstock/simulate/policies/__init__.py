@@ -10,8 +10,7 @@ import difflib
 
 from penstock.errors import OptionError
 from penstock.simulate.job import SimulatedJob
-from penstock.simulate.policies.base import Policy
-from penstock.simulate.policies.double_buffering import DoubleBuffering
+from penstock.simulate.policies.base import DoubleBuffering, Policy
 from penstock.simulate.policies.lru import Lru
 from penstock.simulate.policies.nopfs import Nopfs
 from penstock.simulate.policies.ours import Ours, OursLocal

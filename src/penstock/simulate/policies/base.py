@@ -1,4 +1,4 @@
-"""The interface of every policy.
+"""The interface of every policy, and the plainest one.
 
 A policy is asked once per epoch where each use of a sample finds its bytes. Whatever it would do at
 run time (fill, evict, move) it works out beforehand: the order is known.
@@ -50,3 +50,13 @@ class Policy:
         uses = self.job.accesses(epoch)
         sources = np.full(len(uses.ids), self.job.store, np.uint8)
         return Reads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
+
+
+class DoubleBuffering(Policy):
+    """No cache: every sample from the store, ahead of its step, as torch and tf.data read."""
+
+    title = "double buffering"
+
+    def reads(self, epoch: int) -> Reads:
+        """Return the whole epoch from the store."""
+        return self.all_from_store(epoch)
