@@ -43,7 +43,7 @@ docs: setup
 	$(BIN)/python tools/check_docs.py
 
 demo: setup
-	@$(BIN)/penstock demo
+	@$(BIN)/python -m examples.demo
 
 clean:
 	rm -rf .venv build dist .peers

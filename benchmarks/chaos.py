@@ -3,8 +3,8 @@
     python -m benchmarks.chaos [--schedules 5000] [--first 0] [--nodes N] [--faults K]
 
 Each schedule is a whole job in virtual time, over the flow, the membership and the homes of a real
-one (`penstock.simulate.cluster`), with nodes killed, frozen, cut off, slow, corrupt or full, and a
-store that refuses or lags. The limits are those of `penstock.simulate.cluster_check`: no sample
+one (`testkit.virtual_cluster`), with nodes killed, frozen, cut off, slow, corrupt or full, and a
+store that refuses or lags. The limits are those of `testkit.virtual_cluster.check`: no sample
 lost or doubled, one time-out for each fault, the inequality of bytes, agreement in the end. Every
 schedule that fails is a line that plays it again.
 """
@@ -18,10 +18,13 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from penstock.simulate.cluster import replay_line
-from penstock.simulate.cluster_check import ClusterVerdict, judged
-from penstock.simulate.cluster_job import ClusterJob
-from penstock.simulate.cluster_world import ClusterWorld
+from testkit.virtual_cluster import (
+    ClusterJob,
+    ClusterVerdict,
+    ClusterWorld,
+    judged,
+    replay_line,
+)
 
 Outcome = tuple[int, list[str], bool, ClusterVerdict]
 

@@ -31,7 +31,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.simulate.importance import SOURCES, TrainingSource, source_of
+from benchmarks.samplers import SOURCES, source_of
+from penstock.simulate.importance import TrainingSource
 
 BATCH = 64
 HIDDEN = 64

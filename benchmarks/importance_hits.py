@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.samplers import SOURCES, source_of
+from benchmarks.samplers.pads import log_ranks
+from benchmarks.samplers.same_string import lru_hits, min_hits, priority_hits
+from benchmarks.samplers.shade_released import ShadeReleasedSource
 from penstock.order.importance import Importance
-from penstock.simulate.importance import SOURCES, TrainingSource, source_of
-from penstock.simulate.importance.ours import ImportanceSource
-from penstock.simulate.importance.pads import log_ranks
-from penstock.simulate.importance.shade_released import ShadeReleasedSource
-from penstock.simulate.importance.strings import lru_hits, min_hits, priority_hits
+from penstock.simulate.importance import ImportanceSource, TrainingSource
 
 BATCH = 64
 CACHES = (0.05, 0.1, 0.2, 0.3, 0.5)

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 
+from benchmarks.policies import POLICIES
 from penstock.simulate import Scenario, run, scenario_of
-from penstock.simulate.policies import POLICIES
 
 
 def scenario(nodes: int) -> Scenario:
@@ -63,7 +63,7 @@ def scenario(nodes: int) -> Scenario:
 
 def measure(policy: str, nodes: int) -> None:
     begin = time.perf_counter()
-    result = run(scenario(nodes), policy)
+    result = run(scenario(nodes), POLICIES[policy])
     seconds = time.perf_counter() - begin
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     what = result.why_not or f"{result.time_ratio:8.2f} {result.byte_ratio:8.2f}"

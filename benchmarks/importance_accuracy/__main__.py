@@ -14,7 +14,7 @@ from benchmarks.importance_accuracy.jobs import Job, carried_out
 from benchmarks.importance_accuracy.summary import BASE, Summary
 from benchmarks.importance_accuracy.training import Recipe, Run
 from benchmarks.importance_accuracy.wall_time import Clock
-from penstock.simulate.importance import SOURCES
+from benchmarks.samplers import SOURCES
 
 RECIPES = {
     "cifar10": Recipe(model="resnet9", epochs=20, batch_size=256, lr=0.2, pad=4),

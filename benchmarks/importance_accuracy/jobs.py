@@ -13,11 +13,9 @@ import torch
 
 from benchmarks.importance_accuracy.data import Images, load
 from benchmarks.importance_accuracy.training import Recipe, Run, run_of
+from benchmarks.samplers import source_of
 from penstock.order.importance import Importance
-from penstock.simulate.importance import TrainingSource, source_of
-from penstock.simulate.importance.ours import ImportanceSource
-
-SCORES = {"importance": "loss-rank", "importance-loss": "loss", "cost-aware": "cost-aware"}
+from penstock.simulate.importance import SCORES, ImportanceSource, TrainingSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from benchmarks.importance_accuracy.data import Images
 from benchmarks.importance_accuracy.models import model_of
+from benchmarks.samplers import tell_accuracy
 from penstock.simulate.importance import TrainingSource
 
 Ids = NDArray[np.int64]
@@ -255,7 +256,7 @@ def run_of(
         if step + 1 in ends:
             run.steps.append(step + 1)
             run.accuracies.append(training.accuracy())
-            source.validated(run.accuracies[-1])
+            tell_accuracy(source, run.accuracies[-1])
             record(run, np.concatenate(epoch_ids), np.concatenate(epoch_weights))
             epoch_ids, epoch_weights = [], []
     run.seconds = perf_counter() - started

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.cluster_page import page_of, text_of
+from penstock.cli.cluster_page import page_of
+from penstock.cli.screen import plain
 from penstock.engine.node.survey import NodeTraffic, NodeView, RunView
 from penstock.engine.peers.base import Address, Shelves
 from penstock.engine.peers.local import ListedRun, RunMember, write_run_file
@@ -118,7 +119,8 @@ def test_a_large_run_fits_80_columns() -> None:
         for b in nodes[:5]
     ]
     run = ListedRun(run_id=RUN, secret=SECRET, dataset="s3://" + "bucket/" * 30)
-    page = text_of(page_of(RunView(run=run, nodes=tuple(nodes), links=tuple(links), at_s=0.0)))
+    view = RunView(run=run, nodes=tuple(nodes), links=tuple(links), at_s=0.0)
+    page = "\n".join(plain(line).rstrip() for line in page_of(view))
     assert max(map(len, page.splitlines())) <= 80
     assert "99 of 100 nodes answer" in page
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from benchmarks.policies.belady import min_hits
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.flow.residency import Residency, WindowResidency
-from penstock.simulate.policies.evicting import min_hits
 
 NUM_UNITS = 12
 strings = st.lists(st.integers(0, NUM_UNITS - 1), min_size=1, max_size=60)

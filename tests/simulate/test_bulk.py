@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.policies import POLICIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulate.scenarios import cached, flat, scenario, tables
 
 from penstock.errors import OptionError
 from penstock.simulate import run, sweep
-from penstock.simulate.policies import POLICIES
 
 # 1,200 samples of 1 kB, 4 nodes, batches of 10: 30 steps of 10 ms computing, 3 epochs: 0.9 s.
 COMPUTE_S = 0.9
@@ -21,7 +21,7 @@ def store(**changes: object) -> dict[str, object]:
 
 
 def test_perfect_is_computing_alone() -> None:
-    result = run(scenario(), "perfect")
+    result = run(scenario(), POLICIES["perfect"])
     assert result.time_s == pytest.approx(COMPUTE_S)
     assert (result.time_ratio, result.stall_share) == pytest.approx((1.0, 0.0))
     assert result.store_bytes == 0
@@ -29,12 +29,12 @@ def test_perfect_is_computing_alone() -> None:
 
 def test_naive_reads_then_computes() -> None:
     # A sample takes 1 ms to read and 1 ms to compute.
-    assert run(scenario(), "naive").time_s == pytest.approx(2 * COMPUTE_S)
+    assert run(scenario(), POLICIES["naive"]).time_s == pytest.approx(2 * COMPUTE_S)
 
 
 def test_latency_is_paid_by_every_request_of_a_thread() -> None:
     machine = store(latency_s=0.004, latency_p99_s=0.004)
-    assert run(scenario(machine=machine), "naive").time_s == pytest.approx(6 * COMPUTE_S)
+    assert run(scenario(machine=machine), POLICIES["naive"]).time_s == pytest.approx(6 * COMPUTE_S)
     many = scenario(machine=machine, loader={"threads": 5})
     # Five threads read a sample a ms, but the store gives 1 MB/s: just enough.
     assert run(many, "double-buffering").time_s == pytest.approx(COMPUTE_S + 0.01)
@@ -76,7 +76,7 @@ def test_a_stage_of_one_step_still_overlaps() -> None:
 
 def test_a_global_batch_larger_than_the_set_is_refused() -> None:
     with pytest.raises(OptionError, match=r"lower job\.batch"):
-        run(scenario(job={"batch": 500}), "naive")
+        run(scenario(job={"batch": 500}), "ours")
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
@@ -111,7 +111,7 @@ def test_no_policy_beats_computing_nor_the_bound(
         dataset={"spread_bytes": spread},
         job={"nodes": nodes, "ranks": ranks, "batch": 7, "drop_last": drop_last},
     )
-    result = run(made, policy)
+    result = run(made, POLICIES[policy])
     if result.why_not or policy == "perfect":
         return
     assert result.time_s >= result.bound_s * (1 - 1e-9)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.policies import POLICIES
+from benchmarks.scale import LATER_EPOCH
 from tests.simulate.scenarios import cached
 
 from penstock.cli.main import main
@@ -13,7 +15,6 @@ from penstock.report.charts import BarChart, LineChart
 from penstock.simulate import PolicyResult, run, sweep
 from penstock.simulate.page import (
     COLUMNS,
-    LATER_EPOCH,
     panels_of,
     results_charts,
     results_html,
@@ -45,7 +46,8 @@ write = { counts = [1], bytes_s = ["9 GB"] }
 
 
 def test_one_point_is_bars_with_a_name_and_a_value_each() -> None:
-    results = [run(cached(0.5), name) for name in ("naive", "lbann-dynamic", "ours", "perfect")]
+    policies = (POLICIES["naive"], POLICIES["lbann-dynamic"], "ours", POLICIES["perfect"])
+    results = [run(cached(0.5), policy) for policy in policies]
     (chart,) = results_charts(results)
     assert isinstance(chart, BarChart)
     assert list(chart.categories) == ["naive", "Penstock", "perfect"]  # LBANN needs more memory.
@@ -86,7 +88,7 @@ def test_a_sweep_of_both_has_a_chart_for_each_capacity() -> None:
 
 
 def test_the_page_has_the_chart_and_every_row_escaped() -> None:
-    results = [run(cached(0.5), name) for name in ("ours", "lbann-dynamic")]
+    results = [run(cached(0.5), policy) for policy in ("ours", POLICIES["lbann-dynamic"])]
     page = results_html(results, "a <b> title")
     assert page.count('class="chart"') == 1
     assert "<h1>a &lt;b&gt; title</h1>" in page
@@ -94,8 +96,8 @@ def test_the_page_has_the_chart_and_every_row_escaped() -> None:
 
 
 def test_a_row_has_a_word_for_every_column() -> None:
-    for name in ("ours", "lbann-dynamic"):
-        assert len(row_of(run(cached(0.5), name))) == len(COLUMNS)
+    for policy in ("ours", POLICIES["lbann-dynamic"]):
+        assert len(row_of(run(cached(0.5), policy))) == len(COLUMNS)
     assert row_of(PolicyResult(policy="mine", nodes=1, cache_share=0.0, time_s=5.0))[0] == "mine"
 
 
@@ -113,9 +115,16 @@ def test_the_command_prints_a_table_and_a_chart(
     printed = capsys.readouterr().out
     assert "4 nodes, cache 50% of the data set" in printed
     assert "█" in printed
-    assert "LBANN dynamic: it needs the whole set in memory" in printed
     assert max(map(len, printed.splitlines()[:-4])) <= 80
     assert "<h1>a &lt;small&gt; cluster</h1>" in html.read_text()
+
+
+def test_the_command_says_why_a_policy_cannot_run(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", path, "--cache", "0"]) == 0
+    reason = "parallel staging: its storage does not hold a single sample"
+    assert reason in capsys.readouterr().out
 
 
 def test_the_command_sweeps(path: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from penstock.cli.charts import bar
-from penstock.cli.screen import Span, cut, plain
+from penstock.cli.screen import Span, cut
 from penstock.engine.node.survey import NodeTraffic, NodeView, RunView
 from penstock.engine.peers.status import NodeStatus, ReadCounts
 from penstock.units import show_bytes, show_seconds
@@ -181,8 +181,3 @@ def _called(node: NodeView) -> str:
     host = node.member.host or node.member.name
     number = f"{node.member.node} " if node.member.node >= 0 else ""
     return number + cut(host, _HOST_WIDTH + 2 - len(number))
-
-
-def text_of(lines: Sequence[Line]) -> str:
-    """Return lines without their styles."""
-    return "\n".join(plain(line).rstrip() for line in lines) + "\n"

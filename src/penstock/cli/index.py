@@ -6,14 +6,12 @@ import argparse
 import time
 from typing import Any
 
-from penstock.cli.crews import add_ray, crew_of
-from penstock.cli.opened import changes_since, find, indexed, show_place
-from penstock.cli.options import add_dataset, add_json
-from penstock.cli.progress import ProgressBar
+from penstock.cli.opened import build_index, changes_since, find, indexed, show_place
+from penstock.cli.options import add_dataset, add_json, add_ray, crew_of
 from penstock.cli.screen import Screen, print_json
-from penstock.dataset.build import BuildProgress, Changes
+from penstock.dataset.build import Changes
 from penstock.dataset.catalog import Catalog, Manifest
-from penstock.dataset.open import FoundDataset, write_index
+from penstock.dataset.open import FoundDataset
 from penstock.units import show_bytes, show_count, show_seconds
 
 _EXAMPLE = """\
@@ -51,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(args, found, before)
     began_s = time.monotonic()
-    catalog, manifest = _build(args, found)
+    with crew_of(args) as crew:
+        catalog, manifest = build_index(found, rebuild=args.rebuild, beside=True, crew=crew)
     is_new = before is None or _name(before) != _name((catalog, manifest))
     result = _result(found, catalog, manifest) | {
         "new": is_new,
@@ -62,20 +61,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(result)
     return 0
-
-
-def _build(args: argparse.Namespace, found: FoundDataset) -> tuple[Catalog, Manifest]:
-    with crew_of(args) as crew, ProgressBar("indexing", "units") as progress:
-
-        def report(state: BuildProgress) -> None:
-            progress.update(
-                state.units_done,
-                state.units,
-                samples=state.num_samples,
-                size_bytes=state.size_bytes,
-            )
-
-        return write_index(found, rebuild=args.rebuild, report=report, crew=crew)
 
 
 def _name(index: tuple[Catalog, Manifest]) -> tuple[str, int]:

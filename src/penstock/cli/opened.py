@@ -15,11 +15,12 @@ from penstock.cli.options import format_options_of, store_of, uri_of
 from penstock.cli.progress import ProgressBar
 from penstock.dataset.build import BuildProgress, Changes
 from penstock.dataset.build_changes import compare_with_store
-from penstock.dataset.catalog import FOLDER, Catalog, Manifest
+from penstock.dataset.catalog import Catalog, Manifest
+from penstock.dataset.crew import Crew
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.lookup import indexed as indexed_origin
 from penstock.dataset.moved import open_parts
-from penstock.dataset.open import FoundDataset, look_up, write_index
+from penstock.dataset.open import FoundDataset, look_up, names_index, write_index
 from penstock.dataset.open import open as open_dataset
 from penstock.errors import OptionError
 
@@ -55,8 +56,10 @@ def indexed(found: FoundDataset, version: int | None = None) -> tuple[Catalog, M
     return None if origin is None else (origin.catalog, origin.manifest)
 
 
-def build_index(found: FoundDataset, *, rebuild: bool = False) -> tuple[Catalog, Manifest]:
-    """Build or update an index and show how far it is."""
+def build_index(
+    found: FoundDataset, *, rebuild: bool = False, beside: bool = False, crew: Crew | None = None
+) -> tuple[Catalog, Manifest]:
+    """Build or update an index, `beside` the data if it may lie there, and show the progress."""
     with ProgressBar("indexing", "units") as progress:
 
         def report(state: BuildProgress) -> None:
@@ -67,7 +70,7 @@ def build_index(found: FoundDataset, *, rebuild: bool = False) -> tuple[Catalog,
                 size_bytes=state.size_bytes,
             )
 
-        return write_index(found, rebuild=rebuild, beside=False, report=report)
+        return write_index(found, rebuild=rebuild, beside=beside, report=report, crew=crew)
 
 
 def changes_since(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> Changes:
@@ -84,7 +87,7 @@ def open_named(args: argparse.Namespace, *, check: bool = True) -> OpenedDataset
 
     With `check`, objects that are not what was indexed are refused.
     """
-    if _is_index(args):
+    if names_index(uri_of(args)):
         return _open_index(args)
     found = find(args)
     ready = indexed(found, args.version)
@@ -123,12 +126,6 @@ def _check(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> None:
             manifest.version,
             changes.new[0].key,
         )
-
-
-def _is_index(args: argparse.Namespace) -> bool:
-    name = args.uri[0]
-    is_version = name.endswith(".json") and f"/{FOLDER}/" in name
-    return len(args.uri) == 1 and (name.endswith(".idx") or is_version)
 
 
 def _open_index(args: argparse.Namespace) -> OpenedDataset:

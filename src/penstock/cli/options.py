@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from penstock.dataset.crew import Crew
 from penstock.errors import OptionError
 from penstock.storage.options import StoreOptions
 from penstock.storage.tier_sizes import Wish, disk_of, memory_of
+
+_RAY_HERE = "here"
+"""What `--ray` without an address stands for."""
 
 
 def add_dataset(parser: argparse.ArgumentParser, *, version: bool = False) -> None:
@@ -76,6 +81,27 @@ def add_shuffle(group: argparse._ArgumentGroup) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the switch for programs."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """Add the switch that has a Ray cluster do the work."""
+    group = parser.add_argument_group("Cluster")
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const=_RAY_HERE,
+        metavar="ADDRESS",
+        help="work on a Ray cluster: of this address, or of this machine; write it last",
+    )
+
+
+def crew_of(args: argparse.Namespace) -> AbstractContextManager[Crew | None]:
+    """Return who does the work; None is this process."""
+    if args.ray is None:
+        return nullcontext()
+    from penstock.dataset.ray_crew import RayCrew
+
+    return RayCrew(None if args.ray == _RAY_HERE else args.ray)
 
 
 def uri_of(args: argparse.Namespace) -> str | list[str]:

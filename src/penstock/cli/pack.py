@@ -7,9 +7,15 @@ import dataclasses
 import time
 from typing import Any
 
-from penstock.cli.crews import add_ray, crew_of
 from penstock.cli.opened import show_place
-from penstock.cli.options import add_json, add_store, format_options_of, store_of
+from penstock.cli.options import (
+    add_json,
+    add_ray,
+    add_store,
+    crew_of,
+    format_options_of,
+    store_of,
+)
 from penstock.cli.progress import ProgressBar
 from penstock.cli.screen import Screen, print_json
 from penstock.dataset.dataset import Dataset

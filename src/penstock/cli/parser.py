@@ -33,8 +33,6 @@ class Verb:
 VERBS = {
     name: Verb(name=name, group=group, line=line, module=f"penstock.cli.{module}")
     for name, group, line, module in (
-        ("demo", "See for yourself",
-         "make images, train, kill -9, resume on two ranks: one minute", "demo.verb"),
         ("info", "Look at data where it lies",
          "what a data set holds: counts, sizes, fields, a few samples", "info"),
         ("order", "Look at data where it lies",
@@ -85,7 +83,6 @@ Usage: penstock VERB [arguments]        (penstock help VERB tells more)
 
 _CLOSING = """\
 Examples
-  penstock demo
   penstock info s3://bucket/train/ --anonymous
   penstock pack ~/pictures s3://bucket/pictures/
 

@@ -15,6 +15,7 @@ from penstock.cli.options import add_json
 from penstock.cli.progress import ProgressBar
 from penstock.cli.screen import Screen, print_json
 from penstock.errors import OptionError
+from penstock.simulate.bulk import sweep
 from penstock.simulate.page import (
     COLUMNS,
     LEGEND,
@@ -26,7 +27,6 @@ from penstock.simulate.page import (
 from penstock.simulate.policies import POLICIES, check_policy
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario, load_scenario
-from penstock.simulate.sweep import sweep
 from penstock.units import show_bytes, show_count
 
 _EXAMPLE = """\

@@ -104,7 +104,7 @@ def open(
     """
     version = _checked_version(version, rebuild=rebuild)
     uri = list(uri) if isinstance(uri, Iterable) and not isinstance(uri, str | bytes) else uri
-    if _names_index(uri):
+    if names_index(uri):
         if version is not None or format is not None or rebuild or options:
             raise OptionError(f"{uri} is an index itself: leave out version, format and options")
         return _open_index(str(uri), decoders, store)
@@ -243,7 +243,7 @@ def open_unverified(
     **options: Any,
 ) -> Dataset:
     """Return a data set whose index may be damaged, for those who say what is wrong with it."""
-    if _names_index(uri):
+    if names_index(uri):
         return open(uri, store=store)
     found = look_up(uri, format=format, store=store, options=options)
     origin = indexed(found, version)
@@ -255,7 +255,8 @@ def open_unverified(
     return _dataset(found.store, origin, None, parts=parts)
 
 
-def _names_index(uri: object) -> bool:
+def names_index(uri: object) -> bool:
+    """Return whether a name is that of an index or a version, not of data."""
     if not isinstance(uri, str | os.PathLike):
         return False
     text = str(uri)

@@ -103,12 +103,21 @@ def look_ahead_s(
     >>> round(look_ahead_s(0.005, 0.005 * math.exp(0.5 * 2.3263), 64 * 64), 3)
     0.049
     """
-    if latency_s <= 0:
-        return 0.0
-    sigma = max(0.0, math.log(max(latency_p99_s, latency_s) / latency_s) / _Z99)
     late = min(0.5, late_share / max(1, num_reads))
     # Of the small tail itself, since 1 - late rounds to 1 for very many reads.
-    return latency_s * math.exp(-sigma * NormalDist().inv_cdf(late))
+    return log_normal_s(latency_s, latency_p99_s, -NormalDist().inv_cdf(late))
+
+
+def log_normal_s(latency_s: float, latency_p99_s: float, deviations: float) -> float:
+    """Return a latency so many standard deviations from its median, taken as log-normal.
+
+    >>> log_normal_s(0.01, 0.05, 0.0), round(log_normal_s(0.01, 0.05, 2.3263), 3)
+    (0.01, 0.05)
+    """
+    if latency_s <= 0:
+        return 0.0
+    sigma = math.log(max(latency_p99_s, latency_s) / latency_s) / _Z99
+    return latency_s * math.exp(sigma * deviations)
 
 
 def store_bytes_s(store: StoreModel, request_bytes: float, num_nodes: int = 1) -> float:

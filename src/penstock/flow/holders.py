@@ -107,11 +107,6 @@ class Holders:
             self._kept = self._homes.holds(self._node)
         return self._kept
 
-    def is_kept_here(self, units: Ints) -> Flags:
-        """Return which units this node keeps."""
-        flags: Flags = self.kept_here()[self._spans(units)]
-        return flags
-
     def are_at_home(self, units: Ints) -> bool:
         """Return whether all of some units are at home here."""
         return bool((self._holders(units)[0] == self._node).all())

@@ -1,22 +1,19 @@
 """Simulations: the same orders, plans and flow on modelled hardware, in virtual time.
 
-Three models over the same values.
+Two models over the same values.
 
 * `run` and `sweep`: steps in bulk (`bulk`), for comparing policies (`policies`) at any scale. A
   scenario (`scenario`) describes data set, job and machine.
 * `predict`: event by event (`predict`), one node and the real `flow`, for what averages do not
   show: tails, throttling, faults (`weather`), adaptation; and for how long a real run will take.
-* `cluster`: event by event, many nodes with the real `flow`, membership and homes, under seeded
-  faults; each schedule is a line that plays it again (`python -m penstock.simulate.cluster`).
 
 `plan` foresees a run without playing it, and `probe` measures the machine that all of them need.
 """
 
-from penstock.simulate.bulk import run
+from penstock.simulate.bulk import run, sweep
 from penstock.simulate.predict import LoaderRun, Prediction, predict
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario, load_scenario, scenario_of
-from penstock.simulate.sweep import sweep
 from penstock.simulate.virtual_node import Costs, Samples
 from penstock.simulate.weather import Refusals, Slow, Stalls, Weather
 

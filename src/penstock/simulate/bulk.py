@@ -13,6 +13,7 @@ averages here: tails, retries and adaptation are `predict`'s, which drives the r
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +23,8 @@ from penstock.flow.bound import epoch_bound, epochs_bound
 from penstock.simulate.devices import Devices
 from penstock.simulate.in_turn import in_turn_s, overtaking_s
 from penstock.simulate.job import Floats, SimulatedJob
-from penstock.simulate.load import StepTraffic, load_of
-from penstock.simulate.policies import Policy, make_policy
-from penstock.simulate.reads import Flags, Reads
+from penstock.simulate.policies import POLICIES, Policy, make_policy
+from penstock.simulate.reads import Flags, Reads, StepTraffic, traffic_of
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario
 
@@ -43,6 +43,30 @@ def run(scenario: Scenario, policy: str | type[Policy]) -> PolicyResult:
     for epoch in range(scenario.job.epochs):
         running.epoch(made.reads(epoch))
     return running.result(name)
+
+
+def sweep(
+    scenario: Scenario,
+    *,
+    policies: Sequence[str | type[Policy]] = (),
+    nodes: Sequence[int] = (),
+    cache: Sequence[float] = (),
+) -> Iterator[PolicyResult]:
+    """Yield a result for every combination of policies, nodes and capacity, as soon as it is known.
+
+    What is not given is the scenario's: its `[sweep]`, else all policies, its own nodes and its own
+    tiers. `cache` is the capacity of all nodes together as a share of the data set.
+    """
+    plan = scenario.sweep
+    size_bytes = int(scenario.sizes().sum())
+    shares: Sequence[float | None] = cache or plan.cache or (None,)
+    for num_nodes in nodes or plan.nodes or (scenario.job.nodes,):
+        for share in shares:
+            here = scenario.with_nodes(num_nodes)
+            if share is not None:
+                here = here.with_cache(share, size_bytes)
+            for policy in policies or plan.policies or POLICIES:
+                yield run(here, policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +216,7 @@ class _BulkRun:
         return _StepSeconds(read=read, used=compute + wait, is_filling=is_filling)
 
     def _load(self, reads: Reads, chosen: Flags | None, num_steps: int) -> StepTraffic:
-        load = load_of(self._job, reads, chosen, num_steps)
+        load = traffic_of(self._job, reads, chosen, num_steps)
         self._bytes += load.bytes.sum(axis=(0, 1))
         self._filled += float(load.filled.sum())
         return load

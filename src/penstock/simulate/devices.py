@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import OptionError
 from penstock.machine import Curve
 from penstock.simulate.job import Floats, SimulatedJob
-from penstock.simulate.load import StepTraffic
+from penstock.simulate.reads import StepTraffic
 
 
 def at(curve: Curve, counts: Floats) -> Floats:

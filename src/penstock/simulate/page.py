@@ -54,11 +54,6 @@ class PlottedMeasure:
 OVER_COMPUTING = PlottedMeasure(
     axis=Axis(name="time over computing alone", log=True), of=lambda r: r.time_ratio
 )
-LATER_EPOCH = PlottedMeasure(
-    axis=Axis(name="time of an epoch after the first", unit="s", log=True),
-    of=lambda r: r.epoch_s[-1],
-    least=lambda r: r.least_later_s,
-)
 
 
 def results_html(

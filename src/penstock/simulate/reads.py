@@ -1,8 +1,9 @@
-"""Reads: what a policy decides about one epoch. The step engine turns them into seconds.
+"""Reads: what a policy decides about one epoch, and the traffic that this comes to.
 
-For every use of a sample a policy says where its bytes come from, and whether they may be read
-ahead of their step or only when the training loop asks. That is all there is to a policy: devices,
-look-ahead and the barrier after every step are the same for all of them.
+For each use of a sample a policy says where its bytes come from, and whether they may be read ahead
+of their step or only when the training loop asks. That is all there is to a policy: devices, look-
+ahead and the barrier after every step are the same for all of them, and `bulk` turns the traffic of
+steps into seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Codes, Floats
+from penstock.simulate.job import Codes, Floats, SimulatedJob, added
 
 Flags = npt.NDArray[np.bool_]
 
@@ -109,3 +110,56 @@ class StagingWork:
     """Read from other nodes, by node, after that."""
     tier: int
     """The tier that is filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraffic:
+    """Bytes and requests of steps, by step and node; `bytes` and `counts` also by source."""
+
+    bytes: Floats
+    counts: Floats
+    served: Floats
+    """Read from each tier for other nodes, by step, node and tier."""
+    filled: Floats
+    """Read from the store for the node's own tiers."""
+    num_filled: Floats
+
+
+def traffic_of(
+    job: SimulatedJob, reads: Reads, chosen: Flags | None, num_steps: int
+) -> StepTraffic:
+    """Return what the chosen accesses come to; None chooses all."""
+    which = slice(None) if chosen is None else chosen
+    nodes, sources = job.nodes_of(reads.workers[which]), reads.sources[which]
+    sizes = job.sizes[reads.ids[which]].astype(np.float64)
+    rows = reads.steps[which] * job.num_nodes
+    shape, cells = (num_steps, job.num_nodes), num_steps * job.num_nodes
+    kinds, tiers = job.store + 1, job.num_tiers
+    keys = (rows + nodes) * kinds + sources
+    served = np.zeros(cells * tiers)
+    if reads.holders is not None:
+        served = _served(rows, sources, reads.holders[which], sizes, (tiers, cells))
+    filled = num_filled = np.zeros(cells)
+    if reads.fillers is not None:
+        fillers = reads.fillers[which]
+        real = fillers >= 0
+        brought = sizes if reads.fill_bytes is None else reads.fill_bytes[which].astype(np.float64)
+        filled = added((rows + fillers)[real], brought[real], cells)
+        num_filled = added((rows + fillers)[real], None, cells)
+    return StepTraffic(
+        bytes=added(keys, sizes, cells * kinds).reshape(*shape, kinds),
+        counts=added(keys, None, cells * kinds).reshape(*shape, kinds),
+        served=served.reshape(*shape, tiers),
+        filled=filled.reshape(shape),
+        num_filled=num_filled.reshape(shape),
+    )
+
+
+def _served(
+    rows: Ints, sources: Codes, holders: Ints, sizes: Floats, shape: tuple[int, int]
+) -> Floats:
+    """Return what each node reads from its tiers for others."""
+    tiers, cells = shape
+    peers = (sources >= tiers) & (sources < 2 * tiers)
+    keys = (rows[peers] + holders[peers]) * tiers + sources[peers] - tiers
+    return added(keys, sizes[peers], cells * tiers)

@@ -40,11 +40,6 @@ class PolicyResult:
         return self.time_s / self.bound_s if self.bound_s else 0.0
 
     @property
-    def least_ratio(self) -> float:
-        """The time over the least that any loader needs here."""
-        return self.time_s / self.least_s if self.least_s else 0.0
-
-    @property
     def stall_share(self) -> float:
         """Of the time, how much is not spent computing: waiting for bytes, the start included.
 

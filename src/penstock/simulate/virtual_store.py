@@ -1,13 +1,14 @@
 """A store in virtual time: latency, a shared link, a limit of requests a second, 503.
 
 A request waits for its first byte, then its bytes share the link with all others of the node. One
-that is refused is asked again after a while, like `storage.retry` does it, and tells how often.
+that is refused is asked again after the waits of `storage.retry`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from penstock.machine import StoreModel
 from penstock.simulate.virtual import SharedPipe, VirtualTime
@@ -15,6 +16,14 @@ from penstock.simulate.weather import RequestWeather, Weather
 
 _BURST_S = 0.1
 """Requests of so much time may come at once."""
+
+
+@dataclass(slots=True)
+class _StoreRead:
+    size_bytes: float
+    done: Callable[[int], None]
+    waits_s: Iterator[float]
+    num_retries: int = 0
 
 
 class VirtualStore:
@@ -44,22 +53,23 @@ class VirtualStore:
 
     def read(self, size_bytes: float, done: Callable[[int], None]) -> None:
         """Begin a read; `done` is called with the number of retries."""
-        self._ask(size_bytes, done, 0)
+        self._ask(_StoreRead(size_bytes, done, self._draws.retry_waits_s()))
 
-    def _ask(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
+    def _ask(self, read: _StoreRead) -> None:
         now = self._time.now_s
         self.num_requests += 1
         queued_s = self._queued_s(now)
         if queued_s and self._weather.excess == "queue":
             self._used_until_s += self._each_s
-            self._time.after(queued_s, lambda: self._answer(size_bytes, done, attempt))
+            self._time.after(queued_s, lambda: self._answer(read))
         elif queued_s or self._draws.is_refused(now):
             self.num_refused += 1
-            again_s = self._draws.latency_s(now) + self._draws.wait_s(attempt)
-            self._time.after(again_s, lambda: self._ask(size_bytes, done, attempt + 1))
+            read.num_retries += 1
+            again_s = self._draws.latency_s(now) + next(read.waits_s)
+            self._time.after(again_s, lambda: self._ask(read))
         else:
             self._used_until_s = max(self._used_until_s, now) + self._each_s
-            self._answer(size_bytes, done, attempt)
+            self._answer(read)
 
     def _queued_s(self, now: float) -> float:
         """Return how far a request is above the limit, in seconds; 0 if it may pass."""
@@ -67,15 +77,15 @@ class VirtualStore:
             return 0.0
         return max(0.0, self._used_until_s - max(0.0, _BURST_S - self._each_s) - now)
 
-    def _answer(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
+    def _answer(self, read: _StoreRead) -> None:
         self._time.after(
             self._draws.latency_s(self._time.now_s),
-            lambda: self._pipe.send(size_bytes, lambda: self._there(size_bytes, done, attempt)),
+            lambda: self._pipe.send(read.size_bytes, lambda: self._there(read)),
         )
 
-    def _there(self, size_bytes: float, done: Callable[[int], None], attempt: int) -> None:
-        self.arrivals.append((self._time.now_s, size_bytes))
-        done(attempt)
+    def _there(self, read: _StoreRead) -> None:
+        self.arrivals.append((self._time.now_s, read.size_bytes))
+        read.done(read.num_retries)
 
     def _change(self) -> None:
         self._pipe.slow_down(self._weather.factor_at(self._time.now_s))

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 import random
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
 from penstock.errors import OptionError
+from penstock.flow.cost import log_normal_s
 from penstock.machine import StoreModel
-from penstock.storage.retry import RetryPolicy
+from penstock.storage.retry import RetryPolicy, waits
 
-_RETRIES = RetryPolicy()
+_RETRIES = RetryPolicy(attempts_max=sys.maxsize)
+"""A loader's, but never given up: a prediction has no run that fails."""
 _NORMAL = NormalDist()
-_Z99 = _NORMAL.inv_cdf(0.99)
 
 
 def _check_times(start_s: float, stop_s: float, share: float) -> None:
@@ -99,11 +102,8 @@ class RequestWeather:
     """What happens to each request."""
 
     def __init__(self, store: StoreModel, weather: Weather) -> None:
-        self._weather = weather
+        self._store, self._weather = store, weather
         self._random = random.Random(weather.seed)
-        self._median_s = store.latency_s
-        tail = max(store.latency_p99_s, store.latency_s)
-        self._sigma = math.log(tail / store.latency_s) / _Z99 if store.latency_s > 0 else 0.0
 
     def latency_s(self, now_s: float) -> float:
         """Return the time to the first byte of a request that begins now."""
@@ -111,9 +111,8 @@ class RequestWeather:
         if weather.latencies_s:
             latency_s = weather.latencies_s[int(share * len(weather.latencies_s))]
         else:
-            latency_s = self._median_s * math.exp(
-                self._sigma * _NORMAL.inv_cdf(min(max(share, 1e-12), 1 - 1e-12))
-            )
+            deviations = _NORMAL.inv_cdf(min(max(share, 1e-12), 1 - 1e-12))
+            latency_s = log_normal_s(self._store.latency_s, self._store.latency_p99_s, deviations)
         latency_s *= weather.factor_at(now_s)
         return latency_s + sum(
             trouble.stall_s
@@ -128,7 +127,6 @@ class RequestWeather:
             for trouble in self._weather.refusals
         )
 
-    def wait_s(self, attempt: int) -> float:
-        """Return how long to wait before asking again: full jitter, as `storage.retry` does."""
-        bound_s = _RETRIES.first_wait_s * 2**attempt
-        return self._random.uniform(0.0, min(_RETRIES.wait_max_s, bound_s))
+    def retry_waits_s(self) -> Iterator[float]:
+        """Yield how long a loader waits before it asks again, each time."""
+        return waits(_RETRIES, self._random)

@@ -1,4 +1,8 @@
-"""Policies to compare, one small class each: where every use of a sample finds its bytes."""
+"""Policies to compare, one small class each: where each use of a sample finds its bytes.
+
+These six are what a user of `penstock simulate` chooses between. `benchmarks.policies` has ten more
+from the literature; `simulate.run` and `simulate.sweep` take a class as well as a name.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,19 @@ import difflib
 
 from penstock.errors import OptionError
 from penstock.simulate.job import SimulatedJob
-from penstock.simulate.policies.base import Policy
-from penstock.simulate.policies.coordl import Coordl
-from penstock.simulate.policies.deepio import DeepioOpportunistic, DeepioOrdered
-from penstock.simulate.policies.evicting import Belady, Lru
-from penstock.simulate.policies.lbann import LbannDynamic, LbannPreloading
-from penstock.simulate.policies.locality import LocalityAware
-from penstock.simulate.policies.nopfs import Nopfs, NopfsReleased
+from penstock.simulate.policies.base import DoubleBuffering, Policy
+from penstock.simulate.policies.lru import Lru
+from penstock.simulate.policies.nopfs import Nopfs
 from penstock.simulate.policies.ours import Ours, OursLocal
-from penstock.simulate.policies.plain import DoubleBuffering, Naive, Perfect
 from penstock.simulate.policies.sharding import ParallelStaging
 
 POLICIES: dict[str, type[Policy]] = {
-    "naive": Naive,
     "double-buffering": DoubleBuffering,
-    "deepio-ordered": DeepioOrdered,
-    "deepio-opportunistic": DeepioOpportunistic,
     "parallel-staging": ParallelStaging,
-    "lbann-dynamic": LbannDynamic,
-    "lbann-preloading": LbannPreloading,
-    "locality-aware": LocalityAware,
-    "coordl": Coordl,
     "nopfs": Nopfs,
-    "nopfs-released": NopfsReleased,
     "lru": Lru,
-    "belady": Belady,
     "ours": Ours,
     "ours-locality": OursLocal,
-    "perfect": Perfect,
 }
 
 

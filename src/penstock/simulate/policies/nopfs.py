@@ -1,15 +1,8 @@
-"""NoPFS (SC 2021), as published and as released.
+"""NoPFS (SC 2021), as published.
 
-Both place by frequency (`frequency`), load tiers in the background in the order of first use, and
-read a sample from the own tier, from the one copy that all know of, or from the store, whichever is
-fastest among those that are there.
-
-| | as published | as released |
-|---|---|---|
-| a second copy of a sample comes from | the peer that has it | the store |
-| ties between equal counts | random | by index, which makes workers keep the same |
-| a peer's copy is taken to be there | when it is | when the own loading is 20 further |
-| reading ahead | goes on into the next epoch | ends with the epoch |
+It places by frequency (`frequency`), loads tiers in the background in the order of first use, and
+reads a sample from the own tier, from the one copy that all know of, or from the store, whichever
+is fastest among those that are there. A second copy of a sample comes from the peer that has it.
 
 Ranks of a node have a tier of their own each; what one reads from another on the same node counts
 as local here.
@@ -28,9 +21,6 @@ from penstock.simulate.job import Accesses, Floats
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.frequency import OwnCopies, known_holders, place
 from penstock.simulate.reads import Reads, SourceOption, StagingWork
-
-_PEER_LEAD = 20
-"""As released, how much further the own loading must be than a peer's copy, in samples."""
 
 
 class Nopfs(Policy):
@@ -151,24 +141,3 @@ def _mixed(choose: npt.NDArray[np.bool_], yes: SourceOption, no: SourceOption) -
         holders=np.where(choose, yes.holders, no.holders),
         from_s=np.where(choose, yes.from_s, no.from_s),
     )
-
-
-class NopfsReleased(Nopfs):
-    """The code as it was released."""
-
-    title = "NoPFS released"
-    across_epochs = False
-    ties = "index"
-    copies_from_peers = False
-
-    def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
-        """Return when the worker's own loading is some samples past the place of the copy."""
-        copies, tiers = self._copies, self.job.num_tiers
-        groups = copies.workers * tiers + copies.tiers
-        starts = np.searchsorted(groups, np.arange(self.job.num_workers * tiers + 1))
-        mine = uses.workers * tiers + copies.tiers[rows]
-        wanted = starts[mine] + copies.places[rows] + _PEER_LEAD
-        last = starts[mine + 1] - 1
-        seen = np.where(last >= starts[mine], self._loaded_s[np.minimum(wanted, last)], 0.0)
-        # A wrong guess costs an empty answer: the copy is used once it is really there.
-        return np.maximum(seen, self._loaded_s[rows])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.simulate.policies.base import Policy, shard_starts
-from penstock.simulate.policies.deepio import repeated
+from penstock.dataset.part import Ints
+from penstock.simulate.job import SimulatedJob
+from penstock.simulate.policies.base import Policy
 from penstock.simulate.reads import Reads, StagingWork
 
 
@@ -59,3 +60,15 @@ class ParallelStaging(Policy):
             ids[mine] = repeated(pool, len(mine), seed) % len(job.sizes)
         sources = np.full(len(ids), job.num_tiers - 1, np.uint8)
         return Reads(ids=ids, steps=uses.steps, workers=uses.workers, sources=sources)
+
+
+def shard_starts(job: SimulatedJob) -> Ints:
+    """Return the first sample of each node's shard, and the number of samples at the end."""
+    return np.arange(job.num_nodes + 1) * len(job.sizes) // job.num_nodes
+
+
+def repeated(pool: Ints, count: int, seed: int) -> Ints:
+    """Return so many samples from a pool: all of it in a random order, then all of it again."""
+    rng = np.random.default_rng(seed)
+    passes = [rng.permutation(pool) for _ in range(-(-count // len(pool)))]
+    return np.concatenate(passes)[:count]

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.dataset.bound import BoundPart
-from penstock.dataset.catalog import FOLDER
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.lookup import indexed
 from penstock.dataset.moved import open_parts
-from penstock.dataset.open import FoundDataset, look_up
+from penstock.dataset.open import FoundDataset, look_up, names_index
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.part import Ints
 from penstock.errors import OptionError
@@ -60,7 +59,7 @@ class Target:
         options: dict[str, Any] | None = None,
     ) -> Target:
         """Return what lies under a name; nothing is indexed for it."""
-        if _names_index(uri):
+        if names_index(uri):
             dataset = open_dataset(uri, store=store)
             return cls(store=dataset.store, dataset=dataset)
         found = look_up(uri, format=format, store=store, options=options)
@@ -111,13 +110,6 @@ class RangeDraws:
         """Give back the last ones, which were not read after all."""
         assert 0 <= count <= self.num_taken, (count, self.num_taken)
         self.num_taken -= count
-
-
-def _names_index(uri: str | Path | Sequence[str | Path]) -> bool:
-    if not isinstance(uri, str | Path):
-        return False
-    text = str(uri)
-    return text.endswith(".idx") or (text.endswith(".json") and f"/{FOLDER}/" in text)
 
 
 def _indexed(found: FoundDataset) -> Dataset | None:

@@ -1,0 +1,26 @@
+"""Policies without a cache: reading when asked, and no reading at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.simulate.policies import Policy
+from penstock.simulate.reads import Reads
+
+
+class Naive(Policy):
+    """Every sample from the store, at the moment it is used."""
+
+    title = "naive"
+
+    def reads(self, epoch: int) -> Reads:
+        return replace(self.all_from_store(epoch), ahead=False)
+
+
+class Perfect(Policy):
+    """No sample is ever waited for: computing alone."""
+
+    title = "perfect"
+
+    def reads(self, epoch: int) -> Reads:
+        return replace(self.all_from_store(epoch), free=True)

@@ -1,0 +1,189 @@
+"""A rank's connection to another node of a simulated cluster, as `peers.client_link` keeps one.
+
+A connection on which something is due and nothing is heard for `SILENCE_S` is given up with all
+that was asked on it. Parked requests whose server does not get on for `STUCK_S` fail, too. A server
+that is gone says so at once, unless its machine is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.engine.peers.client_link import SILENCE_S, STUCK_S
+from penstock.simulate.virtual import Call
+from testkit.virtual_cluster.net import LATENCY_S
+from testkit.virtual_cluster.node import ClusterNode, UnitReply, UnitRequest
+
+_CHECK_S = 1.0
+_EPSILON_S = 1e-6
+
+
+class MembershipView(Protocol):
+    """What becomes of what a connection sees: `peers.members.Members`."""
+
+    def say(self) -> bytes:
+        """Return what to tell others."""
+        ...
+
+    def hear(self, peer: str, data: bytes, at_s: float) -> None:
+        """Take what another node says."""
+        ...
+
+    def heard(self, peer: str, at_s: float) -> None:
+        """Be told that a peer has answered."""
+        ...
+
+    def silent(self, peer: str, kind: str, at_s: float) -> None:
+        """Be told that a peer failed."""
+        ...
+
+
+class ClusterLink:
+    """The way of one rank to one other node."""
+
+    def __init__(self, node: ClusterNode, server: ClusterNode, members: MembershipView) -> None:
+        self.node, self.server = node, server
+        self._members = members
+        self._node_life = node.life
+        self.life = 0
+        """Grows when the connection is given up."""
+        self._server_life = 0
+        """Of the process at the other end."""
+        self.outstanding: dict[int, UnitRequest] = {}
+        self.silences_s: list[float] = []
+        """When requests on the way of a step were waited for in vain."""
+        self.served_s = -math.inf
+        """When units came last."""
+        self._heard_s = 0.0
+        self._cursor, self._moved_s = -1, 0.0
+        self._is_checking = False
+
+    def do(self, call: Call) -> None:
+        """Have the process that this connection belongs to do something, if it still lives."""
+        self.node.do(self._node_life, call)
+
+    @property
+    def asker_name(self) -> str:
+        """The node that asks."""
+        return self.node.name
+
+    @property
+    def _now_s(self) -> float:
+        return self.node.time.now_s
+
+    def ask(
+        self,
+        units: tuple[int, ...],
+        *,
+        may_wait: bool,
+        parked: Call,
+        answered: Callable[[UnitReply], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Ask for units; none of them is only a question whether somebody is there."""
+        if not self.outstanding:
+            self._heard_s = self._now_s
+            self._server_life = self.server.life
+        asked = UnitRequest(
+            link=self,
+            life=self.life,
+            units=units,
+            may_wait=may_wait,
+            gossip=self._members.say(),
+            parked=parked,
+            answered=answered,
+            failed=failed,
+        )
+        self.outstanding[id(asked)] = asked
+        server, server_life = self.server, self._server_life
+        way = self.node.number, server.number
+
+        def arrive() -> None:
+            if server.is_up and server.life == server_life and self.life == asked.life:
+                server.do(server.life, lambda: server.asked(asked))
+            else:
+                self.reset(asked.life)  # Nobody listens there, or not who did.
+
+        self.node.time.after(LATENCY_S, lambda: self.node.reachability.pass_on(*way, arrive))
+        if not self._is_checking:
+            self._is_checking = True
+            self.node.after(_CHECK_S, self._check)
+
+    def take(self, asked: UnitRequest, call: Call) -> None:
+        """Take what has come for something that was asked."""
+        if asked.is_over:
+            return
+        if call is asked.parked:
+            asked.parked_s = self._now_s
+        else:
+            asked.is_over = True
+            del self.outstanding[id(asked)]
+            self._members.heard(self.server.name, self._now_s)
+            if asked.units:
+                self.served_s = self._now_s
+        call()
+
+    def reset(self, life: int) -> None:
+        """Be told by the other side that the connection is no more."""
+
+        def fail() -> None:
+            if life == self.life:
+                self._fail("lost")
+
+        self.do(fail)
+
+    def _check(self) -> None:
+        """Look whether the other side is silent, or stuck; again and again while something is due.
+
+        As long as the way is open, and who was asked lives, a beat has just been heard.
+        """
+        if not self.outstanding:
+            self._is_checking = False
+            return
+        now_s, way = self._now_s, (self.node.number, self.server.number)
+        wait_s = _CHECK_S
+        is_same = self.server.life == self._server_life
+        self._heard_s = max(self._heard_s, self.node.thawed_s)  # Its own sleep does not count.
+        if is_same and self.node.reachability.is_open(*way):
+            self._heard_s = now_s
+            self._look_for_stuck()
+        else:
+            if is_same:
+                self._heard_s = max(self._heard_s, self.node.reachability.closed_since_s(*way))
+            wait_s = self._heard_s + SILENCE_S - now_s
+            if wait_s <= _EPSILON_S:
+                if any(asked.units for asked in self.outstanding.values()):
+                    self.silences_s.append(now_s)
+                self._fail("lost")
+        if self.outstanding:
+            self.node.after(max(min(wait_s, _CHECK_S), _EPSILON_S), self._check)
+        else:
+            self._is_checking = False
+
+    def _look_for_stuck(self) -> None:
+        now_s = self._now_s
+        if (cursor := self.server.cursor()) != self._cursor:
+            self._cursor, self._moved_s = cursor, now_s
+        stuck = [
+            asked
+            for asked in self.outstanding.values()
+            if asked.parked_s is not None and now_s - max(asked.parked_s, self._moved_s) > STUCK_S
+        ]
+        if stuck:
+            self._finish(stuck, "stuck")
+
+    def _fail(self, kind: str) -> None:
+        self.life += 1
+        self._finish(list(self.outstanding.values()), kind)
+
+    def _finish(self, due: list[UnitRequest], kind: str) -> None:
+        if not due:
+            return
+        self._members.silent(self.server.name, kind, self._now_s)
+        for asked in due:
+            asked.is_over = True
+            del self.outstanding[id(asked)]
+        for asked in due:
+            asked.failed(kind)
