@@ -28,7 +28,7 @@ from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import HostArena, Meet, meeting
 from penstock.step.comms.timeouts import default_timeout_s
-from penstock.step.loads.credits import Watched, Wire
+from penstock.step.loads.credits import WatchedComm, Wire
 from penstock.step.program.mesh import Mesh
 from penstock.units import bytes_of
 
@@ -135,7 +135,7 @@ class Groups:
             made = self._make(names, lane)
             # What goes through memory takes nothing of the wire.
             if self.over is not None and not isinstance(made, ShmComm | OneRankComm):
-                made = Watched(made, self.over)
+                made = WatchedComm(made, self.over)
             self._comms[key] = made
         return self._comms[key]
 

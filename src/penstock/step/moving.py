@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.step.comms.comm import Comm, Handle, InParts
+from penstock.step.comms.comm import Comm, Handle
 from penstock.step.computing import blocks_of
 from penstock.step.memory import Block, RankMemory, both, shape_of
 from penstock.step.program.nodes import Node
@@ -116,10 +116,10 @@ class _BlockMove:
         """Begin a reduce-scatter."""
         dim = int(self._node.attr("dim"))
         lengths = self._lengths(self._node.name, dim)
-        if (comm := self._comm.in_parts) is not None:
+        if self._comm.takes_parts:
             parts = self._memory.parts(self._node.inputs[0], self._source, dim, lengths)
             if parts is not None:
-                return self._scatter_parts(comm, parts)
+                return self._scatter_parts(parts)
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         flat = packed(tensor, dim, lengths)
         size = flat.numel() // self._comm.size
@@ -136,10 +136,10 @@ class _BlockMove:
         dim = self._dim_of_input()
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.inputs[0], dim)
-        if (comm := self._comm.in_parts) is not None:
+        if self._comm.takes_parts:
             places = self._memory.parts(self._node.name, self._target, dim, lengths)
             if places is not None:
-                return self._gather_parts(comm, places, tensor)
+                return self._gather_parts(places, tensor)
         mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
         out = self._place(dim, mine.numel() * self._comm.size) if len(set(lengths)) == 1 else None
         if out is None:
@@ -147,16 +147,15 @@ class _BlockMove:
             self._made, self._unpack = out, self._unpack_whole(dim, lengths)
         return self._comm.all_gather(out.view(-1), mine, **self._how)
 
-    def _scatter_parts(self, comm: InParts, parts: list[torch.Tensor]) -> Handle:
+    def _scatter_parts(self, parts: list[torch.Tensor]) -> Handle:
         out = self._memory.piece(self._node.name, self._target)
         if not (self._memory.is_view(self._target) and out.is_contiguous()):
             self._made = out = torch.empty_like(out, memory_format=torch.contiguous_format)
         rows = [each.contiguous().view(-1) for each in parts]
-        return comm.scatter_parts(out.view(-1), rows, op=str(self._node.attr("op")), **self._how)
+        op = str(self._node.attr("op"))
+        return self._comm.reduce_scatter(out.view(-1), rows, op=op, **self._how)
 
-    def _gather_parts(
-        self, comm: InParts, places: list[torch.Tensor], tensor: torch.Tensor
-    ) -> Handle:
+    def _gather_parts(self, places: list[torch.Tensor], tensor: torch.Tensor) -> Handle:
         rows = [
             each if each.is_contiguous() else each.new_empty(tuple(each.shape)) for each in places
         ]
@@ -167,7 +166,7 @@ class _BlockMove:
                 to.copy_(row)
 
         self._put = put
-        return comm.gather_parts(
+        return self._comm.all_gather(
             [row.view(-1) for row in rows], tensor.contiguous().view(-1), **self._how
         )
 

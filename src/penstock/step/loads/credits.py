@@ -31,15 +31,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
-import torch
-
 from penstock.errors import OptionError
-from penstock.step.comms.comm import Comm, Handle, InParts
+from penstock.step.comms.comm import Collective, Comm, Handle
 
-__all__ = ["Ahead", "Watched", "Wire"]
+__all__ = ["Ahead", "WatchedComm", "Wire"]
 
 _LOOK_S = 0.05
 """Between two looks at communication that may have failed: then nobody calls."""
@@ -221,123 +219,27 @@ class _Taking(Generic[T]):
             yield stages.decode(fetched)
 
 
-class Watched:
+class WatchedComm(Comm):
     """A Comm whose operations a wire takes note of."""
 
     def __init__(self, comm: Comm, over: Wire) -> None:
+        super().__init__(comm.axis, rank=comm.rank, size=comm.size)
+        self.device_type, self.takes_parts = comm.device_type, comm.takes_parts
         self._comm, self._over = comm, over
-        self.axis, self.rank, self.size = comm.axis, comm.rank, comm.size
 
     @property
     def sent_bytes(self) -> int:
         """What this rank has sent so far, without headers."""
         return self._comm.sent_bytes
 
-    def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        *,
-        op: str = "sum",
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put the sum (mean, max, min) of all ranks' tensors in the place of each."""
-        return self._seen(self._comm.all_reduce(tensor, op=op, wire=wire, algo=algo), tensor)
-
-    def reduce_scatter(
-        self,
-        out: torch.Tensor,
-        tensor: torch.Tensor,
-        *,
-        op: str = "sum",
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put this rank's part of the sum in `out`, which may be that part of the tensor."""
-        handle = self._comm.reduce_scatter(out, tensor, op=op, wire=wire, algo=algo)
-        return self._seen(handle, tensor)
-
-    def all_gather(
-        self,
-        out: torch.Tensor,
-        tensor: torch.Tensor,
-        *,
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put all ranks' parts in `out`; the tensor may be this rank's part of it."""
-        return self._seen(self._comm.all_gather(out, tensor, wire=wire, algo=algo), out)
-
-    @property
-    def in_parts(self) -> InParts | None:
-        """Itself, if parts need not lie in a row."""
-        return None if self._comm.in_parts is None else self
-
-    def scatter_parts(
-        self,
-        out: torch.Tensor,
-        parts: Sequence[torch.Tensor],
-        *,
-        op: str = "sum",
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put this rank's part of the sum in `out`, which may be that part."""
-        assert self._comm.in_parts is not None
-        handle = self._comm.in_parts.scatter_parts(out, parts, op=op, wire=wire, algo=algo)
-        return self._seen(handle, *parts)
-
-    def gather_parts(
-        self,
-        outs: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        *,
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put each rank's part in its place; the tensor may lie in its own."""
-        assert self._comm.in_parts is not None
-        handle = self._comm.in_parts.gather_parts(outs, tensor, wire=wire, algo=algo)
-        return self._seen(handle, *outs)
-
-    def all_to_all(
-        self,
-        out: torch.Tensor,
-        tensor: torch.Tensor,
-        *,
-        out_counts: Sequence[int],
-        counts: Sequence[int],
-    ) -> Handle:
-        """Send each rank its run of elements; put what came from each in a row."""
-        handle = self._comm.all_to_all(out, tensor, out_counts=out_counts, counts=counts)
-        return self._seen(handle, out)
-
-    def reduce(self, tensor: torch.Tensor, *, root: int, op: str = "sum") -> Handle:
-        """Put the sum of all in the root's tensor; those of others may be written over."""
-        return self._seen(self._comm.reduce(tensor, root=root, op=op), tensor)
-
-    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Handle:
-        """Put the root's tensor in all."""
-        return self._seen(self._comm.broadcast(tensor, root=root), tensor)
-
-    def shift(
-        self,
-        out: torch.Tensor | None,
-        tensor: torch.Tensor | None,
-        *,
-        by: int = 1,
-        wrap: bool = False,
-    ) -> Handle:
-        """Send to the rank `by` further, receive from the one `by` before; ends are left alone."""
-        return self._seen(self._comm.shift(out, tensor, by=by, wrap=wrap), out)
+    def begin(self, collective: Collective) -> Handle:
+        """Begin a collective, and tell the wire."""
+        return self._over.begun(self._comm.begin(collective), collective.size_bytes)
 
     def barrier(self) -> None:
-        """Return when all ranks have come here and all that was asked on this lane is done."""
+        """Return when all ranks have come here and everything begun on this lane is done."""
         self._comm.barrier()
 
     def close(self) -> None:
         """Wait for what is under way and end the lane's thread."""
         self._comm.close()
-
-    def _seen(self, handle: Handle, *tensors: torch.Tensor | None) -> Handle:
-        return self._over.begun(handle, sum(each.nbytes for each in tensors if each is not None))
