@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.step.comms.shm_ranks import shared
+from tests.step.comms.shm_ranks import meeting_at, shared
 from tests.step.ranks import run_ranks
 from torch import distributed
 
@@ -21,7 +21,7 @@ from penstock.errors import OptionError, PeerError, RendezvousError
 from penstock.memory import memory_left_bytes
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_flags import Flags
-from penstock.step.comms.shm_memory import HostArena, meeting, meeting_at
+from penstock.step.comms.shm_memory import HostArena, meeting
 
 
 def alone(said: bytes) -> list[bytes]:
@@ -184,7 +184,7 @@ def in_step(work: Callable[[Flags], None], *, timeout_s: float = 20.0) -> Flags:
         meet = meeting_at(store, rank=rank, size=2)
         arena = HostArena(meet, rank=rank, size=2, size_bytes=4096)
         arena.open()
-        mine = Flags(arena, 0, (0, 1), timeout_s=timeout_s)
+        mine = Flags(arena, 0, timeout_s=timeout_s)
         if rank == 0:
             flags.append(mine)
         else:

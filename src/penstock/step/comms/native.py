@@ -1,7 +1,6 @@
-"""Torch's own collectives on flat tensors, whatever this release calls them.
+"""Torch's own collectives on flat tensors, under the names that this release of torch has.
 
-The flat forms have had three names; from 2.13 on the older ones warn. Everything in this room that
-calls one comes here, for gloo and for NCCL.
+The flat forms have had three names; from 2.13 on the older ones warn.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["all_gather_flat", "reduce_scatter_flat"]
 
 
 def _named(*names: str) -> Any:
-    """Return the first that this release has."""
+    """Return the first of these functions that this release has."""
     for name in names:
         if hasattr(distributed, name):
             return getattr(distributed, name)
@@ -29,7 +28,7 @@ def all_gather_flat(
     group: distributed.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> distributed.Work | None:
-    """Put all ranks' tensors, which are equally long, in a row."""
+    """Put all ranks' tensors, which have equal lengths, in a row."""
     call = _named("all_gather_single", "all_gather_into_tensor")
     work: distributed.Work | None = call(out, tensor, group=group, async_op=async_op)
     return work
@@ -43,7 +42,7 @@ def reduce_scatter_flat(
     group: distributed.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> distributed.Work | None:
-    """Put this rank's part of the sum in `out`; parts are equally long."""
+    """Put this rank's part of the sum in `out`; parts have equal lengths."""
     call = _named("reduce_scatter_single", "reduce_scatter_tensor")
     op = distributed.ReduceOp.SUM if op is None else op
     work: distributed.Work | None = call(out, tensor, op=op, group=group, async_op=async_op)

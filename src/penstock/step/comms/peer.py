@@ -46,7 +46,7 @@ class PeerFlags(Flags):
 
     Args:
         arena: of the ranks.
-        offset: where their lines are in its memory of the host.
+        offset: of their lines in its host memory.
         stream: where this rank's work is.
         waits: whether to wait for the stream instead of marking it.
         timeout_s: how long to wait for a rank that lives but does not come.
@@ -61,12 +61,12 @@ class PeerFlags(Flags):
         waits: bool = False,
         timeout_s: float,
     ) -> None:
-        super().__init__(arena.host, offset, range(arena.size), timeout_s=timeout_s)
+        super().__init__(arena.host, offset, timeout_s=timeout_s)
         self._stream, self._waits, self._turn = stream, waits, 0
         self._marks, self._theirs = ([], []) if waits else _marks(arena)
 
     def sync(self) -> None:
-        """Meet all ranks; what this stream does next comes after what theirs did before."""
+        """Meet all ranks; what this stream does next comes after what theirs have done."""
         if self._waits:
             self._stream.synchronize()
             super().sync()
@@ -83,7 +83,7 @@ _Events = list[torch.cuda.Event]
 
 
 def _marks(arena: PeerArena) -> tuple[_Events, list[_Events]]:
-    """Return this rank's two marks, and for each turn those of its peers."""
+    """Return this rank's two marks, and those of its peers for each turn."""
     device = arena.device
     with torch.cuda.device(device):
         mine = [

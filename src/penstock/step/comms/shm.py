@@ -52,7 +52,6 @@ class ShmComm(Comm):
     Args:
         arena: what the ranks share; all of them take the stages from it here.
         axis: the mesh axis it is for.
-        ranks: which ranks of the arena take part, in the order of the axis; all of them by default.
         stage_bytes: of each of two stages.
         timeout_s: how long to wait for a rank that lives but does not come; by default as long as
             the default process group does.
@@ -63,14 +62,10 @@ class ShmComm(Comm):
         arena: Segments,
         *,
         axis: str = "dp",
-        ranks: Sequence[int] | None = None,
         stage_bytes: int = STAGE_BYTES,
         timeout_s: float | None = None,
     ) -> None:
-        self.ranks = tuple(range(arena.size) if ranks is None else ranks)
-        if arena.rank not in self.ranks:
-            raise OptionError(f"rank {arena.rank} is not one of the ranks {self.ranks}")
-        super().__init__(axis, rank=self.ranks.index(arena.rank), size=len(self.ranks))
+        super().__init__(axis, rank=arena.rank, size=arena.size)
         self.arena = arena
         host = arena.host
         words = host.take(LINE_WORDS + Calls.words_of(self.size), torch.int64)
@@ -78,14 +73,14 @@ class ShmComm(Comm):
         offset = host.offset_of(words)
         assert offset is not None
         self.flags = self._flags(offset, timeout_s or default_timeout_s())
-        self._calls = Calls(host, offset + 8 * LINE_WORDS, self.ranks, self.flags)
-        by_turn = [[arena.of(stage, rank=rank) for rank in self.ranks] for stage in stages]
+        self._calls = Calls(host, offset + 8 * LINE_WORDS, self.flags)
+        by_turn = [self.everyones(stage) for stage in stages]
         self._moves = Moves(self.rank, by_turn, self.flags)
         self._lane = ShmLane(f"penstock-shm-{axis}", self.flags.fail)
         self._is_closed = False
 
     def _flags(self, offset: int, timeout_s: float) -> Flags:
-        return Flags(self.arena.host, offset, self.ranks, timeout_s=timeout_s)
+        return Flags(self.arena.host, offset, timeout_s=timeout_s)
 
     @staticmethod
     def need_bytes(size: int, stage_bytes: int = STAGE_BYTES) -> int:
@@ -124,7 +119,7 @@ class ShmComm(Comm):
 
     def everyones(self, tensor: Tensor) -> list[Tensor]:
         """Return what each rank took from the arena in the place of this tensor, by rank."""
-        return [self.arena.of(tensor, rank=rank) for rank in self.ranks]
+        return [self.arena.of(tensor, rank=rank) for rank in range(self.size)]
 
     def barrier(self) -> None:
         """Return when all ranks have come here and everything begun on this lane is done."""
@@ -209,7 +204,7 @@ class ShmComm(Comm):
         self._check_pairs(calls, out_counts)
         if _are_in_arena(calls):
             views = []
-            for rank, call in zip(self.ranks, calls, strict=True):
+            for rank, call in enumerate(calls):
                 whole = self.arena.at(rank, call.offset or 0, sum(call.counts), tensor.dtype)
                 start, stop = spans_of(call.counts)[self.rank]
                 views.append(whole[start:stop])
@@ -255,7 +250,7 @@ class ShmComm(Comm):
             self._moves.pass_staged(taken, gift, total)
         elif taken is not None:
             into, source = taken
-            view = self.arena.at(self.ranks[source], calls[source].offset or 0, total, torch.uint8)
+            view = self.arena.at(source, calls[source].offset or 0, total, torch.uint8)
             self._moves.take_direct([into], [view])
         else:
             self.flags.sync()
@@ -264,7 +259,7 @@ class ShmComm(Comm):
         """Return the rows of all ranks where their calls say that they are."""
         return [
             self.arena.at(rank, call.offset or 0, row.numel(), row.dtype)
-            for rank, call in zip(self.ranks, calls, strict=True)
+            for rank, call in enumerate(calls)
         ]
 
     def _check_pairs(self, calls: Sequence[ShmCall], out_counts: Sequence[int]) -> None:

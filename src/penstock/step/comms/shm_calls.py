@@ -11,7 +11,6 @@ arrive with the next one, and by then they have read this one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import OptionError
@@ -39,11 +38,13 @@ class ShmCall:
 class Calls:
     """The calls of all ranks of a communicator."""
 
-    def __init__(self, arena: HostArena, offset: int, ranks: Sequence[int], flags: Flags) -> None:
-        self._ranks, self._me, self._flags = tuple(ranks), ranks.index(arena.rank), flags
-        self._format = _format(len(ranks))
-        num_words = self.words_of(len(ranks))
-        self._places = [arena.words(rank, offset, num_words).cast("B") for rank in ranks]
+    def __init__(self, arena: HostArena, offset: int, flags: Flags) -> None:
+        self._me, self._flags = arena.rank, flags
+        self._format = _format(arena.size)
+        num_words = self.words_of(arena.size)
+        self._places = [
+            arena.words(rank, offset, num_words).cast("B") for rank in range(arena.size)
+        ]
         self._turn = 0
 
     @staticmethod
@@ -59,7 +60,7 @@ class Calls:
         """
         at = self._turn % 2 * self._format.size
         self._turn += 1
-        counts = call.counts or (0,) * len(self._ranks)
+        counts = call.counts or (0,) * len(self._places)
         offset = _NOWHERE if call.offset is None else call.offset
         text = call.text.encode()[:_TEXT_BYTES]
         self._format.pack_into(self._places[self._me], at, text, offset, *counts)
@@ -76,7 +77,7 @@ class Calls:
         return calls
 
     def close(self) -> None:
-        """Let go of the arena's memory."""
+        """Release the arena's memory."""
         for place in self._places:
             place.release()
 
