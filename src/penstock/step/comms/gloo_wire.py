@@ -1,10 +1,10 @@
 """Messages between two ranks over gloo: posted at once, waited for later, named when they fail.
 
-Gloo matches a message by sender and tag, and ends the process when one is longer than what waits
-for it. So a tag says which operation of the lane it belongs to, which message of it, and a checksum
-of what it is about and how long it is. Ranks that have not asked for the same thing wait for each
-other until the group's timeout and are told so. Bytes move once both sides have posted; until then
-a message costs a few bytes of notice.
+Gloo matches a message by sender and tag, and ends the process if one is longer than the buffer that
+waits for it. So a tag holds the number of the operation on its lane, the number of the message in
+it, and a checksum of the operation's facts and the message's length. Ranks that begin different
+operations wait for each other until the group's timeout, and the error says so. Bytes move once
+both sides have posted; until then a message costs a few bytes of notice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Lease", "Message", "Staging", "Topic", "GlooWire"]
 STAGED_BYTES_MAX = 64 << 20
 """Of one lane, for what has arrived but is not added yet and for what is sent in another type."""
 MESSAGES_MAX = 4096
-"""Of one operation between two ranks, before numbers come again."""
+"""Messages of one operation between two ranks, before their numbers repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class Topic:
 
     def tag(self, index: int, size_bytes: int) -> int:
         """Return the tag of one message: 31 bits, distinct among all that are under way."""
-        what = zlib.crc32(size_bytes.to_bytes(8, "little"), self.signature) % 512
-        return (self.number % 1024) << 21 | what << 12 | index % MESSAGES_MAX
+        facts = zlib.crc32(size_bytes.to_bytes(8, "little"), self.signature) % 512
+        return (self.number % 1024) << 21 | facts << 12 | index % MESSAGES_MAX
 
 
 class Message:
@@ -65,7 +65,7 @@ class Message:
         self._is_send = is_send
 
     def wait(self) -> None:
-        """Return when the bytes are there, or gone; it runs without Python's lock."""
+        """Return when the bytes have arrived, or left; Python's lock is released meanwhile."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -81,6 +81,7 @@ class GlooWire:
         self.sent_bytes = 0
         self._group = group
         self._number = 0
+        # Guards the counts: the caller's thread and the lane's both send.
         self._lock = threading.Lock()
 
     def topic(self, name: str, *facts: object) -> Topic:
@@ -114,7 +115,7 @@ class GlooWire:
         return Message(work, into, peer=peer, topic=topic, is_send=False)
 
     def native(self, topic: Topic, post: Callable[[], distributed.Work]) -> Message:
-        """Post a collective of gloo's own; which peer is missing it does not say."""
+        """Post a collective of gloo's own; its errors do not say which peer is missing."""
         try:
             work = post()
         except RuntimeError as error:
@@ -128,7 +129,7 @@ def _signature(name: str, facts: tuple[object, ...]) -> int:
 
 
 def _named(error: RuntimeError, topic: Topic, peer: int | None, is_send: bool) -> PeerError:
-    """Return what happened with the operation, the axis and the peer in it."""
+    """Return an error that names the operation, the axis and the peer."""
     said = str(error).rpartition("] ")[2] or str(error)
     is_late = "imed out" in said
     to = "to" if is_send else "from"
@@ -148,7 +149,7 @@ def _named(error: RuntimeError, topic: Topic, peer: int | None, is_send: bool) -
 
 
 class Staging:
-    """Buffers of a lane, used again and again, up to a bound in all.
+    """Buffers of a lane, reused, up to a bound in all.
 
     They are kept by length and type: a training step asks for the same ones each time.
     """
@@ -158,10 +159,11 @@ class Staging:
         self._leased_bytes = 0
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         self._free_bytes = 0
+        # The caller's thread begins waves while the lane's thread ends others.
         self._lock = threading.Lock()
 
     def lease(self, size_bytes: int, *, is_forced: bool) -> Lease | None:
-        """Return room for what a wave will need, if there is. The oldest operation forces it."""
+        """Return a lease of the bytes of one wave; None if that is too much and not forced."""
         with self._lock:
             if self._leased_bytes + size_bytes > self._limit_bytes and not is_forced:
                 return None
@@ -177,7 +179,7 @@ class Staging:
         return torch.empty(length, dtype=dtype)
 
     def give_back(self, buffers: list[torch.Tensor], leased_bytes: int) -> None:
-        """Keep buffers for the next wave; what was kept before goes when it is too much."""
+        """Keep buffers for the next wave; if they are too many, drop those kept before."""
         with self._lock:
             self._leased_bytes -= leased_bytes
             for buffer in buffers:

@@ -1,4 +1,4 @@
-"""One call of a kernel: its numbers, its tensors and where its results go, made plain."""
+"""One call of a kernel: its numbers, its tensors and where its results go, normalised."""
 
 from __future__ import annotations
 
@@ -14,36 +14,54 @@ from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import BlockPlace, halves
 from penstock.step.program.ops import computed
 
-__all__ = ["KernelCall", "Given", "Out", "call_of", "numbers_of"]
+__all__ = ["Given", "KernelCall", "Out", "call_of", "numbers_of", "several", "write"]
 
 Given = Tensor | Sequence[Tensor]
 """A tensor, or one for each rank."""
-Out = Tensor | Sequence[Tensor] | None
+Out = Given | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """What a backend gets."""
+    """What a backend is given."""
 
     inputs: dict[str, Given]
     numbers: dict[str, float]
-    """Numbers of the host by name, seeds in two halves besides."""
+    """Numbers of the host by name, seeds also as two halves."""
     outs: dict[str, Given]
     """Contiguous, none missing."""
     aliases: dict[str, str]
-    """Outputs that lie exactly where an input lies, and which."""
+    """Outputs that have exactly the memory of an input, and which."""
     place: BlockPlace
     device: torch.device
     copied: tuple[tuple[str, Given], ...]
     """Outputs that a backend writes elsewhere first, and where they belong."""
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """How many tensors an input, or an output (`out NAME`), has if it is a list of them."""
+        out = {n: len(t) for n, t in self.inputs.items() if not isinstance(t, Tensor)}
+        return out | {f"out {n}": len(t) for n, t in self.outs.items() if not isinstance(t, Tensor)}
+
     def finish(self) -> None:
-        """Bring what was written elsewhere to where it belongs."""
+        """Copy what was written elsewhere to where it belongs."""
         for name, wanted in self.copied:
             made = self.outs[name]
             assert isinstance(made, Tensor)
-            for one in [wanted] if isinstance(wanted, Tensor) else wanted:
-                one.copy_(made.view(one.shape))
+            write(wanted, made)
+
+
+def several(given: Out) -> Sequence[Tensor]:
+    """Return the tensors of an argument as a list."""
+    if given is None:
+        return []
+    return [given] if isinstance(given, Tensor) else given
+
+
+def write(out: Given, value: Tensor) -> None:
+    """Copy a value to one tensor or to several."""
+    for one in several(out):
+        one.copy_(value.view(one.shape))
 
 
 def numbers_of(body: KernelBody, scalars: Mapping[str, float]) -> dict[str, float]:
@@ -75,7 +93,7 @@ def call_of(
     out: Sequence[Out] | None,
     starts: tuple[int, ...] | None,
 ) -> KernelCall:
-    """Return a call with everything in its place."""
+    """Return a call with a block, contiguous inputs and a place for every result."""
     if len(tensors) != len(body.inputs):
         raise ProgramError(
             f"a kernel of {body.name} reads {len(body.inputs)} tensors "
@@ -105,15 +123,9 @@ def call_of(
     )
 
 
-def _several(given: Out) -> list[Tensor]:
-    if given is None:
-        return []
-    return [given] if isinstance(given, Tensor) else list(given)
-
-
 def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.device:
     for given in [*inputs.values(), *outs.values()]:
-        for one in _several(given):
+        for one in several(given):
             return one.device
     return torch.device("cpu")
 
@@ -121,12 +133,12 @@ def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.devic
 def _block(
     body: KernelBody, given: Mapping[str, Given], outs: Mapping[str, Out]
 ) -> tuple[int, ...]:
-    """Return the shape of what is worked on: by dimension, of the smallest tensor that has it."""
+    """Return the shape of the block: in each dimension the smallest length of any tensor."""
     out = list(body.full)
     values = {name: name for name in given} | dict(body.stores)
     for name, tensor in [*given.items(), *outs.items()]:
         dims = _dims(body, name, body.reach.get(values[name], ""))
-        for one in _several(tensor):
+        for one in several(tensor):
             if one.ndim != body.types[name].ndim:
                 continue
             for dim, mine in dims:
@@ -135,7 +147,7 @@ def _block(
 
 
 def _dims(body: KernelBody, name: str, reach: str) -> list[tuple[int, int]]:
-    """Return the dimensions of the block that a tensor tells about, and which of its own do."""
+    """Return the dimensions of the block that a tensor has, with its own number of each."""
     last = len(body.full) - 1
     if body.types[name].shape == body.full:
         return [(dim, dim) for dim in range(last + 1)]
@@ -145,7 +157,7 @@ def _dims(body: KernelBody, name: str, reach: str) -> list[tuple[int, int]]:
 
 
 def _narrowed(name: str, given: Given, body: KernelBody, place: BlockPlace) -> Given:
-    """Return of a tensor that a rank has all of the part that meets the block."""
+    """Return the part of a tensor that belongs to the block, if a rank has all of the tensor."""
     if not body.reach:
         return given
     if not isinstance(given, Tensor):
@@ -177,14 +189,14 @@ def _outs(
     copied: list[tuple[str, Given]] = []
     aliases: dict[str, str] = {}
     taken = [
-        (*_range(one), one.dtype, name) for name, given in inputs.items() for one in _several(given)
+        (*_range(one), one.dtype, name) for name, given in inputs.items() for one in several(given)
     ]
     for name, value in body.stores:
         given = wanted[name]
         lies = _lies(given, taken)
-        is_direct = all(one.is_contiguous() for one in _several(given))
+        is_direct = all(one.is_contiguous() for one in several(given))
         if lies and body.reach.get(value) in ("col", "one"):
-            is_direct = False  # Every part of the block reads it, the last one too.
+            is_direct = False  # Every part of the block reads the input, also the last one.
         if given is not None and is_direct and lies != "across":
             outs[name] = given
             if lies:
@@ -202,7 +214,7 @@ def _outs(
 
 
 def _shape(body: KernelBody, name: str, value: str, place: BlockPlace) -> tuple[int, ...] | None:
-    """Return the shape of a result; None if only torch knows."""
+    """Return the shape of a result; None if only torch knows it."""
     reach = body.reach.get(value)
     if reach is None:
         return None
@@ -217,9 +229,9 @@ def _shape(body: KernelBody, name: str, value: str, place: BlockPlace) -> tuple[
 
 
 def _lies(given: Out, taken: Sequence[tuple[int, int, torch.dtype, str]]) -> str:
-    """Return the input in whose memory an output lies exactly; "across" if only partly in one."""
+    """Return the input with exactly an output's memory; "across" if they overlap otherwise."""
     found = ""
-    for one in _several(given):
+    for one in several(given):
         first, last = _range(one)
         for begin, end, dtype, name in taken:
             if begin >= last or end <= first:
