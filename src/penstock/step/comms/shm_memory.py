@@ -9,10 +9,10 @@ order, so a tensor has the same offset in every segment and a peer's tensor is f
 Memory that is taken and never written costs nothing: pages are allocated at the first write, near
 the core that writes.
 
-A segment has no name in any folder. It is a memfd, or an unlinked file if a tmpfs folder is given;
-its run id and rank appear only in /proc/PID/maps, and peers open it as /proc/PID/fd/N. It is freed
-with its last mapping, so a rank that is killed leaves nothing behind to clean up. Unlike files in
-/dev/shm, which containers limit to 64 MB by default, a memfd is limited only by memory.
+A segment is a memfd and has no name in any folder: its run id and rank appear only in
+/proc/PID/maps, and peers open it as /proc/PID/fd/N. It is freed with its last mapping, so a rank
+that is killed leaves nothing behind to clean up. Unlike files in /dev/shm, which containers limit
+to 64 MB by default, a memfd is limited only by memory.
 
 A token at the head of each segment proves that it is the right one, and not that of a process with
 the same pid on another host.
@@ -28,7 +28,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -165,7 +164,6 @@ class HostArena(Segments):
         size: how many they are.
         size_bytes: how much each rank may take, the same on all.
         run_id: its name in /proc, for people who look there.
-        folder: a tmpfs to take the memory from, for example one of large pages; else it is a memfd.
     """
 
     align_bytes, round_bytes = ALIGN_BYTES, _PAGE_BYTES
@@ -177,13 +175,11 @@ class HostArena(Segments):
         rank: int,
         size: int,
         size_bytes: int | str,
-        run_id: str = "",
-        folder: str | Path | None = None,
+        run_id: str = "shm",
     ) -> None:
         super().__init__(rank=rank, size=size, size_bytes=size_bytes)
         self._meet = meet
-        self._name = f"penstock-{run_id or 'shm'}-{rank}"
-        self._folder = None if folder is None else Path(folder)
+        self._name = f"penstock-{run_id}-{rank}"
         self._maps: list[mmap.mmap] = []
         self._pidfds: list[int] = []
 
@@ -222,8 +218,6 @@ class HostArena(Segments):
                 f"{show_bytes(total_bytes * self.size)} in all, and this host has "
                 f"{show_bytes(left_bytes)} left; take a smaller arena or fewer ranks a host"
             )
-        if self._folder is not None:
-            return _file(self._folder, total_bytes, self.size)
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = os.memfd_create(self._name, flags)
         os.ftruncate(descriptor, total_bytes)
@@ -276,26 +270,3 @@ class HostArena(Segments):
     def pidfd(self, rank: int) -> int:
         """Return the descriptor that becomes readable when the process of a rank ends."""
         return self._pidfds[rank]
-
-
-def _file(folder: Path, total_bytes: int, num_ranks: int) -> int:
-    """Return an unlinked file in a folder, with all its memory reserved."""
-    status = os.statvfs(folder)
-    free_bytes = status.f_bavail * status.f_frsize
-    if status.f_blocks and total_bytes > free_bytes:
-        raise OptionError(
-            f"{folder} has {show_bytes(free_bytes)} free, a rank wants {show_bytes(total_bytes)} "
-            f"and there are {num_ranks}; enlarge it (docker run --shm-size, or mount -o "
-            f"remount,size=...), or name no folder: memory without one has no such bound"
-        )
-    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        # If there is too little memory, this is an error; a write would be a SIGBUS.
-        os.posix_fallocate(descriptor, 0, total_bytes)
-    except OSError as error:
-        os.close(descriptor)
-        raise OptionError(
-            f"{folder} gives no {show_bytes(total_bytes)} to each of {num_ranks} ranks "
-            f"({error.strerror}), it has {show_bytes(free_bytes)} free; enlarge it, or name none"
-        ) from error
-    return descriptor

@@ -1,7 +1,5 @@
 """Kernels on CUDA: the text of `triton_text`, compiled and launched.
 
-    print(emit(program, names))
-
 The best size of tiles is found once for each kernel and order of size, on tensors of its own, since
 a trial must not update states.
 """
@@ -18,50 +16,25 @@ from torch import Tensor
 
 from penstock.errors import ProgramError
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import KernelBody, body_of
+from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.call import Given, KernelCall, several
 from penstock.step.kernels.eager import expression_functions
 from penstock.step.kernels.names import code_of
 from penstock.step.kernels.stages import Stage, stages_of
 from penstock.step.kernels.triton_text import KernelText, can_write, kernel_text
 from penstock.step.kernels.triton_tune import Config, best_of, configs_of
-from penstock.step.program.nodes import Node, Program
+from penstock.step.program.nodes import Node
 
-__all__ = ["Launcher", "can_emit", "can_run", "emit"]
+__all__ = ["Launcher", "can_run"]
 
 ROW_LENGTH_MAX = 16 * 1024
 """Longest rows that programs can hold in their registers."""
 
 
-def emit(program: Program, nodes: Sequence[str], *, outputs: Sequence[str] | None = None) -> str:
-    """Return some nodes of a program as the text of Triton kernels, one for each pass.
-
-    Reductions and gathers at the edges get a pointer for each rank of their axis.
-    """
-    body = body_of(program, nodes, outputs)
-    if not can_emit(body):
-        raise ProgramError(
-            f"no kernel for CUDA of {', '.join(nodes)}: shapes must be those of one block, its "
-            "rows and its columns, and elements at most 32 bits wide"
-        )
-    moves = [program[name] for name in nodes if program[name].axes]
-    sizes = {n.inputs[0]: program.mesh.size(*n.axes) for n in moves}
-    widths = {name: sizes[name] for name, _ in body.addends}
-    gathered = [program.mesh.size(*n.axes) for n in moves if n.inputs[0] not in widths]
-    widths |= {f"out {name}": max(gathered) for name in body.copies}
-    texts = [kernel_text(body, stage, widths).text for stage in stages_of(body) if _has_pass(stage)]
-    return "\n\n".join(texts)
-
-
-def can_emit(body: KernelBody) -> bool:
-    """Whether a body has a form for CUDA."""
-    return body.kind != "loose" and can_write(body)
-
-
 def can_run(body: KernelBody, call: KernelCall) -> bool:
     """Whether a call of a body can run as kernels for CUDA."""
     is_long = body.kind == "rows" and call.place.row_length > ROW_LENGTH_MAX
-    return can_emit(body) and not is_long
+    return body.kind != "loose" and can_write(body) and not is_long
 
 
 def _has_pass(stage: Stage) -> bool:
