@@ -501,7 +501,7 @@ class Step:
         node = self.program[task.nodes[0]]
         name = str(node.attr("place"))
         if name not in self._calls:
-            raise ProgramError(f"nobody takes {name!r}; give a function in compile(..., calls=...)")
+            raise ProgramError(f"no function takes {name!r}; give one in compile(..., calls=...)")
         function = self._calls[name]
         is_read = bool(self.program.users[node.name]) or node.name in self.program.outputs
 

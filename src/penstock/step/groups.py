@@ -152,7 +152,7 @@ class Groups:
         return self._arenas[axis].take(count, dtype)
 
     def close(self) -> None:
-        """Complete what is under way and let the groups go."""
+        """Complete what is under way and free arenas and process groups."""
         self.num_closed += 1
         # In this order: Comms have stages in the arenas and operations under way in the groups.
         comms, self._comms = list(self._comms.values()), {}

@@ -69,7 +69,7 @@ class NextGather:
             return self._now.begin()
         if self._memory.whole(self._state).data_ptr() != self._from:
             raise ProgramError(
-                f"{self._state} lies elsewhere than when its gather was begun; give the same "
+                f"{self._state} is another tensor than when its gather was begun; give the same "
                 "tensor to every step, or call forget() on all ranks first"
             )
         return Begun(handle=begun.handle, finish=self._swapped(begun.finish))

@@ -400,7 +400,7 @@ class Comm(ABC):
 
     def _given(self, tensor: torch.Tensor | None, name: str, peer: int) -> torch.Tensor:
         if tensor is None:
-            raise OptionError(f"shift: rank {peer} is there, so {name} is needed")
+            raise OptionError(f"shift: there is a rank {peer}, so {name} is needed; give a tensor")
         return flat("shift", tensor, self.device_type)
 
 

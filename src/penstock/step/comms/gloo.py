@@ -26,10 +26,9 @@ from penstock.step.comms.gloo_waves import (
     WAVES_MAX,
     MakeWave,
     Wave,
-    WavedCollective,
     pieces_of,
 )
-from penstock.step.comms.gloo_wire import MESSAGES_MAX, GlooWire, Lease, Staging, Topic
+from penstock.step.comms.gloo_wire import MESSAGES_MAX, GlooWire, Lease, Staging, WireOperation
 
 __all__ = ["GlooComm"]
 
@@ -42,13 +41,12 @@ _NATIVE_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 class GlooComm(Comm):
-    """One axis, one lane. The group is the lane's own: nobody else sends in it."""
+    """One axis, one lane. The process group belongs to the lane: nothing else sends in it."""
 
     takes_parts = True
 
     def __init__(self, group: distributed.ProcessGroup, *, axis: str, lane: str = "net") -> None:
         super().__init__(axis, rank=group.rank(), size=group.size())
-        self._group = group
         self._wire = GlooWire(group, axis)
         self._staging = Staging()
         self._completion = Completion(f"penstock-{axis}-{lane}")
@@ -61,10 +59,9 @@ class GlooComm(Comm):
     def begin(self, collective: Collective) -> Handle:
         """Begin a collective as waves of messages."""
         kind, algo = collective.kind, self._algo(collective)
-        topic = self._topic(collective, algo)
+        job = self._job(collective, algo)
         if algo == "native":
-            return self._completion.start(kind, self._native_all_reduce(collective, topic))
-        job = WavedCollective(wire=self._wire, topic=topic, sent=collective.sent, op=collective.op)
+            return self._completion.start(kind, self._native_all_reduce(job, collective))
         if kind in ("all_to_all", "shift"):
             return self._exchange(job, collective)
         is_pair = kind == "all_reduce" and algo == "direct" and self.size == 2
@@ -115,18 +112,17 @@ class GlooComm(Comm):
         is_small = self.size <= DIRECT_RANKS_MAX or size_bytes / self.size <= DIRECT_PART_BYTES_MAX
         return "direct" if is_small or is_rounded else "ring"
 
-    def _topic(self, collective: Collective, algo: str) -> Topic:
-        """Name an operation by what all ranks must agree on."""
+    def _job(self, collective: Collective, algo: str) -> WireOperation:
+        """Begin an operation, identified by what all ranks must agree on."""
         # Ranks need not exchange runs of the same length.
         length = None if collective.kind in ("all_to_all", "shift") else collective.length
         facts = (length, collective.dtype, collective.sent, collective.op, collective.root, algo)
-        return self._wire.topic(collective.kind, *facts)
+        sent, op = collective.sent, collective.op
+        return self._wire.begin(collective.kind, *facts, sent=sent, op=op)
 
     # -- waves -------------------------------------------------------------------------------
 
-    def _part_by_part(
-        self, job: WavedCollective, collective: Collective, *, is_ring: bool
-    ) -> Handle:
+    def _part_by_part(self, job: WireOperation, collective: Collective, *, is_ring: bool) -> Handle:
         """Scatter parts, gather them, or both."""
         scatters = collective.kind != "all_gather"
         gathers = collective.kind != "reduce_scatter"
@@ -158,7 +154,7 @@ class GlooComm(Comm):
         in_turns = is_ring or (scatters and gathers)
         return self._run(job, wave, longest, length, in_turns=in_turns, num_buffers=num_buffers)
 
-    def _piece_by_piece(self, job: WavedCollective, collective: Collective, algo: str) -> Handle:
+    def _piece_by_piece(self, job: WireOperation, collective: Collective, algo: str) -> Handle:
         """Send whole pieces: to the only other rank, to or from a root."""
         row, root = collective.whole, collective.root
         length = PIECE_BYTES // job.sent.itemsize
@@ -175,7 +171,7 @@ class GlooComm(Comm):
         num_buffers = 0 if collective.kind == "broadcast" else self.size
         return self._run(job, wave, row.numel(), length, num_buffers=num_buffers)
 
-    def _exchange(self, job: WavedCollective, collective: Collective) -> Handle:
+    def _exchange(self, job: WireOperation, collective: Collective) -> Handle:
         """Send a run of elements to some ranks and receive one from some."""
         pieces, outs = collective.sends(), collective.receipts()
         if self.rank in outs:
@@ -196,7 +192,7 @@ class GlooComm(Comm):
 
     def _run(
         self,
-        job: WavedCollective,
+        job: WireOperation,
         make: MakeWave,
         longest: int,
         length: int,
@@ -225,14 +221,14 @@ class GlooComm(Comm):
             in_turns=in_turns,
             window=window,
         )
-        return self._completion.start(job.topic.name, steps)
+        return self._completion.start(job.name, steps)
 
-    def _native_all_reduce(self, collective: Collective, topic: Topic) -> Iterator[Pending]:
+    def _native_all_reduce(self, job: WireOperation, collective: Collective) -> Iterator[Pending]:
         row, op = collective.whole, collective.op
         kind = {"max": distributed.ReduceOp.MAX, "min": distributed.ReduceOp.MIN}
         options = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp(kind.get(op, distributed.ReduceOp.SUM))
-        yield self._wire.native(topic, lambda: self._group.allreduce([row], options))
+        yield job.native(lambda: self._wire.group.allreduce([row], options))
         if op == "mean":
             row.div_(self.size)
         self._wire.count(

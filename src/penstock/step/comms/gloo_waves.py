@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from penstock.step.comms.comm import Done
 from penstock.step.comms.completion import Pending
-from penstock.step.comms.gloo_wire import GlooWire, Lease, Message, Staging, Topic
+from penstock.step.comms.gloo_wire import Lease, Message, Staging, WireOperation
 
-__all__ = ["WavedCollective", "Wave", "combine", "pieces_of", "waves_in_flight"]
+__all__ = ["Wave", "combine", "pieces_of", "waves_in_flight"]
 
 PIECE_BYTES = 2 << 20
 WAVES_MAX = 4
@@ -35,44 +35,6 @@ _BY: dict[str, Callable[..., torch.Tensor]] = {
 Wave = Iterator[Message]
 MakeWave = Callable[[Lease, int], Wave]
 """Makes the wave of one piece, given its buffers and its number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WavedCollective:
-    """One collective, as its waves see it."""
-
-    wire: GlooWire
-    topic: Topic
-    sent: torch.dtype
-    """The type of elements on the wire."""
-    op: str = "sum"
-
-    def send(self, lease: Lease, index: int, peer: int, data: torch.Tensor) -> Message:
-        """Post a message, in the type that is sent."""
-        return self.wire.send(self.topic, index, peer, self.packed(lease, data))
-
-    def packed(self, lease: Lease, data: torch.Tensor) -> torch.Tensor:
-        """Return elements in the type that is sent."""
-        if data.dtype == self.sent:
-            return data
-        return lease.take(data.numel(), self.sent).copy_(data)
-
-    def receive(self, index: int, peer: int, into: torch.Tensor) -> Message:
-        """Post the place of a message."""
-        return self.wire.receive(self.topic, index, peer, into)
-
-    def place(self, lease: Lease, out: torch.Tensor) -> torch.Tensor:
-        """Return where elements of `out` can arrive: there, or in a buffer of the type sent."""
-        return out if out.dtype == self.sent else lease.take(out.numel(), self.sent)
-
-    @property
-    def others(self) -> list[int]:
-        """All other ranks, from the next one on, so that not all ranks send to one at first."""
-        return [(self.wire.rank + step) % self.wire.size for step in range(1, self.wire.size)]
-
-
-class _Nothing:
-    def wait(self) -> None: ...
 
 
 def waves_in_flight(
@@ -109,7 +71,7 @@ def waves_in_flight(
                 active.append((wave, first, lease))
 
     begin(False)
-    yield _Nothing()  # what follows runs on the lane's thread, when this is its oldest operation
+    yield Done()  # what follows runs on the lane's thread, when this is its oldest operation
     while True:
         begin(True)
         if not active:
@@ -162,7 +124,7 @@ def combine(operands: Sequence[torch.Tensor], out: torch.Tensor, op: str, lease:
 
 
 def scatter_direct(
-    job: WavedCollective, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
+    job: WireOperation, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
 ) -> Wave:
     """Send each rank its piece, and add up the pieces that all have sent to this one."""
     mine = job.wire.rank
@@ -180,7 +142,7 @@ def scatter_direct(
 
 
 def gather_direct(
-    job: WavedCollective, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
+    job: WireOperation, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> Wave:
     """Send this rank's piece to each, and put the pieces of the others in their places."""
     places = {peer: job.place(lease, outs[peer]) for peer in reversed(job.others)}
@@ -200,7 +162,7 @@ def _keep(out: torch.Tensor, data: torch.Tensor) -> None:
         out.copy_(data)
 
 
-def reduce_pair(job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
+def reduce_pair(job: WireOperation, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
     """Exchange whole pieces with the only other rank, and add on both.
 
     That is as many bytes as scattering and gathering, in one step instead of two. Both ranks add
@@ -221,7 +183,7 @@ def reduce_pair(job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor
 
 
 def scatter_ring(
-    job: WavedCollective, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
+    job: WireOperation, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
 ) -> Wave:
     """Pass sums on to the right: each begins at the right neighbour of its owner."""
     me, size = job.wire.rank, job.wire.size
@@ -245,7 +207,7 @@ def scatter_ring(
 
 
 def gather_ring(
-    job: WavedCollective, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
+    job: WireOperation, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> Wave:
     """Pass parts on to the right until every rank has all."""
     me, size = job.wire.rank, job.wire.size
@@ -269,7 +231,7 @@ def gather_ring(
 
 
 def broadcast_chain(
-    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+    job: WireOperation, lease: Lease, at: int, piece: torch.Tensor, root: int
 ) -> Wave:
     """Pass the root's piece on to the right; no rank sends it twice."""
     me, size = job.wire.rank, job.wire.size
@@ -279,9 +241,7 @@ def broadcast_chain(
         yield job.send(lease, at, (me + 1) % size, piece)
 
 
-def reduce_chain(
-    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
-) -> Wave:
+def reduce_chain(job: WireOperation, lease: Lease, at: int, piece: torch.Tensor, root: int) -> Wave:
     """Pass sums on to the left, from the left neighbour of the root all around to the root."""
     me, size = job.wire.rank, job.wire.size
     total = piece
@@ -297,7 +257,7 @@ def reduce_chain(
 
 
 def reduce_direct(
-    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+    job: WireOperation, lease: Lease, at: int, piece: torch.Tensor, root: int
 ) -> Wave:
     """Send a piece to the root, which adds up."""
     me = job.wire.rank
@@ -316,7 +276,7 @@ def reduce_direct(
 
 
 def exchange(
-    job: WavedCollective,
+    job: WireOperation,
     lease: Lease,
     at: int,
     outs: dict[int, torch.Tensor],

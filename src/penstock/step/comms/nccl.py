@@ -113,7 +113,7 @@ class NcclComm(Comm):
             self._reduce(collective)
 
     def _reduce(self, collective: Collective) -> None:
-        """Carry out what leaves the tensor of a single rank as it is."""
+        """Carry out all_reduce, reduce or broadcast, which leave a single rank's tensor alone."""
         row, op, sent = collective.whole, collective.op, collective.sent
         options: dict[str, Any] = {"group": self._group, "async_op": True}
         if collective.kind == "broadcast":

@@ -196,7 +196,7 @@ class PeerComm(ShmComm):
     def close(self) -> None:
         """Finish what was started; ranks that still wait for this one are told."""
         if not self._is_closed:
-            # Kernels may still be reading the memory of peers, who may let go of it after this.
+            # Kernels may still be reading the memory of peers, which they may free after this.
             self._lane.close()
             self._stream.synchronize()
         super().close()

@@ -139,7 +139,7 @@ class ShmComm(Comm):
     def _call(self, collective: Collective) -> ShmCall:
         """Return what this rank says of a collective to the others."""
         kind, op, sent = collective.kind, collective.op, collective.sent
-        # What is given, or for an all_gather where peers write; they find it by its offset.
+        # The row that peers read, or for an all_gather write; they find it by its offset.
         row = collective.out if kind == "all_gather" else collective.tensor
         counts = tuple(collective.counts)
         if kind == "all_to_all":
@@ -166,7 +166,7 @@ class ShmComm(Comm):
         if _are_in_arena(calls):
             self._moves.reduce_direct(self._views(calls, row), reducer)
         elif self.size == 2 and sent == row.dtype:
-            self._moves.reduce_pair(row, reducer)
+            self._moves.reduce_whole(row, reducer)
         else:
             self._moves.reduce_staged(row, reducer, sent)
 
@@ -191,7 +191,7 @@ class ShmComm(Comm):
         row, root = collective.whole, collective.root
         reducer = Reducer(collective.op, row.dtype)
         if not _are_in_arena(calls):
-            self._moves.reduce_to(row, reducer, root)
+            self._moves.reduce_whole(row, reducer, root)
             return
         if self.rank == root:
             reducer(row, self._views(calls, row))

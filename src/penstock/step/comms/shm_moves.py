@@ -107,16 +107,21 @@ class Moves:
         """Return how many elements a piece of a stage has room for."""
         return max(1, self._stage_bytes // dtype.itemsize // pieces)
 
-    def reduce_pair(self, tensor: Tensor, reducer: Reducer) -> None:
-        """Add everything on both of two ranks: a + b is b + a to the bit, with one arrival less."""
+    def reduce_whole(self, tensor: Tensor, reducer: Reducer, root: int | None = None) -> None:
+        """Add whole chunks on the root, while the others keep their tensors, or on every rank.
+
+        On both of two ranks that is one arrival less than parts, and a + b is b + a to the bit.
+        """
 
         def fill(lo: int, hi: int, stage: Tensor) -> None:
-            stage[: hi - lo].copy_(tensor[lo:hi])
+            if self._rank != root:
+                stage[: hi - lo].copy_(tensor[lo:hi])
 
         def drain(lo: int, hi: int, stages: Views) -> None:
-            pieces = [stage[: hi - lo] for stage in stages]
-            pieces[self._rank] = tensor[lo:hi]
-            reducer(tensor[lo:hi], pieces)
+            if root in (None, self._rank):
+                pieces = [stage[: hi - lo] for stage in stages]
+                pieces[self._rank] = tensor[lo:hi]
+                reducer(tensor[lo:hi], pieces)
 
         self.chunks(tensor.numel(), tensor.dtype, fill, drain)
 
@@ -135,21 +140,6 @@ class Moves:
                 tensor[lo + start : lo + stop].copy_(stage[start:stop])
 
         self.chunks(tensor.numel(), dtype, fill, drain)
-
-    def reduce_to(self, tensor: Tensor, reducer: Reducer, root: int) -> None:
-        """Only the root adds; the others keep their tensors."""
-
-        def fill(lo: int, hi: int, stage: Tensor) -> None:
-            if self._rank != root:
-                stage[: hi - lo].copy_(tensor[lo:hi])
-
-        def drain(lo: int, hi: int, stages: Views) -> None:
-            if self._rank == root:
-                pieces = [stage[: hi - lo] for stage in stages]
-                pieces[root] = tensor[lo:hi]
-                reducer(tensor[lo:hi], pieces)
-
-        self.chunks(tensor.numel(), tensor.dtype, fill, drain)
 
     def scatter_staged(
         self, out: Tensor, tensor: Tensor, reducer: Reducer, dtype: torch.dtype

@@ -109,7 +109,7 @@ def call_of(
     named = dict(zip(body.outputs, wanted, strict=True))
     block = _block(body, given, named)
     place = BlockPlace(block, starts or (0,) * len(block), body.full)
-    inputs = {name: _contiguous(_narrowed(name, one, body, place)) for name, one in given.items()}
+    inputs = {name: _input(one, body, place) for name, one in given.items()}
     device = _device(inputs, named)
     outs, copied, aliases = _outs(body, inputs, named, place, device)
     return KernelCall(
@@ -156,13 +156,11 @@ def _dims(body: KernelBody, name: str, reach: str) -> list[tuple[int, int]]:
     return [(last, -1)] if reach == "col" else []
 
 
-def _narrowed(name: str, given: Given, body: KernelBody, place: BlockPlace) -> Given:
-    """Return the part of a tensor that belongs to the block, if a rank has all of the tensor."""
-    if not body.reach:
-        return given
-    if not isinstance(given, Tensor):
-        return [_part(one, place) for one in given]
-    return _part(given, place)
+def _input(given: Given, body: KernelBody, place: BlockPlace) -> Given:
+    """Return an input contiguous, cut to the block if a rank has all of it."""
+    parts = [_part(one, place) if body.reach else one for one in several(given)]
+    made = [part.contiguous() for part in parts]
+    return made[0] if isinstance(given, Tensor) else made
 
 
 def _part(tensor: Tensor, place: BlockPlace) -> Tensor:
@@ -170,12 +168,6 @@ def _part(tensor: Tensor, place: BlockPlace) -> Tensor:
         if -dim <= len(place.block) and tensor.shape[dim] not in (1, place.block[dim]):
             tensor = tensor.narrow(dim, place.starts[dim], place.block[dim])
     return tensor
-
-
-def _contiguous(given: Given) -> Given:
-    if isinstance(given, Tensor):
-        return given.contiguous()
-    return [one.contiguous() for one in given]
 
 
 def _outs(

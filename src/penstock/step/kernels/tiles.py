@@ -136,7 +136,7 @@ class _TileWriter:
         self._held[name] = index
         return f"s{index}"
 
-    # -- what is computed ----------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def _write(self, node: Node, index: int) -> None:
         args = self._args(node)

@@ -232,7 +232,7 @@ class _TritonWriter:
             lines.append(f"tl.store({parts} + tl.program_id(0), tl.{node.op}({total}, 0))")
         return lines
 
-    # -- what is computed ----------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def _write_body(self) -> None:
         for name in self._stage.loads:

@@ -191,7 +191,9 @@ class Source:
             is_returned: whether a step returns the batch.
         """
         if self._coming and field not in self._known:
-            raise ProgramError(f"batches of source {self.name!r} are here, without {field!r}")
+            raise ProgramError(
+                f"batches of source {self.name!r} have been loaded without {field!r}"
+            )
         self._known.add(field)
         self._taken[node] = self._first
         self._fields[node] = field
@@ -276,7 +278,7 @@ class Source:
         if left:
             warnings.warn(
                 f"source {self.name!r} is still in {left[0]} {_JOIN_S:g} s after its step was "
-                "closed: it waits for a batch that nobody wants any more; its thread ends when "
+                "closed: it waits for a batch that is not needed any more; its thread ends when "
                 "that comes, or with the process",
                 stacklevel=2,
             )
