@@ -96,7 +96,7 @@ def on_two_axes(rank: int, size: int) -> None:
         with pytest.raises(ProgramError, match="no dimension 'dp'"):
             ps.placements_of(program, "x", both["tp"])
         strided = x.from_local(x.to_local(), both, [_StridedShard(0, split_factor=2), Shard(0)])
-        with pytest.raises(ProgramError, match=r"_StridedShard.*which no layout says"):
+        with pytest.raises(ProgramError, match=r"_StridedShard.*which no layout has"):
             step(x=strided, w=w, y=late)
 
 
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out() -> None:
             "cast it to torch.float32",
             "x is a DTensor f32[6×5] dp:S(0), the program has f32[7×5] dp:S(0); give one of that",
             "give own as a plain tensor",
-            "the placement Partial(avg), which no layout says",
+            "the placement Partial(avg), which no layout has",
             "has no axis 'data'; call it as there",
             "write init_device_mesh(..., mesh_dim_names=('dp',))",
             "has no axis 'data'; call it as there",

@@ -1,7 +1,7 @@
-"""Several collectives as one: what ranks contribute laid side by side, moved, and taken apart.
+"""Buckets: several collectives carried out as one, their values side by side in one tensor.
 
-Of a reduce-scatter each rank's parts of all values lie together, so that what it ends with is one
-run; a gather is the same the other way round. Short parts are padded, since a Comm cuts evenly.
+In a reduce-scatter each rank's parts of all values lie together, so that it ends with one run; a
+gather is the same the other way round. Short parts are padded, since a Comm cuts evenly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.computing import blocks_of
 from penstock.step.memory import RankMemory
-from penstock.step.moving import Move, packed, padded, part_lengths
+from penstock.step.moving import Move, joined, packed, padded, part_lengths, unpadded
 from penstock.step.program.nodes import Node
 from penstock.step.program.plan import Task
 
@@ -36,7 +36,7 @@ class _Bucket:
         self.op = nodes[0].op
         self._how = {"wire": nodes[0].attr("wire"), "algo": nodes[0].attr("algo")}
         self._made: list[Callable[[], torch.Tensor]] = []
-        """What each value is, once it has arrived."""
+        """How each value is made of what has arrived."""
 
     def finish(self) -> None:
         """Take apart what has arrived."""
@@ -63,24 +63,25 @@ class _Bucket:
         return self._comm.reduce(flat, root=root, op=str(first.attr("op")))
 
     def scatter(self) -> Handle:
-        """Begin reduce-scatters: a row for each rank, all values side by side in it."""
+        """Begin reduce-scatters: one row for each rank, with its parts of all values."""
         rows, cuts = [], []
         for node in self._nodes:
             dim = int(node.attr("dim"))
             lengths = part_lengths(self._task, self._memory, node.name, dim, node.axes)
             flat = packed(self._piece(node), dim, lengths)
             rows.append(flat.reshape(self._comm.size, -1))
+            longest, length = max(lengths), lengths[self._comm.rank]
             rest = flat.shape[1:]
-            cuts.append((dim, max(lengths), lengths[self._comm.rank], rest))
+            cuts.append(partial(unpadded, dim=dim, longest=longest, length=length, rest=rest))
         sent = torch.cat(rows, dim=1)
         out = torch.empty(sent.shape[1], dtype=sent.dtype, device=sent.device)
         parts = torch.split(out, [row.shape[1] for row in rows])
-        self._made = [partial(_mine, one, *cut) for one, cut in zip(parts, cuts, strict=True)]
+        self._made = [partial(cut, one) for one, cut in zip(parts, cuts, strict=True)]
         op = str(self._nodes[0].attr("op"))
         return self._comm.reduce_scatter(out, sent.view(-1), op=op, **self._how)
 
     def gather(self) -> Handle:
-        """Begin gathers: one run of each rank, all values side by side in it."""
+        """Begin gathers: one run from each rank, with its parts of all values."""
         runs, cuts = [], []
         for node in self._nodes:
             dim = self._memory.program[node.inputs[0]].type.layout(node.axes[0]).dim
@@ -88,27 +89,13 @@ class _Bucket:
             mine = self._piece(node)
             flat = padded(mine.movedim(dim, 0), max(lengths)).contiguous()
             runs.append(flat.reshape(-1))
-            cuts.append((dim, lengths, flat.shape[1:]))
+            cuts.append(partial(joined, dim=dim, lengths=lengths, rest=flat.shape[1:]))
         sent = torch.cat(runs)
         out = torch.empty(sent.numel() * self._comm.size, dtype=sent.dtype, device=sent.device)
         columns = torch.split(out.view(self._comm.size, -1), [r.numel() for r in runs], dim=1)
-        self._made = [partial(_joined, one, *cut) for one, cut in zip(columns, cuts, strict=True)]
+        self._made = [partial(cut, one) for one, cut in zip(columns, cuts, strict=True)]
         return self._comm.all_gather(out, sent, **self._how)
 
     def _piece(self, node: Node) -> torch.Tensor:
         source = blocks_of(self._task, self._memory, node.inputs[0])
         return self._memory.piece(node.inputs[0], source)
-
-
-def _mine(
-    part: torch.Tensor, dim: int, longest: int, length: int, rest: tuple[int, ...]
-) -> torch.Tensor:
-    return part.view(longest, *rest)[:length].movedim(0, dim)
-
-
-def _joined(
-    column: torch.Tensor, dim: int, lengths: list[int], rest: tuple[int, ...]
-) -> torch.Tensor:
-    parts = column.reshape(len(lengths), max(lengths), *rest)
-    kept = [part[:n] for part, n in zip(parts, lengths, strict=True)]
-    return torch.cat(kept).movedim(0, dim)

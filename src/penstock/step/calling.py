@@ -1,10 +1,10 @@
-"""Calls of the user's functions: their operands as this rank has them, and their results put away.
+"""Calls of the user's functions: their operands as this rank has them, and their results stored.
 
-A result lies where the function has put it, unless that is memory of an operand, or memory that it
-may use again while somebody still reads the result: then it is copied. One that is cut into chunks
-has its own memory, and each chunk is copied there. A function that writes over its operands is told
-so: others read them. Numbers that the host has are given as numbers. What only the backward of a
-call reads is let go after it.
+A result stays where the function has put it, unless that is memory of an operand, or memory that
+the function may reuse while the result is still read: then it is copied. A result that is cut into
+chunks has memory of its own, into which each chunk is copied. A function that overwrites its
+operands is refused: others read them. Numbers on the host are passed as numbers. A value that only
+the backward of a call reads is freed after it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ def call_of(
     value: Callable[[str], Any],
     checked: Callable[[Node, Any], torch.Tensor],
 ) -> Callable[[], None]:
-    """Return what a task does that calls a function, given how values are found and checked."""
+    """Return what a task does that calls a function.
+
+    Args:
+        task: with the call.
+        calls: the user's functions by name.
+        memory: of this rank.
+        value: returns a value by its name.
+        checked: returns a result if it fits its node, or raises.
+    """
     program = memory.program
     node = program[task.nodes[0]]
     function = function_of(node, calls)
@@ -83,9 +91,9 @@ def _results(node: Node, function: Callable[..., Any], given: Sequence[Any]) -> 
 
 
 def _versions(given: Iterable[Any]) -> list[int]:
-    """Return how often each value has been written over, as far as torch can tell.
+    """Return how often each value has been overwritten, as far as torch can tell.
 
-    It counts that by memory, so not of a part: somebody else may write to another one meanwhile.
+    Torch counts writes by memory, so not for a part of one: other parts may be written meanwhile.
     """
     return [one._version if _is_alone(one) else 0 for one in given]
 
@@ -97,15 +105,15 @@ def _is_alone(value: Any) -> bool:
 
 
 def _places(values: Iterable[Any]) -> set[int]:
-    """Return where tensors lie; those of no elements lie nowhere."""
+    """Return the addresses of tensors; those without elements have none."""
     tensors = (one for one in values if isinstance(one, torch.Tensor) and one.numel())
     return {one.untyped_storage().data_ptr() for one in tensors}
 
 
 def _may_outlast(memory: RankMemory, node: Node, pick: Node, function: Callable[..., Any]) -> bool:
-    """Whether a result is read after the next call of its function, which may use its memory.
+    """Whether a result is read after the next call of its function, which may reuse its memory.
 
-    What is captured makes its results anew.
+    Captured functions make new results in each call.
     """
     program, name = memory.program, node.attr("function")
     calls = [n for n in program.nodes if n.op == "call" and n.attr("function") == name]
@@ -114,7 +122,7 @@ def _may_outlast(memory: RankMemory, node: Node, pick: Node, function: Callable[
 
 
 def _is_last(memory: RankMemory, name: str, node: Node) -> bool:
-    """Whether a value is a result of a call that nobody reads but this one."""
+    """Whether a value is a result of a call that only this call reads."""
     program = memory.program
     is_cut = bool(program.regions_of(name, "chunk"))
     alone = program.users[name] == (node.name,) and name not in program.outputs
@@ -134,7 +142,7 @@ def _in_chunks(
     writes = [(pick, blocks_of(task, memory, pick.name)) for pick in picks]
 
     def call() -> None:
-        # A number has no pieces, and may be one of the host's.
+        # A number has no pieces, and may be on the host.
         given = [memory.piece(name, block) if block else read(name) for name, block in reads]
         results = _results(node, function, given)
         for pick, block in writes:

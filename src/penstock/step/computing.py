@@ -1,8 +1,8 @@
 """Compute tasks: nodes of a program as calls of torch, prepared once and made every step.
 
-Element by element and row by row work is a kernel (`regions`); products and other views of values
-are torch's own. An operand that a rank has all of, beside a result of which it makes a part, is
-narrowed to that part here: that is the free slice of the layout rules.
+Work element by element and row by row is a kernel (`regions`); products, reshapes and the like are
+torch's own. If a rank has all of an operand and computes a part of the result, the operand is
+narrowed to that part here: the slicing that the layout rules allow without communication.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def prepared(task: Task, memory: RankMemory, *, host: tuple[str, ...], backend: 
     nodes = [memory.program[name] for name in task.nodes]
     is_update = len(nodes) == 1 and nodes[0].op == "update"
     if is_update and memory.are_one(nodes[0].name, nodes[0].inputs[1]):
-        return lambda scalars: None  # What it is made of lies there already.
+        return lambda scalars: None  # The new value lies in the place of the state already.
     if all(_is_kernels(node) for node in nodes):
         return _kernel_call(task, memory, host=host, backend=backend)
     if len(nodes) > 1:
@@ -66,7 +66,7 @@ def blocks_of(
     *,
     rank: int | None = None,
 ) -> Block:
-    """Return which block of a value a task touches; of what it reads, for which node."""
+    """Return the block of a value that a task writes, or reads for `consumer`."""
     program, rank = memory.program, memory.rank if rank is None else rank
     made = program[name].type
     region = None if task.region is None else program.region(task.region)
@@ -95,7 +95,7 @@ def _kernel_call(
     inside = tuple(n for n in (*host, *task.nodes) if n in _needed(program, task.nodes))
     leaving = tuple(access.value for access in task.writes)
     if not leaving:
-        return lambda scalars: None  # Nobody reads what it would make.
+        return lambda scalars: None  # Nobody reads the results.
     how = backend if len(task.nodes) > 1 else "eager"
     kernel = kernel_of(program, inside, outputs=leaving, backend=how)
     if _is_apart(kernel.body, task, memory):
@@ -117,7 +117,7 @@ def _kernel_call(
 def _whole_block(
     body: KernelBody, task: Task, memory: RankMemory, rank: int | None = None
 ) -> Block | None:
-    """Return the block that a kernel goes over, of a value that has all of it."""
+    """Return the block that a kernel covers, in the coordinates of a value of full shape."""
     made = [n for n in task.nodes if memory.program[n].type.shape == body.full]
     if made:
         return blocks_of(task, memory, made[0], rank=rank)
@@ -155,11 +155,11 @@ def _starts(block: Block) -> tuple[int, ...]:
 
 
 def _is_apart(body: KernelBody, task: Task, memory: RankMemory) -> bool:
-    """Whether no single pass goes over all that is computed.
+    """Whether no single pass covers everything that is computed.
 
-    A node may read all of a value and another a slice of it; where slices run out, a rank has
-    something of one value and nothing of another. All ranks find the same, whatever they have: the
-    last bit of what they share must not depend on that.
+    One node may read all of a value and another a slice of it; where slices run out, a rank has
+    elements of one value and none of another. The answer is the same on all ranks, whatever they
+    have, because the last bit of values that they share depends on it.
     """
     if len(task.nodes) > 1 and (body.strays or (body.kind == "loose" and body.has_dropout)):
         return True
@@ -172,7 +172,7 @@ def _is_apart(body: KernelBody, task: Task, memory: RankMemory) -> bool:
 
 
 def _has_other_parts(body: KernelBody, task: Task, memory: RankMemory, rank: int) -> bool:
-    """Whether nodes work on different parts, as a sum of all and a product with a slice."""
+    """Whether nodes work on different parts, such as a sum of all and a product with a slice."""
     read: dict[str, set[Block]] = {
         name: {blocks_of(task, memory, name, rank=rank)} for name in task.nodes
     }
@@ -188,7 +188,7 @@ def _has_other_parts(body: KernelBody, task: Task, memory: RankMemory, rank: int
 
 
 def _lies_in(whole: Block, block: Block, reach: str) -> bool:
-    """Whether a value's part is that of the block which a kernel goes over."""
+    """Whether a value's part is the one that belongs to a kernel's block."""
     if reach == "row":
         return block[: len(whole) - 1] == whole[:-1]
     if reach == "col":
@@ -258,13 +258,13 @@ class _OneByOne:
 
 
 def _nothing(op: str, dtype: torch.dtype) -> float | int:
-    """Return the largest, or smallest, of no elements: what changes no other one."""
+    """Return the largest, or smallest, of no elements: the neutral element of max, or min."""
     if dtype.is_floating_point:
         return -math.inf if op == "max" else math.inf
     return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
-# -- what torch does itself ----------------------------------------------------------------------
+# -- torch's own operations ----------------------------------------------------------------------
 
 
 def _torch_call(task: Task, memory: RankMemory, host: tuple[str, ...]) -> Prepared:
@@ -300,7 +300,7 @@ def _operand_block(task: Task, memory: RankMemory, name: str, node: Node) -> Blo
     own = blocks_of(task, memory, name, node)
     if node.op != "matmul":
         return own
-    # Batches of one operand that this rank has all of, beside slices of the other.
+    # This rank may have all batches of one operand and a slice of the other.
     result = blocks_of(task, memory, node.name)
     made, shift = memory.program[name].type, len(result) - len(own)
     return tuple(

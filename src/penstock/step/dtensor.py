@@ -1,10 +1,10 @@
 """Layouts and DTensor placements: the same things under two names.
 
-    R  Replicate()      S(d)  Shard(d)      P  Partial("sum")      L  (there is none)
+    R  Replicate()      S(d)  Shard(d)      P  Partial("sum")      L  (none)
 
-Both cut uneven lengths alike, so going from one to the other moves no byte. Axes of a mesh are
-dimensions of a DeviceMesh by name, and have the same ranks at the same places; a DeviceMesh may
-have fewer of them, as `device_mesh["dp"]` has.
+Both cut uneven lengths alike, so converting one to the other moves no byte. Axes of a mesh are
+dimensions of a DeviceMesh with the same names, and the same ranks in the same positions; a
+DeviceMesh may have fewer of them, as `device_mesh["dp"]` has.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from penstock.step.program.types import Type
 __all__ = ["as_dtensor", "local_of", "placements_of"]
 
 _KNOWN_MAX = 64
-"""Pairs of meshes that are remembered to fit."""
+"""Pairs of meshes whose comparison is cached."""
 
 
 def placements_of(program: Program, name: str, device_mesh: Any) -> tuple[Any, ...]:
-    """Return how a DTensor has to lie for a program, or how it lies that a program has made.
+    """Return the placements that a program needs of an input, or gives to an output.
 
         x = distribute_tensor(x, device_mesh, placements_of(program, "x", device_mesh))
 
     Args:
-        program: what is compiled, with its schedule.
+        program: the program that is compiled, with its schedule.
         name: of an input, a state or an output.
         device_mesh: of the program's ranks, with dimensions named as its axes.
     """
@@ -48,7 +48,7 @@ def as_dtensor(tensor: torch.Tensor, program: Program, name: str, device_mesh: A
         w = as_dtensor(w, step.program, step.program.outputs[0], device_mesh)
 
     Args:
-        tensor: what a step has returned, or a state.
+        tensor: a result of a step, or a state.
         program: the step's.
         name: of the value.
         device_mesh: of the program's ranks, with dimensions named as its axes.
@@ -76,14 +76,14 @@ def as_dtensor(tensor: torch.Tensor, program: Program, name: str, device_mesh: A
 
 
 def local_of(value: Any, made: Type, mesh: Mesh, name: str) -> Any:
-    """Return what this rank has of a value that is given: of a DTensor, if it lies as it should."""
+    """Return this rank's part of an input: of a DTensor, if it has the right placements."""
     if hasattr(value, "device_mesh"):
         found = _found(value, mesh, name)
         if found != made:
             way_out = _way_out(value, made, name)
             raise ProgramError(f"{name} is a DTensor {found}, the program has {made}; {way_out}")
         value = value.to_local()
-    # What torch is still gathering has no memory of its own until it is waited for.
+    # A tensor that torch is still gathering has no memory of its own until it is waited for.
     wait = getattr(value, "wait", None)
     return value if wait is None else wait()
 
@@ -110,7 +110,7 @@ def _placements(made: Type, mesh: Mesh, device_mesh: Any, name: str) -> tuple[An
         if layout.kind == "L":
             raise ProgramError(
                 f"{name} is local on axis {axis!r}: ranks have values of their own, which no "
-                "DTensor can say; keep it as it is, or all_gather or reduce it in the program"
+                "DTensor can express; keep it as it is, or all_gather or reduce it in the program"
             )
         if axis not in axes and mesh.size(axis) > 1:
             raise ProgramError(
@@ -128,7 +128,7 @@ def _placement(layout: Layout) -> Any:
 
 
 def _found(tensor: Any, mesh: Mesh, name: str) -> Type:
-    """Return what a DTensor is in a program."""
+    """Return the type that a DTensor has in a program."""
     _check_fits(tensor.device_mesh, mesh, name)
     pairs = zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True)
     layouts = [(axis, _layout(one, name)) for axis, one in pairs if axis in mesh.names]
@@ -139,7 +139,7 @@ def _found(tensor: Any, mesh: Mesh, name: str) -> Type:
 def _layout(placement: Any, name: str) -> Layout:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    # Kinds derived from these mean something else, such as slices in another order of axes.
+    # Subclasses of these mean something else, such as slices in another order of axes.
     kind = type(placement)
     if kind is Replicate:
         return R
@@ -148,7 +148,7 @@ def _layout(placement: Any, name: str) -> Layout:
     if kind is Partial and placement.reduce_op in ("sum", "max", "min"):
         return partial(placement.reduce_op)
     raise ProgramError(
-        f"{name} is a DTensor with the placement {placement!r}, which no layout says; redistribute "
+        f"{name} is a DTensor with the placement {placement!r}, which no layout has; redistribute "
         "it to Replicate, Shard or a Partial of sum, max or min"
     )
 
@@ -161,9 +161,9 @@ def _check_fits(device_mesh: Any, mesh: Mesh, name: str) -> None:
 
 @lru_cache(_KNOWN_MAX)
 def _misfit(device_mesh: Any, mesh: Mesh) -> str:
-    """Return why ranks of a DeviceMesh are not where the axes have them; nothing where they are.
+    """Return why a DeviceMesh does not have the ranks of a mesh in its order; empty if it does.
 
-    It is the same on all ranks, so that none goes on alone.
+    The answer is the same on all ranks, so that none continues alone.
     """
     names = device_mesh.mesh_dim_names
     if names is None:

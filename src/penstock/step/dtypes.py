@@ -1,6 +1,6 @@
-"""Element types: what programs call them, and what torch does.
+"""Element types: their names in programs and in torch.
 
-Inside a kernel narrow floats are computed with 32 bits; only what leaves it is rounded, once.
+Inside a kernel narrow floats are computed with 32 bits; only its results are rounded, once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TORCH: dict[str, torch.dtype] = {
 }
 
 COMPUTED = {"bf16": "f32", "f16": "f32"}
-"""What is computed with in the place of narrow types."""
+"""The types in which narrow floats are computed."""
 
 _NAMES = {dtype: name for name, dtype in TORCH.items()}
 
@@ -41,7 +41,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return what programs call an element type of torch.
+    """Return the name in programs of an element type of torch.
 
     >>> name_of(torch.int64)
     'i64'
@@ -53,5 +53,5 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def computed(name: str) -> str:
-    """Return the element type in which values of one are computed inside a kernel."""
+    """Return the element type in which values of a type are computed inside a kernel."""
     return COMPUTED.get(name, name)

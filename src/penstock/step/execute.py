@@ -4,9 +4,9 @@
         step = compile(program, groups)
         (new,) = step(g=grad, w=weights, m=m, v=v, t=1, lr=1e-3)
 
-Every rank gives what it has of each input: its slice of a sliced one, its addend of a partial one.
-States are changed in the memory that was given. All ranks compare the digest of their plan before
-the first step; where they differ nothing is begun.
+Every rank passes what it has of each input: its slice of a sliced one, its addend of a partial one.
+States are updated in the memory that was passed. All ranks compare the digest of their plan before
+the first step; if they differ, nothing is begun.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from penstock.step.comms.recording import begun_ns, record_step
 from penstock.step.computing import prepared
 from penstock.step.dtensor import local_of
 from penstock.step.dtypes import torch_dtype
-from penstock.step.early import Early, early_tasks, with_early
-from penstock.step.given import article, no_program, no_tensor, number_of
 from penstock.step.groups import Groups
+from penstock.step.inputs import no_program, no_tensor, number_of, with_article
 from penstock.step.kernels.regions import check_backend
 from penstock.step.lanes import Begun, Carrier, Lived, PlanIteration
 from penstock.step.loads.sources import Landing, Source, check_apart, field_of, stages_offered
 from penstock.step.memory import RankMemory
-from penstock.step.moving import Move, move_of
+from penstock.step.moving import move_of
+from penstock.step.next_gathers import NextGather, next_gathers, with_next_gathers
 from penstock.step.program.check import check_plan
 from penstock.step.program.loads import LOAD_LANES, STAGES, staged, stages_of
 from penstock.step.program.lower import host_nodes, lower
@@ -69,8 +69,8 @@ def compile(
         groups: the communication of this rank.
         backend: what fused regions become: auto, native, compile, tiled, eager, triton.
         calls: the user's functions by name.
-        sources: what is loaded, by name: anything that yields batches, such as a Loader.
-        donate: inputs whose memory may be written over, such as gradients.
+        sources: where batches are loaded from, by name: any iterable of batches, such as a Loader.
+        donate: inputs whose memory may be overwritten, such as gradients.
         device: where values live.
     """
     where = whole_device(device)
@@ -108,7 +108,7 @@ class Step:
     ) -> None:
         if not isinstance(groups, Groups):
             raise ProgramError(
-                f"a program is compiled for Groups, not for {article(groups)}; write `with "
+                f"a program is compiled for Groups, not for {with_article(groups)}; write `with "
                 "Groups(program.mesh) as groups:` and give those"
             )
         check_backend(backend)
@@ -134,24 +134,25 @@ class Step:
         self._scalars: dict[str, float | int] = {}
         self._inputs, self._defaults = self.program.inputs, dict(self.program.defaults)
         self._held: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        """What this rank has of a value: shape and element type, once somebody asked."""
+        """What this rank has of a value: shape and element type, cached at first use."""
         self._io = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-io")
-        # Apart from the tasks of the lane, which wait for what was stored before.
+        # Stores that last longer than their iteration. Not on `_io`: its tasks wait for these.
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="penstock-step-store")
         self._is_broken = self._is_closed = False
         self.keeps_times = False
-        """Whether `times` has when each task was at work."""
+        """Whether `times` records when each task ran."""
         self.times: list[Lived] = []
         self._took_s = self._ended_s = 0.0
         for name, place in plan.shared:
             self._memory.share(name, place)
         self._backend = backend
-        self._early = {
-            task.name: Early(task, self._memory, self._comm(task)) for task in early_tasks(plan)
+        self._next_gathers = {
+            task.name: NextGather(task, self._memory, self._comm(task))
+            for task in next_gathers(plan)
         }
         self._stored: dict[str, Future[None]] = {}
-        """What is stored while later iterations run, by node."""
-        self._whole_plan = with_early(plan)
+        """Stores under way while later iterations run, by node."""
+        self._whole_plan = with_next_gathers(plan)
         self._streams = Streams(self._whole_plan, device) if device.type == "cuda" else None
         self._carrier = self._prepared()
 
@@ -171,9 +172,11 @@ class Step:
         if self._is_closed:
             return
         self._is_closed = True
-        with ExitStack() as closing:  # From the last to the first, whatever goes wrong.
+        # From the last callback to the first, whatever goes wrong: gathers and stores under way use
+        # the threads, and the threads use the sources.
+        with ExitStack() as closing:
             if self._streams is not None:
-                # Memory of the step may be given away now: nothing may be at work in it.
+                # The step's memory may be freed after this: no kernel may still use it.
                 closing.callback(torch.cuda.synchronize, self._device)
             for source in self._sources.values():
                 closing.callback(source.close)
@@ -182,7 +185,7 @@ class Step:
             closing.callback(self.forget)
 
     def hand_over(self) -> dict[str, Source]:
-        """Close, but for the sources: a step that is given them goes on with their next batch."""
+        """Close all but the sources and return them: another step continues with their batches."""
         kept, self._sources = self._sources, {}
         with ExitStack() as failing:
             for source in kept.values():
@@ -193,24 +196,24 @@ class Step:
 
     @property
     def sources(self) -> dict[str, Source]:
-        """Where it loads from, by name."""
+        """The sources from which it loads, by name."""
         return dict(self._sources)
 
     def forget(self) -> None:
-        """Wait for what was begun for the next iteration and drop it; all ranks do so together.
+        """Wait for what was begun for the next iteration and drop it; all ranks call it together.
 
-        Needed before a state is changed from outside, as when a checkpoint is loaded.
+        Needed before a state is changed from outside, for instance by loading a checkpoint.
         """
         with ExitStack() as ending:
             for name in list(self._stored):
                 ending.callback(self._stored.pop(name).result)
-            for early in self._early.values():
-                ending.callback(early.forget)
+            for gather in self._next_gathers.values():
+                ending.callback(gather.forget)
 
     def __call__(self, *by_place: Any, **given: Any) -> list[torch.Tensor]:
-        """Do one iteration and return what the program returns, as this rank has it.
+        """Run one iteration and return what the program returns, as this rank has it.
 
-        What is returned is the caller's to keep, except that a state is where it was given.
+        Returned tensors are the caller's to keep; a returned state is the tensor that was passed.
         """
         if by_place:
             raise ProgramError(
@@ -238,6 +241,7 @@ class Step:
         iteration = PlanIteration(
             plan, self._carrier, self._io, keeps_times=keeps_times, order=order
         )
+        # Until the end: an iteration that raises leaves ranks at different places.
         self._is_broken = True
         iteration.run()
         self._is_broken = False
@@ -251,7 +255,7 @@ class Step:
         return outputs
 
     def _keep_times(self, iteration: PlanIteration) -> None:
-        """Keep when tasks were at work; of loads not when they were waited for, but done."""
+        """Keep when tasks ran; for loads, when their source was at work, not how long we waited."""
         began_s, before_s = iteration.began_s, self._ended_s
         self._took_s = time.perf_counter() - began_s
         self.times = [lived for lived in iteration.times if lived.lane not in LOAD_LANES]
@@ -273,7 +277,7 @@ class Step:
     def timeline(self) -> Timeline:
         """Return the latest iteration as a timeline, for `explain` and pictures.
 
-        Of those for which `keeps_times` was set.
+        Needs `keeps_times` set before that iteration.
         """
         known = self._whole_plan.by_name
         spans = [
@@ -283,9 +287,9 @@ class Step:
         return Timeline(plan=self._whole_plan, spans=tuple(spans), ends_s=(self._took_s,))
 
     def go_on_after_errors(self, keep: Callable[[Exception], None]) -> None:
-        """Have errors of computation kept and left out, so that other ranks are not kept waiting.
+        """Pass errors of computation to `keep` and go on, so that other ranks do not wait for this.
 
-        What is made of it is worth nothing then; it is for who tries a program out.
+        The values are worthless then: this is for trials of a program, which only want times.
         """
         for task in self._whole_plan.tasks:
             if task.name in self._carrier.run:
@@ -311,12 +315,12 @@ class Step:
         shape = node.type.local_shape(self.program.mesh, self._rank)
         return torch.zeros(shape, dtype=torch_dtype(node.type.dtype), device=self._device)
 
-    # -- what is given -------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------
 
     def check(self, **given: Any) -> None:
-        """Refuse what a call would refuse, of what is given and of the batch that is next.
+        """Raise what a call with these inputs would raise, also because of the batch that is next.
 
-        For who has others wait: a call that is refused is one that they are in without this rank.
+        A call that is refused on this rank leaves the others waiting in theirs: check first.
         """
         self._take(given)
         for node in self.program.nodes:
@@ -390,13 +394,14 @@ class Step:
         run: dict[str, Callable[[], None]] = {}
         begin: dict[str, Callable[[], Begun]] = {}
         for task in self.plan.tasks:
-            if task.name in self._early:
-                early = self._early[task.name]
-                begin |= {early.name: early.begin_now, early.next_name: early.begin_next}
+            if task.name in self._next_gathers:
+                gather = self._next_gathers[task.name]
+                begin |= {gather.name: gather.begin_now, gather.next_name: gather.begin_next}
             elif task.kind == "move":
-                begin[task.name] = self._move(task)
+                node = self.program[task.nodes[0]]
+                begin[task.name] = move_of(node, task, self._memory, self._comm(task)).begin
             elif task.kind == "bucket":
-                begin[task.name] = _begin(bucket_of(task, self._memory, self._comm(task)))
+                begin[task.name] = bucket_of(task, self._memory, self._comm(task)).begin
             elif task.kind == "ring":
                 run[task.name] = self._ring(task)
             elif task.kind == "fused":
@@ -418,10 +423,6 @@ class Step:
         scalars = self._scalars
         return lambda: call(scalars)
 
-    def _move(self, task: Task) -> Callable[[], Begun]:
-        node = self.program[task.nodes[0]]
-        return _begin(move_of(node, task, self._memory, self._comm(task)))
-
     def _comm(self, task: Task) -> Comm:
         return self._groups.comm(self.program[task.nodes[0]].axes, task.lane)
 
@@ -430,7 +431,7 @@ class Step:
             r for r in self.program.regions if r.kind == "ring" and task.nodes[0] in r.nodes
         )
         moves = [self.program[name] for name in task.nodes if self.program[name].axes]
-        # It talks while it computes, so nobody else may be on its lane.
+        # It communicates while it computes, at times of its own, so it needs a lane of its own.
         comm = self._groups.comm(moves[0].axes, f"ring:{region.name}")
         return lambda: run_ring(region, self._memory, comm)
 
@@ -500,26 +501,26 @@ class Step:
         node = self.program[task.nodes[0]]
         name = str(node.attr("place"))
         if name not in self._calls:
-            raise ProgramError(f"nobody takes {name!r}; give a function in compile(..., calls=...)")
+            raise ProgramError(f"no function takes {name!r}; give one in compile(..., calls=...)")
         function = self._calls[name]
         is_read = bool(self.program.users[node.name]) or node.name in self.program.outputs
 
         def store() -> None:
             value = self._memory.whole(node.inputs[0])
-            # A state may be written over before somebody reads what was stored.
+            # A state may be overwritten before what was stored is read.
             self._memory.give(node.name, value.clone() if is_read else value)
             if task.ahead == 0:
-                function(value.clone())  # To keep, as with one that lasts longer.
+                function(value.clone())  # The function may keep it.
                 return
             if node.name in self._stored:
-                # One at a time; and its error is nobody else's to tell.
+                # One at a time. The result is also where its error is raised, if it failed.
                 self._stored.pop(node.name).result()
             self._stored[node.name] = self._behind.submit(self._here(function), value.clone())
 
         return store
 
     def _here(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that comes, on the device, after what was asked here and now."""
+        """Return a function whose kernels come after what was launched here and now."""
         if self._streams is None:
             return function
         stream = torch.cuda.current_stream(self._device)
@@ -533,7 +534,7 @@ class Step:
     # -- agreement -----------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Refuse to begin where ranks have different plans: they would wait for each other."""
+        """Refuse to begin if ranks have different plans: they would wait for each other."""
         mesh = self.program.mesh
         if mesh.num_ranks > 1:
             everyones: list[Any] = [None] * mesh.num_ranks
@@ -550,7 +551,3 @@ class Step:
 def whole_device(device: torch.device | str) -> torch.device:
     """Return a device with its number, as tensors have it."""
     return torch.empty(0, device=device).device
-
-
-def _begin(move: Move) -> Callable[[], Begun]:
-    return lambda: Begun(handle=move.issue(), finish=move.finish)

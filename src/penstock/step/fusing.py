@@ -1,19 +1,19 @@
 """Communication and computation as one task: reduce-scatter, update, gather.
 
-Over sockets that is a chain: whoever completes one part begins the next, and nobody else is asked.
-Between ranks that share memory, of a host or of GPUs, it is one pass over it (`shm_pass`).
+Over sockets that is a chain: the thread that completes one stage begins the next, and the thread of
+the step is not involved. Between ranks that share memory, of a host or of GPUs, it is one pass over
+that memory (`shm_pass`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from penstock.step.comms.comm import Handle
+from penstock.step.comms.comm import Handle, HostHandle
 from penstock.step.comms.shm import ShmComm
 from penstock.step.computing import Scalars, prepared
 from penstock.step.groups import Groups
@@ -47,8 +47,9 @@ def fused_of(
     stages: list[list[Move] | Callable[[], None]] = []
     for number, (is_moving, nodes) in enumerate(_runs(program, task.nodes)):
         if is_moving:
-            # Each stage has a Comm of its own: it is begun when the one before is over, which
-            # ranks do at different times beside what else is on the lane.
+            # Each stage has a Comm of its own. A stage begins when the one before is over, at
+            # another time on each rank, so its order beside other operations of the lane would
+            # differ between ranks.
             lane = _stage_lane(task, program, number)
             moves = [(program[n], groups.comm(program[n].axes, lane)) for n in nodes]
             stages.append([move_of(node, task, memory, one) for node, one in moves])
@@ -100,24 +101,24 @@ def _is_ready(node: Node, inside: set[str]) -> bool:
 class _NodeRuns:
     """Nodes of a task, put in runs one after the other.
 
-    Moves go together where none needs another. What they do not need is computed after them, beside
-    what does need them: that is one pass over memory instead of two. Otherwise computing keeps its
-    order, since somebody may read the old value of a state that another one writes.
+    Moves go together if none needs another. What they do not need is computed after them, together
+    with what needs them: that is one pass over memory instead of two. Otherwise computation keeps
+    its order, since a node may read the old value of a state that another one writes.
     """
 
     def __init__(self) -> None:
         self._out: list[tuple[bool, tuple[str, ...]]] = []
         self._before: list[str] = []
-        """What does not need the moves."""
+        """Computation that does not need the moves."""
         self._num_needed = 0
-        """How much of that they need; the rest is computed after them."""
+        """How many of these the moves need; the rest is computed after them."""
         self._moves: list[str] = []
         self._updates: list[Node] = []
-        """Of states with what is moved, which mostly lies there already."""
+        """Updates of states with what is moved, which mostly lies there already."""
         self._after: list[str] = []
 
     def add(self, node: Node) -> None:
-        """Take one node more."""
+        """Take one more node."""
         if is_move(node.op):
             self._add_move(node)
         elif node.op == "update" and node.inputs[1] in self._moves:
@@ -135,7 +136,7 @@ class _NodeRuns:
         return self._out
 
     def _add_move(self, node: Node) -> None:
-        # Only a reduce-scatter takes no memory that somebody else may be reading.
+        # Only a reduce-scatter writes no memory that another node may be reading.
         is_apart = node.op == "reduce_scatter"
         if self._needs_moves(node) or (self._after and not is_apart):
             self._emit()
@@ -160,7 +161,7 @@ class _NodeRuns:
 
 
 def _part(task: Task, program: Program, nodes: tuple[str, ...]) -> Task:
-    """Return the computing part of a task as a task: what leaves it is what others read."""
+    """Return the computing part of a task as a task; its results are what others read."""
     inside = set(nodes)
     leaving = [
         name
@@ -172,22 +173,19 @@ def _part(task: Task, program: Program, nodes: tuple[str, ...]) -> Task:
     return replace(task, nodes=nodes, writes=tuple(Access(value=name) for name in leaving))
 
 
-class Chain:
+class Chain(HostHandle):
     """Communication and computation one after the other, as one handle."""
 
     def __init__(
         self, stages: list[list[Move] | Callable[[], None]], device: torch.device | None = None
     ) -> None:
+        super().__init__()
         self._stages = stages
         self._device = torch.device("cpu") if device is None else device
         self._mark: torch.cuda.Event | None = None
         """On a device, where it ends."""
         self._at = 0
         self._left = 0
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._works: list[Callable[[], None]] = []
-        self._error: BaseException | None = None
         self._flying: list[Handle] = []
 
     def begun(self) -> Chain:
@@ -209,60 +207,55 @@ class Chain:
                     handle.then(partial(self._arrived, move))
                 return
         except BaseException as error:
-            self._error = error
-        self._end()
+            self.error = error
+        self._finish()
 
     def _arrived(self, move: Move) -> None:
         try:
             move.finish()
         except BaseException as error:
-            self._error = error
+            self.error = error
+        # Moves of one stage may arrive on threads of several lanes; exactly one of them goes on.
         with self._lock:
             self._left -= 1
             is_last = not self._left
-        if is_last:
-            if self._error is None:
-                for handle in self._flying:
-                    # All are done; on a device, what follows is on the stream of one of them.
-                    handle.wait()
-                self._go_on()
-            else:
-                self._end()
+        if not is_last:
+            return
+        if self.error is None:
+            for handle in self._flying:
+                # All are done; on a device, what follows is on the stream of one of them.
+                handle.wait()
+            self._go_on()
+        else:
+            self._finish()
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self._mark = mark_of(self._device)
-        with self._lock:
-            self._done.set()
-            works, self._works = self._works, []
-        if self._error is None:
-            for work in works:
-                work()
+        self.end(self.error)
 
     def wait(self) -> None:
         """Return when the last stage is over, or raise what went wrong."""
+        # A move that fails calls nobody, so the chain would never end: ask the moves first.
         for handle in self._flying:
             handle.wait()
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
+        super().wait()
         self._follow()
 
     def is_done(self) -> bool:
         """Whether it is over, well or not."""
-        return self._done.is_set() or any(self._has_failed(handle) for handle in self._flying)
+        return super().is_done() or any(self._has_failed(handle) for handle in self._flying)
 
     def then(self, work: Callable[[], None]) -> None:
-        """Have something called when the last stage is over; not if one failed."""
-        with self._lock:
-            if not self._done.is_set():
-                self._works.append(work)
-                return
-        if self._error is None:
+        """Call something when the last stage is over; not if one failed."""
+
+        def follow() -> None:
             self._follow()
             work()
 
+        super().then(follow)
+
     def _follow(self) -> None:
-        """Make the current stream wait for its end; of the host's work there is nothing left."""
+        """Make the current stream wait for the chain's end; the host has nothing to wait for."""
         if self._mark is not None:
             current_stream(self._device).wait_event(self._mark)
 
@@ -272,6 +265,6 @@ class Chain:
         try:
             handle.wait()
         except BaseException as error:
-            self._error = error
+            self.error = error
             return True
         return False

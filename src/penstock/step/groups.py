@@ -1,6 +1,6 @@
 """From a mesh to process groups: one private group for each axis and each lane.
 
-Everything comes out of torch's default group, which the launcher or the user has made; there is no
+All groups are made from torch's default group, which the launcher or the user has made; there is no
 second rendezvous. A group of its own keeps the orders of lanes apart: an all-gather of one lane can
 never be taken for one of another. All ranks open the same lanes in the same order.
 
@@ -28,17 +28,17 @@ from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import HostArena, Meet, meeting
 from penstock.step.comms.timeouts import default_timeout_s
-from penstock.step.loads.credits import Watched, Wire
+from penstock.step.loads.credits import WatchedComm, Wire
 from penstock.step.program.mesh import Mesh
 from penstock.units import bytes_of
 
 __all__ = ["Groups"]
 
 _LANES_MAX = 16
-"""Of an axis with shared memory."""
+"""For how many lanes of an axis an arena has stages."""
 _BACKENDS = ("gloo", "nccl", "shm", "peer")
 _SHARED = ("shm", "peer")
-"""Those whose ranks see each other's memory: of the host, or of its GPUs."""
+"""Those whose ranks map each other's memory: of the host, or of its GPUs."""
 
 
 class Groups:
@@ -61,8 +61,8 @@ class Groups:
                 the host and peer for those of GPUs that reach each other; one for all, or by axis.
                 Without it nccl where the default group has it, else gloo.
             timeout_s: how long an operation waits for a rank; without it the default group's.
-            shared: memory that each rank shares along an axis with shm or peer; `take` gives it
-                out.
+            shared: memory that each rank shares along an axis with shm or peer, for `take`.
+            over: the wire that loads and this communication share, if loads should give way.
         """
         by_axis = dict.fromkeys(mesh.names, backend) if isinstance(backend, str) else backend or {}
         for axis, name in by_axis.items():
@@ -80,7 +80,7 @@ class Groups:
         self._comms: dict[tuple[str, str], Comm] = {}
         self._groups: list[distributed.ProcessGroup] = []
         self.num_closed = 0
-        """How often they were closed: what was made before that is gone."""
+        """How often they were closed: Comms and arenas from before are gone."""
 
     def __enter__(self) -> Self:
         has_group = distributed.is_available() and distributed.is_initialized()
@@ -126,16 +126,16 @@ class Groups:
     def comm(self, axes: str | tuple[str, ...], lane: str = "net") -> Comm:
         """Return the Comm of an axis, or of several together, and a lane; made when first asked.
 
-        All ranks of the mesh must come here in the same order, also those that the new group
-        leaves out: torch makes groups only together.
+        All ranks of the mesh must call this in the same order, also those that are not in the new
+        group: torch makes groups only together.
         """
         names = (axes,) if isinstance(axes, str) else axes
         key = (".".join(names), lane)
         if key not in self._comms:
             made = self._make(names, lane)
-            # What goes through memory takes nothing of the wire.
+            # Communication through memory does not use the wire.
             if self.over is not None and not isinstance(made, ShmComm | OneRankComm):
-                made = Watched(made, self.over)
+                made = WatchedComm(made, self.over)
             self._comms[key] = made
         return self._comms[key]
 
@@ -144,16 +144,17 @@ class Groups:
         return Groups(self.mesh, backend="gloo", timeout_s=self._timeout_s)
 
     def take(self, count: int, dtype: torch.dtype = torch.float32, *, axis: str) -> torch.Tensor:
-        """Return memory that the ranks of an axis can read and write; all of them take the same.
+        """Return memory that the ranks of an axis with shm or peer can read and write.
 
-        For axes with shm or peer.
+        All of them take the same sizes in the same order.
         """
         self.comm(axis, "shared")
         return self._arenas[axis].take(count, dtype)
 
     def close(self) -> None:
-        """Complete what is under way and let the groups go."""
+        """Complete what is under way and free arenas and process groups."""
         self.num_closed += 1
+        # In this order: Comms have stages in the arenas and operations under way in the groups.
         comms, self._comms = list(self._comms.values()), {}
         for comm in comms:
             comm.close()
@@ -166,7 +167,7 @@ class Groups:
 
     def _make(self, axes: tuple[str, ...], lane: str) -> Comm:
         axis = ".".join(axes)
-        chosen = {self._backends.get(name) or _default_backend() for name in axes}
+        chosen = {self.backend_of(name) for name in axes}
         # Of several axes together, the ranks of some may be on other hosts.
         backend = chosen.pop() if len(chosen) == 1 else "gloo"
         if backend in _SHARED and axis in self._arenas:
@@ -191,7 +192,7 @@ class Groups:
     def _sharing(self, meet: Meet, axes: tuple[str, ...], backend: str) -> Comm:
         rank, size = self.mesh.coordinate(self.rank, *axes), self.mesh.size(*axes)
         kind = HostArena if backend == "shm" else PeerArena
-        # What lanes pass through comes on top of what the user may take.
+        # The stages of lanes come on top of what the user may take.
         shared_bytes = bytes_of(self._shared) + _LANES_MAX * ShmComm.need_bytes(size)
         arena = kind(meet, rank=rank, size=size, size_bytes=shared_bytes)
         arena.open()
@@ -216,7 +217,7 @@ class Groups:
 
 
 def _default_backend() -> str:
-    """Return what the default group has: nccl if it can, gloo otherwise."""
+    """Return what the default group has: nccl if possible, gloo otherwise."""
     if not distributed.is_initialized():
         return "gloo"
     return "nccl" if "nccl" in str(distributed.get_backend()) else "gloo"

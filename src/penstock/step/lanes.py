@@ -1,13 +1,11 @@
 """One iteration of a plan: tasks begun as soon as they may, on the lanes where they belong.
 
-Computation is done by the thread that asked for the step. Communication is only begun, by whoever
-has just made it possible, in the order of its lane; the lane's own thread completes it and tells
-us. What is loaded is only begun as well: its stages have threads of their own (`loads`). Output
-is done by a thread of its own. An error of any of them ends the iteration and is raised to the
-caller.
+Computation runs on the thread that called the step. Communication is only begun, by the thread
+that has just made it possible, in the order of its lane; the lane's own thread completes it and
+calls back. Loads are only begun as well: their stages have threads of their own (`loads`). Output
+runs on a thread of its own. An error on any of them ends the iteration and is raised to the caller.
 
-Where values are on a device, a task that is over has only been asked of it; what is in which order
-there is for `streams` to see to.
+On a device, a task that is over has only been launched; `streams` keeps the order there.
 """
 
 from __future__ import annotations
@@ -27,29 +25,29 @@ from penstock.step.streams import StreamOrder
 __all__ = ["Begun", "Carrier", "PlanIteration", "Lived"]
 
 _LOOK_S = 0.2
-"""Between two looks whether something under way has failed."""
+"""How often to check whether something under way has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """Communication under way, and what is left to do when it has come."""
+    """Communication under way, and what is left to do when it has arrived."""
 
     handle: Handle
     finish: Callable[[], None]
     is_host: bool = False
-    """Whether it comes by a thread of the host, which knows nothing of the lane's stream."""
+    """Whether it arrives on a thread of the host that is not on the lane's stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lived:
-    """When a task was at work, in seconds since the iteration began; below 0 if it was before."""
+    """When a task ran, in seconds since the iteration began; below 0 if it was before."""
 
     task: str
     lane: str
     start_s: float
     stop_s: float
     ahead: int = 0
-    """How many iterations later it is used: a batch is loaded ahead."""
+    """How many iterations later its result is used: a batch is loaded ahead."""
 
 
 @dataclass(kw_only=True)
@@ -57,9 +55,9 @@ class Carrier:
     """What tasks do: prepared once, used by each iteration."""
 
     run: dict[str, Callable[[], None]]
-    """Tasks that are done when they return, by name: computation, input, output."""
+    """Tasks that are done when they return, by name: computation and output."""
     begin: dict[str, Callable[[], Begun]]
-    """Tasks that are only begun."""
+    """Tasks that are only begun, by name: communication and input."""
 
 
 class PlanIteration:
@@ -86,6 +84,8 @@ class PlanIteration:
             for lane in plan.lanes
             if lane not in (COMPUTE, IO)
         }
+        # Guards `_ready`, `_waiting`, `_left`, `_error` and `_flying`. Notified when the caller's
+        # thread has something to do: a task to compute, an error to raise, or nothing left.
         self._changed = threading.Condition()
         self._left = len(plan.tasks)
         self._error: BaseException | None = None
@@ -106,13 +106,13 @@ class PlanIteration:
     def _run(self) -> None:
         for task in self._plan.tasks:
             if not task.after:
-                self._is_ready(task)
+                self._note_ready(task)
         self._issue_all()
         while (next_one := self._next()) is not None:
             start_s = time.perf_counter()
             with self._on(next_one):
                 self._carrier.run[next_one.name]()
-                self._is_over(next_one, start_s)
+                self._note_over(next_one, start_s)
         if self._order is not None:
             self._order.end()
 
@@ -121,7 +121,7 @@ class PlanIteration:
         return nullcontext() if self._order is None else self._order.on(task)
 
     def _next(self) -> Task | None:
-        """Return the next task to compute; None when all is over."""
+        """Return the next task to compute, or None when everything is over."""
         with self._changed:
             while True:
                 if self._error is not None:
@@ -130,17 +130,18 @@ class PlanIteration:
                     return heappop(self._ready)[2]
                 if not self._left:
                     return None
+                # With a timeout: communication that fails calls nobody back.
                 if not self._changed.wait(_LOOK_S):
                     self._look()
 
     def _look(self) -> None:
-        """Raise what has gone wrong with communication; nobody is called then."""
+        """Raise what has gone wrong with communication."""
         for handle in list(self._flying.values()):
             if handle.is_done():
                 handle.wait()
 
-    def _is_ready(self, task: Task) -> None:
-        """Take note that nothing stands before a task but its lane."""
+    def _note_ready(self, task: Task) -> None:
+        """Note that a task waits for nothing but its lane."""
         if task.lane == COMPUTE:
             with self._changed:
                 heappush(self._ready, (task.priority, self._places[task.name], task))
@@ -150,8 +151,8 @@ class PlanIteration:
         else:
             self._lanes[task.lane].ready.add(task.name)
 
-    def _is_over(self, task: Task, start_s: float) -> None:
-        """Take note that a task is over, and begin what waited for it."""
+    def _note_over(self, task: Task, start_s: float) -> None:
+        """Note that a task is over, and begin what waited for it."""
         if self._order is not None:
             self._order.over(task)
         if self._keeps_times:
@@ -171,12 +172,13 @@ class PlanIteration:
                     freed.append(follower)
             self._changed.notify_all()
         for follower in freed:
-            self._is_ready(follower)
+            self._note_ready(follower)
         self._issue_all()
 
     # -- communication -------------------------------------------------------------------------
 
     def _issue_all(self) -> None:
+        """Begin what is next on each lane, as far as it is ready, on whatever thread this is."""
         for lane in self._lanes.values():
             while self._error is None and (task := lane.take()) is not None:
                 try:
@@ -200,7 +202,7 @@ class PlanIteration:
         try:
             with self._on(task) if begun.is_host else nullcontext():
                 begun.finish()
-                self._is_over(task, start_s)
+                self._note_over(task, start_s)
         except BaseException as error:
             self._fail(error)
 
@@ -209,7 +211,7 @@ class PlanIteration:
         try:
             with self._on(task):
                 self._carrier.run[task.name]()
-                self._is_over(task, start_s)
+                self._note_over(task, start_s)
         except BaseException as error:
             self._fail(error)
 
@@ -229,16 +231,24 @@ class _AgreedLane:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> Task | None:
-        """Return the next task, if it is ready and nobody is at it; `release` follows."""
-        while self.at < len(self.tasks) and self.tasks[self.at].name in self.ready:
+        """Return the next task, if it is ready and no other thread is at it; `release` follows.
+
+        The lock is held from here until the task is begun, so that tasks of a lane are begun in
+        order, whichever threads make them ready.
+        """
+        while self._is_next_ready():
+            # Not blocking: the thread that has the lock looks again after it has released it, and
+            # a thread that waited here could be the one that this lane needs to go on.
             if not self.lock.acquire(blocking=False):
-                # Whoever has it looks again when done.
                 return None
-            if self.at < len(self.tasks) and self.tasks[self.at].name in self.ready:
+            if self._is_next_ready():  # another thread may have taken it before we had the lock
                 self.at += 1
                 return self.tasks[self.at - 1]
             self.lock.release()
         return None
+
+    def _is_next_ready(self) -> bool:
+        return self.at < len(self.tasks) and self.tasks[self.at].name in self.ready
 
     def release(self) -> None:
         """Let others take the next one."""

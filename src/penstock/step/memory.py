@@ -1,8 +1,8 @@
-"""The memory of a step on one rank: where each value lies, and how to get at a piece of it.
+"""The memory of a step on one rank: where each value lies, and how to reach a piece of it.
 
-A *block* says by dimension which runs of the whole value are meant, in the whole value's
-coordinates. A rank has the block that its layouts give it; a chunk is a smaller one. Pieces are
-views where they can be: a single run along each dimension. Runs that lie apart are copied.
+A *block* names, for each dimension, some runs of the whole value, in its coordinates. A rank has
+the block that its layouts give it; a chunk is a smaller one. A piece with a single run along each
+dimension is a view; runs that lie apart are copied.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Block = tuple[tuple[Run, ...], ...]
 
 
 def block_of(made: Type, program: Program, rank: int) -> Block:
-    """Return what a rank has of a value."""
+    """Return the block that a rank has of a value."""
     return tuple((bound,) for bound in made.bounds(program.mesh, rank))
 
 
 def chunk_of(region: Region, name: str, program: Program, rank: int, chunk: int) -> Block:
-    """Return one chunk of what a rank has of a value."""
+    """Return one chunk of the block that a rank has of a value."""
     made = program[name].type
     whole = block_of(made, program, rank)
     dim = region.dim(name)
@@ -47,7 +47,7 @@ def chunk_of(region: Region, name: str, program: Program, rank: int, chunk: int)
 
 
 def both(one: Block, other: Block) -> Block:
-    """Return what two blocks of one value have in common."""
+    """Return the intersection of two blocks of one value."""
     out = []
     for mine, theirs in zip(one, other, strict=True):
         met = [(max(a, c), min(b, d)) for a, b in mine for c, d in theirs]
@@ -62,7 +62,7 @@ def shape_of(block: Block) -> tuple[int, ...]:
 
 
 class _Beside(dict[str, torch.Tensor]):
-    """The tensors of another memory, but for one value."""
+    """The tensors of another memory, except for one value."""
 
     def __init__(self, name: str, others: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class RankMemory:
         self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
         self._places: dict[str, str] = {}
-        """Values that lie where another one lay."""
+        """Values that lie in the place of another one, and of which."""
         self._known_bounds: dict[str, tuple[Run, ...]] = {}
 
     def beside(self, name: str) -> RankMemory:
@@ -95,15 +95,15 @@ class RankMemory:
         return other
 
     def give(self, name: str, tensor: torch.Tensor) -> None:
-        """Let a value lie in memory that somebody else has."""
+        """Let a value be this tensor."""
         self._tensors[name] = tensor
 
     def share(self, name: str, with_: str) -> None:
-        """Let a value lie where another one does; a slice of it, in its part of that."""
+        """Let a value lie in the place of another one; a slice, in its part of that place."""
         self._places[name] = with_
 
     def give_away(self, name: str) -> None:
-        """Let somebody keep a value: the next one lies elsewhere, unless the user said where."""
+        """Let the caller keep a value: the next one has new memory, unless it is an input's."""
         place = self._place_of(name)
         if self.program[place].op != "input":
             self._tensors.pop(place, None)
@@ -140,9 +140,9 @@ class RankMemory:
     def parts(
         self, name: str, block: Block, dim: int, lengths: list[int]
     ) -> list[torch.Tensor] | None:
-        """Return a piece cut along a dimension, as views; None where it does not lie so.
+        """Return a piece cut along a dimension, as views; None if that takes copies.
 
-        Either its runs are the parts, or it is in one run.
+        Either its runs are the parts, or it is one run.
         """
         runs = block[dim]
         if len(runs) == 1:

@@ -1,8 +1,8 @@
 """Communication tasks: values packed as a `Comm` wants them, sent, and unpacked.
 
-Some Comms take parts wherever they lie: slices along the first dimension go as they are, whole or
-in chunks, and others are copied part by part. The rest know flat tensors of W even parts. Slices of
-an even length along the first dimension are that already; others are packed, short ones padded.
+Some Comms take a list of parts: slices along the first dimension are passed as they are, whole or
+in chunks, and others are copied part by part. The rest take a flat tensor of W even parts. Slices
+of equal length along the first dimension are that already; others are packed, short ones padded.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from penstock.step.comms.comm import Comm, Handle, InParts
+from penstock.step.comms.comm import Comm, Handle
 from penstock.step.computing import blocks_of
+from penstock.step.lanes import Begun
 from penstock.step.memory import Block, RankMemory, both, shape_of
 from penstock.step.program.nodes import Node
 from penstock.step.program.plan import Task
 
-__all__ = ["Issue", "Move", "move_of", "packed", "padded", "part_lengths"]
-
-Issue = Callable[[], Handle]
+__all__ = ["Move", "joined", "move_of", "packed", "padded", "part_lengths", "unpadded"]
 
 _NATIVE = (torch.float32, torch.float64, torch.int64, torch.int32)
 """Element types that the library itself adds up."""
@@ -31,8 +31,12 @@ _NATIVE = (torch.float32, torch.float64, torch.int64, torch.int32)
 class Move:
     """One communication: how it is begun, and what is left to do when it is over."""
 
-    issue: Issue
+    issue: Callable[[], Handle]
     finish: Callable[[], None]
+
+    def begin(self) -> Begun:
+        """Begin it."""
+        return Begun(handle=self.issue(), finish=self.finish)
 
 
 def move_of(node: Node, task: Task, memory: RankMemory, comm: Comm) -> Move:
@@ -44,23 +48,16 @@ def move_of(node: Node, task: Task, memory: RankMemory, comm: Comm) -> Move:
 class _BlockMove:
     """A node, one block of it, and the tensors that are on their way."""
 
-    def __init__(
-        self,
-        node: Node,
-        task: Task,
-        memory: RankMemory,
-        comm: Comm,
-    ) -> None:
+    def __init__(self, node: Node, task: Task, memory: RankMemory, comm: Comm) -> None:
         self._node, self._task = node, task
-        self._memory = memory
-        self._comm = comm
+        self._memory, self._comm = memory, comm
         self._source = blocks_of(task, memory, node.inputs[0])
         self._target = blocks_of(task, memory, node.name)
         self._how = {"wire": node.attr("wire"), "algo": node.attr("algo")}
         self._parts: list[int] = []
-        """How long each rank's part is, once it was asked."""
+        """The length of each rank's part, cached at first use."""
         self._made: torch.Tensor | None = None
-        """What arrives, where it is not where it belongs yet."""
+        """What arrives, if it does not arrive where it belongs."""
         self._unpack: Callable[[torch.Tensor], torch.Tensor] = lambda made: made
         self._put: Callable[[], None] = lambda: None
 
@@ -76,17 +73,18 @@ class _BlockMove:
     def all_reduce(self) -> Handle:
         """Begin an all-reduce, in the place of its result."""
         held = self._in_place()
-        # The library's own is the fastest, and safe: all ranks have agreed on the plan.
+        # The library's own is the fastest. It ends the process where ranks differ in what they ask
+        # for, but here all ranks have compared their plans.
         is_plain = not any(self._how.values()) and held.dtype in _NATIVE
         how = {"algo": "native"} if is_plain else self._how
         return self._comm.all_reduce(held, op=str(self._node.attr("op")), **how)
 
     def reduce(self) -> Handle:
-        """Begin a reduce; those who are not the root end with zeros."""
+        """Begin a reduce; all ranks but the root end with zeros."""
         held = self._in_place()
         root = int(self._node.attr("root"))
         if self._comm.rank != root:
-            # What is left in place is not defined, so it is read from a copy.
+            # A Comm may overwrite what a rank gives: give it a copy.
             self._made, held = torch.zeros_like(held), held.clone()
         return self._comm.reduce(held, root=root, op=str(self._node.attr("op")))
 
@@ -95,13 +93,13 @@ class _BlockMove:
         return self._comm.broadcast(self._in_place(), root=int(self._node.attr("root")))
 
     def send(self) -> Handle:
-        """Begin a shift along the axis; where nobody sends there are zeros."""
+        """Begin a shift along the axis; a rank to which nobody sends ends with zeros."""
         tensor = self._memory.piece(self._node.inputs[0], self._source).contiguous()
         self._made = torch.zeros_like(tensor)
         return self._comm.shift(self._made, tensor, by=int(self._node.attr("by")))
 
     def _in_place(self) -> torch.Tensor:
-        """Return the place of the result, with what is sent in it."""
+        """Return the place of the result, into which what is sent has been copied."""
         sent = self._memory.piece(self._node.inputs[0], self._source)
         held = self._memory.piece(self._node.name, self._target)
         if not (self._memory.is_view(self._target) and held.is_contiguous()):
@@ -116,17 +114,19 @@ class _BlockMove:
         """Begin a reduce-scatter."""
         dim = int(self._node.attr("dim"))
         lengths = self._lengths(self._node.name, dim)
-        if (comm := self._comm.in_parts) is not None:
+        if self._comm.takes_parts:
             parts = self._memory.parts(self._node.inputs[0], self._source, dim, lengths)
             if parts is not None:
-                return self._scatter_parts(comm, parts)
+                return self._scatter_parts(parts)
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         flat = packed(tensor, dim, lengths)
         size = flat.numel() // self._comm.size
         out = self._place(dim, size)
         if out is None:
             out = torch.empty(size, dtype=flat.dtype, device=flat.device)
-            self._made, self._unpack = out, self._unpack_part(dim, max(lengths))
+            self._made = out
+            mine, rest = shape_of(self._target)[dim], self._rest(dim)
+            self._unpack = partial(unpadded, dim=dim, longest=max(lengths), length=mine, rest=rest)
         return self._comm.reduce_scatter(
             out.view(-1), flat.view(-1), op=str(self._node.attr("op")), **self._how
         )
@@ -136,27 +136,27 @@ class _BlockMove:
         dim = self._dim_of_input()
         tensor = self._memory.piece(self._node.inputs[0], self._source)
         lengths = self._lengths(self._node.inputs[0], dim)
-        if (comm := self._comm.in_parts) is not None:
+        if self._comm.takes_parts:
             places = self._memory.parts(self._node.name, self._target, dim, lengths)
             if places is not None:
-                return self._gather_parts(comm, places, tensor)
+                return self._gather_parts(places, tensor)
         mine = padded(tensor.movedim(dim, 0), max(lengths)).contiguous().view(-1)
         out = self._place(dim, mine.numel() * self._comm.size) if len(set(lengths)) == 1 else None
         if out is None:
             out = torch.empty(mine.numel() * self._comm.size, dtype=mine.dtype, device=mine.device)
-            self._made, self._unpack = out, self._unpack_whole(dim, lengths)
+            self._made = out
+            self._unpack = partial(joined, dim=dim, lengths=lengths, rest=self._rest(dim))
         return self._comm.all_gather(out.view(-1), mine, **self._how)
 
-    def _scatter_parts(self, comm: InParts, parts: list[torch.Tensor]) -> Handle:
+    def _scatter_parts(self, parts: list[torch.Tensor]) -> Handle:
         out = self._memory.piece(self._node.name, self._target)
         if not (self._memory.is_view(self._target) and out.is_contiguous()):
             self._made = out = torch.empty_like(out, memory_format=torch.contiguous_format)
         rows = [each.contiguous().view(-1) for each in parts]
-        return comm.scatter_parts(out.view(-1), rows, op=str(self._node.attr("op")), **self._how)
+        op = str(self._node.attr("op"))
+        return self._comm.reduce_scatter(out.view(-1), rows, op=op, **self._how)
 
-    def _gather_parts(
-        self, comm: InParts, places: list[torch.Tensor], tensor: torch.Tensor
-    ) -> Handle:
+    def _gather_parts(self, places: list[torch.Tensor], tensor: torch.Tensor) -> Handle:
         rows = [
             each if each.is_contiguous() else each.new_empty(tuple(each.shape)) for each in places
         ]
@@ -167,7 +167,7 @@ class _BlockMove:
                 to.copy_(row)
 
         self._put = put
-        return comm.gather_parts(
+        return self._comm.all_gather(
             [row.view(-1) for row in rows], tensor.contiguous().view(-1), **self._how
         )
 
@@ -208,42 +208,29 @@ class _BlockMove:
         return made.layout(self._node.axes[0]).dim
 
     def _place(self, dim: int, size: int) -> torch.Tensor | None:
-        """Return the place of the result; None where what arrives does not lie so."""
+        """Return the place of the result; None if it is not one run of what arrives."""
         if dim != 0 or not self._memory.is_view(self._target):
             return None
         out = self._memory.piece(self._node.name, self._target)
         return out if out.is_contiguous() and out.numel() == size else None
 
-    def _unpack_part(self, dim: int, longest: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        shape = [sum(b - a for a, b in runs) for runs in self._target]
-        mine = shape[dim]
-        rest = [n for d, n in enumerate(shape) if d != dim]
-        return lambda made: made.view(longest, *rest)[:mine].movedim(0, dim)
-
-    def _unpack_whole(self, dim: int, lengths: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
-        shape = [sum(b - a for a, b in runs) for runs in self._target]
-        rest = [n for d, n in enumerate(shape) if d != dim]
-
-        def unpack(made: torch.Tensor) -> torch.Tensor:
-            parts = made.view(len(lengths), max(lengths), *rest)
-            kept = [p[:n] for p, n in zip(parts, lengths, strict=True)]
-            whole = parts.flatten(0, 1) if len(set(lengths)) == 1 else torch.cat(kept)
-            return whole.movedim(0, dim)
-
-        return unpack
+    def _rest(self, dim: int) -> tuple[int, ...]:
+        """Return the shape of the result without one dimension."""
+        shape = shape_of(self._target)
+        return (*shape[:dim], *shape[dim + 1 :])
 
 
 def part_lengths(
     task: Task, memory: RankMemory, name: str, dim: int, axes: tuple[str, ...]
 ) -> list[int]:
-    """Return how long the part of each rank is of a value that these axes slice, in this chunk."""
+    """Return the length of each rank's part of a value sliced along these axes, in this chunk."""
     group = memory.program.mesh.group(memory.rank, *axes)
     blocks = (blocks_of(task, memory, name, rank=rank) for rank in group)
     return [sum(stop - start for start, stop in block[dim]) for block in blocks]
 
 
 def packed(tensor: torch.Tensor, dim: int, lengths: list[int]) -> torch.Tensor:
-    """Return parts along a dimension in a row, all as long as the longest."""
+    """Return parts along a dimension one after the other, all padded to the longest."""
     rows = tensor.movedim(dim, 0)
     if len(set(lengths)) > 1:
         longest = max(lengths)
@@ -258,3 +245,20 @@ def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
     out = rows.new_zeros((length, *rows.shape[1:]))
     out[: rows.shape[0]] = rows
     return out
+
+
+def unpadded(
+    part: torch.Tensor, *, dim: int, longest: int, length: int, rest: tuple[int, ...]
+) -> torch.Tensor:
+    """Return one rank's part of what was `packed` in its shape; `rest` are other dimensions."""
+    return part.view(longest, *rest)[:length].movedim(0, dim)
+
+
+def joined(
+    parts: torch.Tensor, *, dim: int, lengths: list[int], rest: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the parts of all ranks, each `padded` to the longest, as one value."""
+    rows = parts.reshape(len(lengths), max(lengths), *rest)
+    if len(set(lengths)) == 1:
+        return rows.flatten(0, 1).movedim(0, dim)
+    return torch.cat([row[:n] for row, n in zip(rows, lengths, strict=True)]).movedim(0, dim)

@@ -1,8 +1,8 @@
 """Rings: a product and its communication in as many steps as there are ranks.
 
-In each step a rank multiplies with what it has while the next part is on its way to it. The order
-is that of `program.rings`, which says what a ring means; the last product is never waited for by
-the network, the first transfer never by a product.
+In each step a rank multiplies with the part it has while the next part is on its way to it. The
+order is that of `program.rings`, which defines what a ring means. The network never waits for the
+last product, and no product waits for the first transfer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.memory import RankMemory
+from penstock.step.moving import padded
 from penstock.step.program.loops import loops_of
 from penstock.step.program.nodes import Node, Region
 
@@ -51,7 +52,8 @@ class _RingParts:
         bounds = [source.type.bounds(self._program.mesh, rank)[dim] for rank in group]
         longest = max(stop - start for start, stop in bounds)
         moving = _rows(self._memory.whole(source.name), dim, longest)
-        # Two in turn; one's own part stays out of it, since it may be the user's.
+        # Two, used in turns: one is sent while the other receives. This rank's own part is not one
+        # of them, since it may be the user's memory.
         rooms = [torch.empty_like(moving), torch.empty_like(moving)]
         of = self._comm.rank
         for step in range(self._comm.size):
@@ -93,7 +95,7 @@ class _RingParts:
         bounds = [scatter.type.bounds(mesh, rank)[dim] for rank in group]
         longest = max(stop - start for start, stop in bounds)
         size = self._comm.size
-        # The block that is still to travel furthest goes first, one's own last.
+        # The block that has furthest to travel goes first, this rank's own last.
         owners = [(self._comm.rank + self._by * (size - 1 - step)) % size for step in range(size)]
         block = _rows(self._block(product, dim, bounds[owners[0]]), dim, longest)
         for owner in owners[1:]:
@@ -126,8 +128,4 @@ class _RingParts:
 
 
 def _rows(tensor: torch.Tensor, dim: int, longest: int) -> torch.Tensor:
-    rows = tensor.movedim(dim, 0)
-    if rows.shape[0] < longest:
-        short = rows.new_zeros((longest - rows.shape[0], *rows.shape[1:]))
-        rows = torch.cat([rows, short])
-    return rows.contiguous()
+    return padded(tensor.movedim(dim, 0), longest).contiguous()

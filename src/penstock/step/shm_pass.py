@@ -1,10 +1,10 @@
-"""A fused region between ranks that share memory: one kernel over what all of them have.
+"""A fused region between ranks that share memory: one kernel over the tensors of all ranks.
 
-The reduce-scatter is the kernel's reading of every rank's gradients, the gather its writing into
-every rank's weights; in between nothing touches memory. Ranks meet before it, when all gradients
-are there, and after it, when all weights are. On GPUs it is one launch, with pointers to the memory
-of all ranks (`peer`). That needs the tensors of both ends to lie in the arena (`Groups.take`);
-where they do not, or where ranks stop for a norm, the region is carried out as a chain.
+The kernel reads every rank's gradients, which is the reduce-scatter, and writes every rank's
+weights, which is the gather; in between nothing touches memory. Ranks meet before it, when all
+gradients are written, and after it, when all weights are. On GPUs it is one launch, with pointers
+to the memory of all ranks (`peer`). The tensors of both ends must lie in the arena (`Groups.take`);
+if they do not, or if ranks stop for a norm, the region is carried out as a chain.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = ["shared_pass"]
 def shared_pass(
     task: Task, memory: RankMemory, comm: ShmComm, *, scalars: Scalars, backend: str
 ) -> Callable[[], Begun | None] | None:
-    """Return how a fused task is begun as one kernel; None where it is not of that form.
+    """Return how a fused task is begun as one kernel, or None if it has no such form.
 
-    What it returns gives None where the tensors do not lie in the arena.
+    The function returned begins the task, or returns None if the tensors are not in the arena.
     """
     program = memory.program
     nodes = [program[name] for name in task.nodes]
     scatters = [node for node in nodes if node.op == "reduce_scatter"]
     gathers = [node for node in nodes if node.op == "all_gather"]
     flat = all(node.type.ndim <= 1 for node in nodes)
-    # For a norm inside all ranks stop: no single pass does that.
+    # For a norm inside, all ranks stop and exchange it: no single pass does that.
     stops = any(is_move(node.op) and node not in (*scatters, *gathers) for node in nodes)
     if task.chunk is not None or not flat or len(scatters) != 1 or stops:
         return None
     if _is_odd(nodes, scatters[0], memory, comm):
         return None
     after = {user for node in gathers for user in program.users[node.name]}
-    # An update with what was gathered lies where the gather has written it.
+    # An update with a gathered value lies where the gather has written it.
     inside = tuple(node.name for node in nodes if node.name not in after)
     leaving = [access.value for access in task.writes if access.value not in after]
     leaving += [node.name for node in gathers if node.name not in leaving]
@@ -64,12 +64,12 @@ def shared_pass(
         return _cut(whole, mine) if whole.shape == memory.whole(source).shape else whole
 
     def work() -> None:
-        comm.meet(task.name)
+        comm.meet(task.name)  # the gradients of all ranks are written
         start = mine[0][0][0]
         inputs = [pieces(name) for name in kernel.inputs]
         outs = [pieces(name) for name in kernel.outputs]
         kernel(inputs, scalars, out=outs, starts=(start,))
-        comm.flags.sync()
+        comm.flags.sync()  # the weights are, and no rank reads these gradients any more
 
     def begin() -> Begun | None:
         ends = [memory.whole(name) for name in (source, *gathered)]
@@ -81,7 +81,7 @@ def shared_pass(
 
 
 def _is_odd(nodes: list[Node], scatter: Node, memory: RankMemory, comm: ShmComm) -> bool:
-    """Whether no single pass goes over all: a rank has nothing, or a node has other parts."""
+    """Whether no single pass covers it: a rank has no part, or nodes are cut differently."""
     program = memory.program
     ((first, last),) = program[scatter.inputs[0]].type.bounds(program.mesh, memory.rank)
     begin, end = part(last - first, comm.size, comm.size - 1)

@@ -1,9 +1,9 @@
-"""Order on a device: every lane has a stream, and events stand between tasks that depend.
+"""Order on a device: every lane has a stream, and events order tasks that depend on each other.
 
-A host only asks a device for work, so that a task is over for the host says nothing about the
-device. There it is in order with what else is on its stream; a task that follows one of another
-stream waits for the mark that was left behind it. Computation is on the stream that is current
-where the step is called, so that what the caller does before and after is in order as well.
+A host only launches work on a device, so a task that is over for the host may not have run on the
+device. There it is ordered with everything else on its stream; a task that follows one of another
+stream waits for the event (the mark) recorded behind it. Computation is on the stream that is
+current where the step is called, so that the caller's work before and after is in order as well.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ __all__ = ["StreamOrder", "Streams", "current_stream", "mark_of"]
 
 
 def current_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream that is current. Asked by device and not by number, torch takes 20 µs."""
+    """Return the current stream of a device."""
+    # By its number: given a device, torch takes 20 µs.
     return torch.cuda.current_stream(device.index)
 
 
 def mark_of(device: torch.device) -> torch.cuda.Event | None:
-    """Return a mark of what the current stream has been asked so far; None on the host."""
+    """Return an event behind everything on the current stream so far; None on the host."""
     if device.type != "cuda":
         return None
     mark: torch.cuda.Event = current_stream(device).record_event()
@@ -36,7 +37,7 @@ class Streams:
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.device = device
         self.compute = current_stream(device)
-        """Of the iteration that is under way."""
+        """The stream of computation, of the iteration under way."""
         self.lanes = {
             lane: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for lane in plan.lanes
@@ -49,7 +50,7 @@ class Streams:
         """Tasks that another lane waits for."""
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Let nobody have a tensor's memory before the streams are done with it."""
+        """Keep a tensor's memory from being reused before all streams are done with it."""
         for stream in (self.compute, *self.lanes.values()):
             tensor.record_stream(stream)
 
@@ -66,11 +67,12 @@ class StreamOrder:
         self._last: dict[int, torch.cuda.Event] = {}
 
     def on(self, task: Task) -> AbstractContextManager[object]:
-        """Make a task's stream wait for what the task needs; return the stream, to be entered."""
+        """Make a task's stream wait for what the task needs; return a context on that stream."""
         is_compute = task.lane == COMPUTE
         stream = self.compute if is_compute else self._streams.lanes[task.lane]
         if not is_compute and task.lane not in self._has_begun:
             self._has_begun.add(task.lane)
+            # The caller's stream may still be writing inputs and states.
             stream.wait_event(self._begin)
         for name in task.after:
             where, event = self._marks.get(name, (stream, None))
@@ -79,7 +81,7 @@ class StreamOrder:
         return nullcontext() if is_compute else torch.cuda.stream(stream)
 
     def over(self, task: Task) -> None:
-        """Leave a mark behind a task, on the stream that is current."""
+        """Record a mark behind a task, on the current stream."""
         if task.lane == COMPUTE and task.name not in self._streams.awaited:
             return
         stream = current_stream(self._streams.device)

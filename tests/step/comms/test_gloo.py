@@ -122,6 +122,7 @@ def moves(rank: int, size: int) -> None:
             assert torch.equal(out, want_out)
             comm.shift(out, of_rank(rank, length), by=-1, wrap=True).wait()
             assert torch.equal(out, of_rank((rank + 1) % size, length))
+            comm.shift(out, value, by=size - 1).wait()  # ranks in between have no part in it
             comm.reduce(value := of_rank(rank, length), root=0, op="mean", algo="ring").wait()
             assert rank or torch.equal(value, expected(size, length, "mean"))
 
@@ -443,21 +444,21 @@ def apart(rank: int, size: int, algo: str) -> None:
         return [row[a : a + n] for a, n in zip(starts, lengths, strict=True)]
 
     def work(comm: Comm) -> None:
-        assert comm.in_parts is not None
+        assert comm.takes_parts
         length, sent = sum(lengths) + 4, comm.sent_bytes
         row, want = of_rank(rank, length), expected(size, length, "sum")
         mine = parts(row)[rank] if rank % 2 else torch.empty(lengths[rank])
-        comm.in_parts.scatter_parts(mine, parts(row), algo=algo).wait()
+        comm.reduce_scatter(mine, parts(row), algo=algo).wait()
         assert torch.equal(mine, parts(want)[rank])
         assert comm.sent_bytes - sent == 4 * (sum(lengths) - lengths[rank])
         out = torch.full((length,), -7.0)
-        comm.in_parts.gather_parts(parts(out), mine, algo=algo).wait()
+        comm.all_gather(parts(out), mine, algo=algo).wait()
         assert torch.equal(out[2:-2], want[2:-2])
         assert out[:2].tolist() == out[-2:].tolist() == [-7.0, -7.0]
         with pytest.raises(OptionError, match=f"1 parts for {size} ranks"):
-            comm.in_parts.gather_parts([out], mine)
+            comm.all_gather([out], mine)
         with pytest.raises(OptionError, match="elements, its own tensor"):
-            comm.in_parts.scatter_parts(out, parts(out))
+            comm.reduce_scatter(out, parts(out))
 
     with_comm(size, work)
 

@@ -1,4 +1,5 @@
-"""What ranks say to each other: one protocol, `comm`, and those who carry it.
+"""Collectives between ranks: one interface, `comm`, and the transports that carry it out.
 
-gloo's sockets, shared memory of a host, NCCL, and pointers into other GPUs' memory.
+The transports are gloo's sockets (`gloo`), shared memory of a host (`shm`), NCCL (`nccl`), and
+pointers into other GPUs' memory (`peer`).
 """

@@ -1,13 +1,13 @@
-"""Answers: what a rank tells another one while its own program does something else.
+"""Answers: one rank asks another for tensors while the other's program does something else.
 
     rank 0                                  rank 1
     answers.asking(1)  ──── question ────►  a thread of the same class
         peer.ask(...)  ◄──── bytes ───────  calls `answer`, whatever the program does meanwhile
 
 Collectives need all ranks; this needs one. Each rank listens on a port of its own, at the address
-by which it reaches MASTER_ADDR, and takes only those who know its key, which ranks exchange over a
-lane when they open this. Who asks a rank that has left is told so at once. What is said is not
-encrypted, as gloo's and NCCL's is not.
+from which it reaches MASTER_ADDR, and serves only connections that present its key, which ranks
+exchange over a lane when they open this. Asking a rank that has left fails at once. Like gloo's and
+NCCL's, the connection is not encrypted.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from penstock.errors import PeerError, PenstockError, StateError
 __all__ = ["Answers", "AskedRank"]
 
 Answer = Callable[[Sequence[int]], torch.Tensor]
-"""Gives the tensor of the host that a question of a few numbers asks for, or raises."""
+"""Returns the host tensor that a question (a few numbers) asks for, or raises."""
 _KEY_BYTES = 32
 _QUESTION = struct.Struct("!4q")
 _HEAD = struct.Struct("!?q")
-"""Whether it went well, and the bytes that follow: a tensor, or why it did not."""
+"""Whether there is an answer, and the size of what follows: a tensor, or the reason."""
 _REASON_BYTES_MAX = 1 << 12
 
 
 class Answers:
-    """What this rank is asked by others, and what it asks them.
+    """Answers questions of other ranks, and asks them.
 
     Args:
-        answer: called by threads of this class.
+        answer: called on threads of this class.
         rank: this one.
         timeout_s: how long a rank that lives may take for an answer.
     """
@@ -53,7 +53,7 @@ class Answers:
         self._places: list[tuple[bytes, Any]] = []
 
     def open(self, meet: Callable[[bytes], Sequence[bytes]]) -> None:
-        """Listen, and learn where others do; `meet` gives all ranks what each says."""
+        """Listen, and learn the addresses of the others; `meet` exchanges a few bytes."""
         family, host = _host()
         self._server = socket.create_server((host, 0), family=family)
         port = self._server.getsockname()[1]
@@ -68,10 +68,12 @@ class Answers:
         thread.start()
 
     def close(self) -> None:
-        """Answer nobody from now on."""
+        """Stop answering."""
         if self._server is not None:
             with contextlib.suppress(OSError):
-                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread, as closing does not
+                self._server.shutdown(
+                    socket.SHUT_RDWR
+                )  # ends accept() in the thread; close() does not
             self._server.close()
             self._server = None
 
@@ -105,7 +107,7 @@ class AskedRank:
         self._rank, self._line = rank, line
 
     def ask(self, question: Sequence[int], into: torch.Tensor) -> None:
-        """Put an answer into a tensor of the host, or raise the reason for which there is none."""
+        """Put an answer into a host tensor, or raise the reason why there is none."""
         self._line.sendall(_QUESTION.pack(*question))
         head = memoryview(bytearray(_HEAD.size))
         _receive(self._line, head)
@@ -125,13 +127,14 @@ def _listen(server: socket.socket, key: bytes, answer: Answer, timeout_s: float)
             line, _ = server.accept()
         except OSError:  # closed
             return
-        # One thread each: two who ask each other's peers would otherwise wait in a circle.
+        # One thread for each connection: with one for all, ranks that answer a question by asking
+        # each other could wait in a circle.
         words = (line, key, answer, timeout_s)
         threading.Thread(target=_serve, args=words, name="penstock-answer", daemon=True).start()
 
 
 def _serve(line: socket.socket, key: bytes, answer: Answer, timeout_s: float) -> None:
-    with line, contextlib.suppress(OSError):  # who asks may go
+    with line, contextlib.suppress(OSError):  # the asking rank may leave at any time
         line.settimeout(timeout_s)
         said, question = bytearray(_KEY_BYTES), bytearray(_QUESTION.size)
         _receive(line, memoryview(said))
@@ -163,12 +166,12 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _host() -> tuple[socket.AddressFamily, str]:
-    """Return this host's address on the network that has MASTER_ADDR; without one, among itself."""
+    """Return this host's address on the network of MASTER_ADDR, or its own if that is not set."""
     for master in (os.environ.get("MASTER_ADDR"), socket.gethostname()):
         with contextlib.suppress(OSError):
             if master is not None:
                 family, _, _, _, place = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
                 with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                    probe.connect(place)  # sends nothing: it only chooses a way
+                    probe.connect(place)  # sends nothing: it only chooses a route
                     return family, str(probe.getsockname()[0])
     return socket.AF_INET, "127.0.0.1"

@@ -1,7 +1,7 @@
 """What every Comm refuses before anything is sent: tensors that do not fit each other or the wire.
 
 A mistake that only some ranks make is found later, by those who wait for the others. One that this
-rank can see is the caller's, with the two numbers that do not match.
+rank can see is the caller's, and the error names the two numbers that do not match.
 """
 
 from __future__ import annotations
@@ -13,15 +13,24 @@ import torch
 from penstock.errors import OptionError
 from penstock.step.program.layouts import part
 
-__all__ = ["WIRES", "check_apart", "check_op", "check_parts", "check_runs", "flat", "wire_dtype"]
+__all__ = [
+    "WIRES",
+    "check_counts",
+    "check_list",
+    "check_op",
+    "check_part",
+    "check_self",
+    "flat",
+    "wire_dtype",
+]
 
 OPS = ("sum", "mean", "max", "min")
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f16": torch.float16}
 
 
-def flat(name: str, tensor: torch.Tensor, device_type: str = "cpu") -> torch.Tensor:
-    """Return a tensor as one row that shares its memory and knows no gradients."""
-    if tensor.device.type != device_type:
+def flat(name: str, tensor: torch.Tensor, device_type: str | None) -> torch.Tensor:
+    """Return a tensor as one row that shares its memory and takes no part in autograd."""
+    if device_type is not None and tensor.device.type != device_type:
         raise OptionError(
             f"{name}: this Comm carries {device_type} tensors, got one on {tensor.device}; copy it "
             f"there or use the Comm of that device"
@@ -37,7 +46,7 @@ def flat(name: str, tensor: torch.Tensor, device_type: str = "cpu") -> torch.Ten
 
 
 def check_op(name: str, op: str, tensor: torch.Tensor) -> None:
-    """Refuse reductions that are not there or make no sense for a type."""
+    """Refuse unknown reductions, and those that make no sense for a type."""
     if op not in OPS:
         raise OptionError(f"{name}: no reduction {op!r}; there are {', '.join(OPS)}")
     if tensor.dtype == torch.bool:
@@ -48,11 +57,9 @@ def check_op(name: str, op: str, tensor: torch.Tensor) -> None:
         raise OptionError(f"{name}: a mean of {tensor.dtype} would be cut off; use sum")
 
 
-def check_parts(
-    name: str, mine: torch.Tensor, whole: torch.Tensor, *, rank: int, size: int
-) -> None:
+def check_part(name: str, mine: torch.Tensor, whole: torch.Tensor, *, rank: int, size: int) -> None:
     """Refuse a part that is not this rank's part of the whole."""
-    _same_type(name, mine, whole)
+    _check_same_type(name, mine, whole)
     start, stop = part(whole.numel(), size, rank)
     if mine.numel() != stop - start:
         raise OptionError(
@@ -61,32 +68,42 @@ def check_parts(
         )
 
 
-def check_apart(
+def check_list(
     name: str, mine: torch.Tensor, parts: Sequence[torch.Tensor], *, rank: int, size: int
-) -> list[torch.Tensor]:
-    """Return parts that lie apart as rows, or refuse what are not parts of one whole."""
+) -> None:
+    """Refuse a list of parts that has not one for each rank, or another part for this one."""
     if len(parts) != size:
         raise OptionError(f"{name}: {len(parts)} parts for {size} ranks; give one for each")
     for each in parts:
-        _same_type(name, mine, each)
+        _check_same_type(name, mine, each)
     if parts[rank].numel() != mine.numel():
         raise OptionError(
             f"{name}: the part of rank {rank} has {parts[rank].numel()} elements, its own tensor "
             f"{mine.numel()}; they must be equal"
         )
-    return [flat(name, each) for each in parts]
 
 
-def check_runs(
-    name: str, tensor: torch.Tensor, counts: Sequence[int], *, size: int
-) -> list[torch.Tensor]:
-    """Return runs of a tensor, one for each rank, or refuse counts that do not add up."""
+def check_counts(name: str, tensor: torch.Tensor, counts: Sequence[int], *, size: int) -> None:
+    """Refuse counts, one for each rank, that do not add up to a tensor's elements."""
     if len(counts) != size or min(counts) < 0 or sum(counts) != tensor.numel():
         raise OptionError(
             f"{name}: {size} counts that add up to {tensor.numel()} elements are needed, got "
             f"{list(counts)}, together {sum(counts)}"
         )
-    return list(torch.split(tensor, list(counts)))
+
+
+def check_self(
+    name: str, out: torch.Tensor, tensor: torch.Tensor, lengths: tuple[int, int]
+) -> None:
+    """Refuse what a rank cannot send to itself: (received, sent) elements of these tensors."""
+    received, sent = lengths
+    if out.dtype != tensor.dtype or received != sent:
+        raise OptionError(
+            f"{name}: this rank sends itself {sent} elements of {tensor.dtype} and has room for "
+            f"{received} of {out.dtype}; both must be equal"
+        )
+    if tensor.numel() and out.data_ptr() == tensor.data_ptr():
+        raise OptionError(f"{name}: out and tensor share memory; give it another place")
 
 
 def wire_dtype(name: str, wire: str | None, tensor: torch.Tensor) -> torch.dtype:
@@ -101,6 +118,6 @@ def wire_dtype(name: str, wire: str | None, tensor: torch.Tensor) -> torch.dtype
     return sent if sent.itemsize < tensor.dtype.itemsize else tensor.dtype
 
 
-def _same_type(name: str, one: torch.Tensor, other: torch.Tensor) -> None:
+def _check_same_type(name: str, one: torch.Tensor, other: torch.Tensor) -> None:
     if one.dtype != other.dtype:
         raise OptionError(f"{name}: tensors of {one.dtype} and {other.dtype}; they must be equal")

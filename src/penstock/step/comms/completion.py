@@ -2,26 +2,27 @@
 
 An operation is a generator. What it does before its first `yield` happens on the caller's thread,
 so that the network has work before the call returns; each `yield` hands over something to wait for,
-and what follows runs on the lane's own thread. Operations complete in the order in which they were
-asked, and waiting for one never holds up the beginning of the next.
+and the rest runs on the lane's own thread. Operations complete in the order in which they were
+started, and waiting for one never delays the beginning of the next.
 
-The first error is the lane's end: the operation that met it, all that are under way and all that
-are asked later raise it. Nobody waits for a dead peer twice.
+The first error ends the lane: the operation that met it, all that are under way and all that are
+started later raise it. Nobody waits for a dead peer twice.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Protocol
 
+from penstock.step.comms.comm import HostHandle
 from penstock.step.comms.recording import begun_ns, record_collective
 
 __all__ = ["OPERATIONS_MAX", "Completion", "Operation", "Pending"]
 
 OPERATIONS_MAX = 512
-"""Under way at once; whoever asks for more waits for the oldest."""
+"""Under way at once; a caller that starts more waits for the oldest."""
 
 
 class Pending(Protocol):
@@ -31,22 +32,16 @@ class Pending(Protocol):
         """Return when it is over, or raise."""
 
 
-class Operation:
-    """A handle: one operation of a lane."""
+class Operation(HostHandle):
+    """One operation of a lane, and its handle."""
 
     def __init__(self, name: str, steps: Iterator[Pending], lane: Completion) -> None:
+        super().__init__()
         self.name = name
         self.begun_ns = begun_ns()
         self._steps = steps
         self._lane = lane
         self._first: Pending | None = None
-        self._is_done = False
-        self._lock = threading.Lock()
-        self._works: list[Callable[[], None]] = []
-        self._error: BaseException | None = None
-        # Held until the end: much lighter than an event, and there are thousands a second.
-        self._gate = threading.Lock()
-        self._gate.acquire()
 
     def begin(self) -> None:
         """Go to the first thing there is to wait for."""
@@ -60,39 +55,19 @@ class Operation:
             pending = next(self._steps, None)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Let those who wait go on; what was to follow runs here, unless it failed."""
-        with self._lock:
-            self._error, self._is_done = error, True
-            works, self._works = self._works, []
+        """Wake those who wait, then call what was to follow, unless the operation failed."""
         # A generator keeps tensors and buffers; a failed one would keep them with its handle.
         self._steps = iter(())
-        self._gate.release()
-        if error is None:
-            for work in works:
-                work()
+        super().end(error)
 
     def wait(self) -> None:
-        """Return when it is done, or raise what went wrong."""
+        """Return when it is done, or raise what went wrong, also with what followed it."""
         assert self._is_done or not self._lane.is_here, (
             f"{self.name}: waited for by the thread that completes it"
         )
-        with self._gate:
-            error = self._error or self._lane.error
-        if error is not None:
-            raise error
-
-    def is_done(self) -> bool:
-        """Whether it is over, well or not."""
-        return self._is_done
-
-    def then(self, work: Callable[[], None]) -> None:
-        """Have something called by the lane's thread, or now; not at all if it failed."""
-        with self._lock:
-            if not self._is_done:
-                self._works.append(work)
-                return
-        if self._error is None:
-            work()
+        super().wait()
+        if self._lane.error is not None:
+            raise self._lane.error
 
 
 class Completion:
@@ -101,16 +76,19 @@ class Completion:
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: BaseException | None = None
+        """The first error, of an operation or of a callback."""
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
         self._room = threading.Semaphore(OPERATIONS_MAX)
         self._last: Operation | None = None
         self._is_closed = False
+        # Callers of several threads start operations: one of them makes the thread, `_last` is what
+        # is last in the queue, and the first error stays.
         self._lock = threading.Lock()
 
     @property
     def is_here(self) -> bool:
-        """Whether the lane's thread is the one that asks."""
+        """Whether the caller is on the lane's thread."""
         return threading.current_thread() is self._thread
 
     def start(self, name: str, steps: Iterator[Pending]) -> Operation:
@@ -119,7 +97,8 @@ class Completion:
         if self.error is not None:
             raise self.error
         operation = Operation(name, steps, self)
-        # Work that was chained may ask for more: it cannot wait for itself.
+        # A callback on the lane's thread may start more: that thread is the one that makes room, so
+        # it must not wait for room.
         self._room.acquire(blocking=not self.is_here)
         try:
             operation.begin()
@@ -137,7 +116,7 @@ class Completion:
         return operation
 
     def drain(self) -> None:
-        """Return when all that was asked so far is done, or raise what went wrong."""
+        """Return when everything started so far is done, or raise what went wrong."""
         if self._last is not None:
             self._last.wait()
         if self.error is not None:
@@ -170,7 +149,7 @@ class Completion:
     def _end(self, operation: Operation) -> None:
         try:
             operation.end()
-        except BaseException as error:  # of the work that was to follow
+        except BaseException as error:  # of a callback
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

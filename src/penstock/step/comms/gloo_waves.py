@@ -1,30 +1,29 @@
-"""Collectives as waves: a run of elements goes all its way while the next ones are on theirs.
+"""Collectives as waves: pieces of a tensor that move one behind the other.
 
-A large tensor is cut in pieces, so that adding overlaps with receiving, what is staged stays small,
-and a connection carries both directions at once. A wave is what one piece of every rank's part
-needs: a generator that posts messages and yields each it waits for. `waves_in_flight` runs several.
+A large tensor is cut in pieces, so that adding overlaps with receiving, staging memory stays small,
+and a connection carries both directions at once. A wave carries one piece of every rank's part: a
+generator that posts messages and yields each that it waits for. `waves_in_flight` runs several.
 
-Exact sums are taken in the order of ranks by "direct" ways, whoever adds: cutting a tensor
-differently, or giving its parts to other ranks, changes no bit. A ring adds in the order of its
-neighbours.
+"direct" collectives add in the order of ranks, on whichever rank: cutting a tensor differently, or
+giving its parts to other ranks, changes no bit. A ring adds in the order of its neighbours.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from penstock.step.comms.comm import Done
 from penstock.step.comms.completion import Pending
-from penstock.step.comms.gloo_wire import GlooWire, Lease, Message, Staging, Topic
+from penstock.step.comms.gloo_wire import Lease, Message, Staging, WireOperation
 
-__all__ = ["WavedCollective", "Wave", "combine", "pieces_of", "waves_in_flight"]
+__all__ = ["Wave", "combine", "pieces_of", "waves_in_flight"]
 
 PIECE_BYTES = 2 << 20
 WAVES_MAX = 4
-"""Of one operation at once: enough that the wire never waits for Python."""
+"""Waves of one operation at once: enough that the wire never waits for Python."""
 _HALVES = (torch.bfloat16, torch.float16)
 _BY: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,
@@ -35,45 +34,7 @@ _BY: dict[str, Callable[..., torch.Tensor]] = {
 
 Wave = Iterator[Message]
 MakeWave = Callable[[Lease, int], Wave]
-"""Makes the wave of one piece from room for its buffers and the piece's number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WavedCollective:
-    """One collective, as its waves see it."""
-
-    wire: GlooWire
-    topic: Topic
-    sent: torch.dtype
-    """What elements are on the wire."""
-    op: str = "sum"
-
-    def send(self, lease: Lease, index: int, peer: int, data: torch.Tensor) -> Message:
-        """Post a message, in the type that is sent."""
-        return self.wire.send(self.topic, index, peer, self.packed(lease, data))
-
-    def packed(self, lease: Lease, data: torch.Tensor) -> torch.Tensor:
-        """Return elements in the type that is sent."""
-        if data.dtype == self.sent:
-            return data
-        return lease.take(data.numel(), self.sent).copy_(data)
-
-    def receive(self, index: int, peer: int, into: torch.Tensor) -> Message:
-        """Post the place of a message."""
-        return self.wire.receive(self.topic, index, peer, into)
-
-    def place(self, lease: Lease, out: torch.Tensor) -> torch.Tensor:
-        """Return where something can arrive that belongs in `out`."""
-        return out if out.dtype == self.sent else lease.take(out.numel(), self.sent)
-
-    @property
-    def others(self) -> list[int]:
-        """All other ranks, beginning with the next: not all should begin with the same one."""
-        return [(self.wire.rank + step) % self.wire.size for step in range(1, self.wire.size)]
-
-
-class _Nothing:
-    def wait(self) -> None: ...
+"""Makes the wave of one piece, given its buffers and its number."""
 
 
 def waves_in_flight(
@@ -85,10 +46,10 @@ def waves_in_flight(
     in_turns: bool,
     window: int = WAVES_MAX,
 ) -> Iterator[Pending]:
-    """Run so many waves, several at once; the first ones begin on the caller's thread.
+    """Run `count` waves, several at once; the first ones begin on the caller's thread.
 
     Waves with one exchange are waited for one after the other, so that the next can begin as soon
-    as possible. Those with several go `in_turns`: while one waits for its neighbour, others move.
+    as possible. Those with several take turns: while one waits for its neighbour, others move.
     """
     active: deque[tuple[Wave, Message, Lease]] = deque()
     number = 0
@@ -96,6 +57,8 @@ def waves_in_flight(
     def begin(is_oldest: bool) -> None:
         nonlocal number
         while number < count and len(active) < window:
+            # The oldest operation takes its buffers even over the limit: operations complete in
+            # order, so without them it would wait for younger ones that wait for it.
             lease = staging.lease(wave_bytes, is_forced=is_oldest and not active)
             if lease is None:
                 return
@@ -108,7 +71,7 @@ def waves_in_flight(
                 active.append((wave, first, lease))
 
     begin(False)
-    yield _Nothing()
+    yield Done()  # what follows runs on the lane's thread, when this is its oldest operation
     while True:
         begin(True)
         if not active:
@@ -125,9 +88,9 @@ def waves_in_flight(
 
 
 def pieces_of(parts: Sequence[torch.Tensor], number: int, length: int) -> list[torch.Tensor]:
-    """Return the piece of that number of every part; those beyond an end are empty."""
+    """Return one piece of every part, by its number; a piece beyond the end is empty."""
     if number == 0 and all(each.numel() <= length for each in parts):
-        return list(parts)  # each call of torch may cost a turn of Python's lock
+        return list(parts)  # each call of torch may release Python's lock and wait for it
     return [each[number * length : (number + 1) * length] for each in parts]
 
 
@@ -161,9 +124,9 @@ def combine(operands: Sequence[torch.Tensor], out: torch.Tensor, op: str, lease:
 
 
 def scatter_direct(
-    job: WavedCollective, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
+    job: WireOperation, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
 ) -> Wave:
-    """Send each rank its piece, and add up what all have sent of this rank's."""
+    """Send each rank its piece, and add up the pieces that all have sent to this one."""
     mine = job.wire.rank
     operands, receipts = list(pieces), []
     if out.numel():
@@ -179,9 +142,9 @@ def scatter_direct(
 
 
 def gather_direct(
-    job: WavedCollective, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
+    job: WireOperation, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> Wave:
-    """Send this rank's piece to each, and put what all have sent in its place."""
+    """Send this rank's piece to each, and put the pieces of the others in their places."""
     places = {peer: job.place(lease, outs[peer]) for peer in reversed(job.others)}
     receipts = [(p, job.receive(at, p, place)) for p, place in places.items() if place.numel()]
     packed = job.packed(lease, mine)
@@ -194,16 +157,16 @@ def gather_direct(
 
 
 def _keep(out: torch.Tensor, data: torch.Tensor) -> None:
-    """Copy, unless it is there already. What was rounded for others is rounded here as well."""
+    """Copy, unless it is there already; a rank keeps the rounded values that it has sent."""
     if out.data_ptr() != data.data_ptr() or out.dtype != data.dtype:
         out.copy_(data)
 
 
-def reduce_pair(job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
+def reduce_pair(job: WireOperation, lease: Lease, at: int, piece: torch.Tensor) -> Wave:
     """Exchange whole pieces with the only other rank, and add on both.
 
-    That is as many bytes as scattering and gathering, in one step instead of two. Both add the
-    same two things: what was rounded for the other is rounded here as well.
+    That is as many bytes as scattering and gathering, in one step instead of two. Both ranks add
+    the same values: each uses its own piece as rounded for the other.
     """
     me, other = job.wire.rank, 1 - job.wire.rank
     arrived, packed = lease.take(piece.numel(), job.sent), job.packed(lease, piece)
@@ -220,9 +183,9 @@ def reduce_pair(job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor
 
 
 def scatter_ring(
-    job: WavedCollective, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
+    job: WireOperation, lease: Lease, at: int, pieces: Sequence[torch.Tensor], out: torch.Tensor
 ) -> Wave:
-    """Pass sums on to the right: a piece begins right of its owner and ends with it."""
+    """Pass sums on to the right: each begins at the right neighbour of its owner."""
     me, size = job.wire.rank, job.wire.size
     left, right = (me - 1) % size, (me + 1) % size
     longest = max(piece.numel() for piece in pieces)
@@ -244,9 +207,9 @@ def scatter_ring(
 
 
 def gather_ring(
-    job: WavedCollective, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
+    job: WireOperation, lease: Lease, at: int, mine: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> Wave:
-    """Pass parts on to the right until everyone has all."""
+    """Pass parts on to the right until every rank has all."""
     me, size = job.wire.rank, job.wire.size
     left, right = (me - 1) % size, (me + 1) % size
     sending, sends = job.packed(lease, mine), []
@@ -268,9 +231,9 @@ def gather_ring(
 
 
 def broadcast_chain(
-    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+    job: WireOperation, lease: Lease, at: int, piece: torch.Tensor, root: int
 ) -> Wave:
-    """Pass the root's piece on to the right; nobody sends it twice."""
+    """Pass the root's piece on to the right; no rank sends it twice."""
     me, size = job.wire.rank, job.wire.size
     if me != root:
         yield job.receive(at, (me - 1) % size, piece)
@@ -278,10 +241,8 @@ def broadcast_chain(
         yield job.send(lease, at, (me + 1) % size, piece)
 
 
-def reduce_chain(
-    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
-) -> Wave:
-    """Pass sums on to the left, from the rank right of the root's left neighbour to the root."""
+def reduce_chain(job: WireOperation, lease: Lease, at: int, piece: torch.Tensor, root: int) -> Wave:
+    """Pass sums on to the left, from the left neighbour of the root all around to the root."""
     me, size = job.wire.rank, job.wire.size
     total = piece
     if (me + 1) % size != root:
@@ -296,7 +257,7 @@ def reduce_chain(
 
 
 def reduce_direct(
-    job: WavedCollective, lease: Lease, at: int, piece: torch.Tensor, root: int
+    job: WireOperation, lease: Lease, at: int, piece: torch.Tensor, root: int
 ) -> Wave:
     """Send a piece to the root, which adds up."""
     me = job.wire.rank
@@ -315,7 +276,7 @@ def reduce_direct(
 
 
 def exchange(
-    job: WavedCollective,
+    job: WireOperation,
     lease: Lease,
     at: int,
     outs: dict[int, torch.Tensor],

@@ -1,10 +1,10 @@
 """Messages between two ranks over gloo: posted at once, waited for later, named when they fail.
 
-Gloo matches a message by sender and tag, and ends the process when one is longer than what waits
-for it. So a tag says which operation of the lane it belongs to, which message of it, and a checksum
-of what it is about and how long it is. Ranks that have not asked for the same thing wait for each
-other until the group's timeout and are told so. Bytes move once both sides have posted; until then
-a message costs a few bytes of notice.
+Gloo matches a message by sender and tag, and ends the process if one is longer than the buffer that
+waits for it. So a tag holds the number of the operation on its lane, the number of the message in
+it, and a checksum of the operation's facts and the message's length. Ranks that begin different
+operations wait for each other until the group's timeout, and the error says so. Bytes move once
+both sides have posted; until then a message costs a few bytes of notice.
 """
 
 from __future__ import annotations
@@ -21,55 +21,61 @@ from torch import distributed
 from penstock.errors import PeerError
 from penstock.step.comms.timeouts import ADVICE
 
-__all__ = ["Lease", "Message", "Staging", "Topic", "GlooWire"]
+__all__ = ["GlooWire", "Lease", "Message", "Staging", "WireOperation"]
 
 STAGED_BYTES_MAX = 64 << 20
 """Of one lane, for what has arrived but is not added yet and for what is sent in another type."""
 MESSAGES_MAX = 4096
-"""Of one operation between two ranks, before numbers come again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
-    """One operation, as its messages and its errors name it."""
-
-    name: str
-    axis: str
-    number: int
-    signature: int
-
-    def tag(self, index: int, size_bytes: int) -> int:
-        """Return the tag of one message: 31 bits, distinct among all that are under way."""
-        what = zlib.crc32(size_bytes.to_bytes(8, "little"), self.signature) % 512
-        return (self.number % 1024) << 21 | what << 12 | index % MESSAGES_MAX
+"""Messages of one operation between two ranks, before their numbers repeat."""
 
 
 class Message:
     """A send or a receive that was posted. It keeps its bytes alive."""
 
-    __slots__ = ("_bytes", "_is_send", "_peer", "_topic", "_work")
+    __slots__ = ("_bytes", "_is_send", "_operation", "_peer", "_work")
 
     def __init__(
         self,
-        work: distributed.Work,
+        operation: WireOperation,
+        post: Callable[[], distributed.Work],
         data: torch.Tensor | None,
         *,
         peer: int | None,
-        topic: Topic,
         is_send: bool,
     ) -> None:
-        self._work = work
-        self._bytes = data
-        self._peer = peer
-        self._topic = topic
-        self._is_send = is_send
+        self._operation, self._bytes = operation, data
+        self._peer, self._is_send = peer, is_send
+        try:
+            self._work = post()
+        except RuntimeError as error:
+            raise self._named(error) from error
 
     def wait(self) -> None:
-        """Return when the bytes are there, or gone; it runs without Python's lock."""
+        """Return when the bytes have arrived, or left; Python's lock is released meanwhile."""
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise _named(error, self._topic, self._peer, self._is_send) from error
+            raise self._named(error) from error
+
+    def _named(self, error: RuntimeError) -> PeerError:
+        """Return an error that names the operation, the axis and the peer."""
+        operation, axis = self._operation, self._operation.wire.axis
+        said = str(error).rpartition("] ")[2] or str(error)
+        is_late = "imed out" in said
+        to = "to" if self._is_send else "from"
+        who = "one of its ranks" if self._peer is None else f"rank {self._peer} of it"
+        hint = (
+            "it is stuck, far behind, or has asked for something else here (another operation, "
+            f"length or type); compare what the ranks do, or set a longer time-out by {ADVICE}"
+            if is_late
+            else "its process has ended or the network has failed; see its own output"
+        )
+        return PeerError(
+            f"{operation.name} (number {operation.number} on axis {axis!r}): nothing {to} {who}: "
+            f"{said.splitlines()[0]}; {hint}",
+            peer=f"{axis}:{self._peer}",
+            kind="stuck" if is_late else "lost",
+        )
 
 
 class GlooWire:
@@ -78,48 +84,76 @@ class GlooWire:
     def __init__(self, group: distributed.ProcessGroup, axis: str) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.axis = axis
+        self.group = group
         self.sent_bytes = 0
-        self._group = group
         self._number = 0
+        # Guards the counts: the caller's thread and the lane's both send.
         self._lock = threading.Lock()
 
-    def topic(self, name: str, *facts: object) -> Topic:
+    def begin(self, name: str, *facts: object, sent: torch.dtype, op: str = "sum") -> WireOperation:
         """Begin an operation: all ranks must give the same name and the same facts."""
         signature = _signature(name, facts)
         with self._lock:
             self._number += 1
-            return Topic(name=name, axis=self.axis, number=self._number, signature=signature)
-
-    def send(self, topic: Topic, index: int, peer: int, data: torch.Tensor) -> Message:
-        """Post a message."""
-        size_bytes = data.nbytes
-        try:
-            work = self._group.send([data], peer, topic.tag(index, size_bytes))
-        except RuntimeError as error:
-            raise _named(error, topic, peer, True) from error
-        self.count(size_bytes)
-        return Message(work, data, peer=peer, topic=topic, is_send=True)
+            number = self._number
+        return WireOperation(
+            wire=self, name=name, number=number, signature=signature, sent=sent, op=op
+        )
 
     def count(self, size_bytes: int) -> None:
-        """Count what is sent."""
+        """Count bytes that are sent."""
         with self._lock:
             self.sent_bytes += size_bytes
 
-    def receive(self, topic: Topic, index: int, peer: int, into: torch.Tensor) -> Message:
-        """Post the place of a message."""
-        try:
-            work = self._group.recv([into], peer, topic.tag(index, into.nbytes))
-        except RuntimeError as error:
-            raise _named(error, topic, peer, False) from error
-        return Message(work, into, peer=peer, topic=topic, is_send=False)
 
-    def native(self, topic: Topic, post: Callable[[], distributed.Work]) -> Message:
-        """Post a collective of gloo's own; which peer is missing it does not say."""
-        try:
-            work = post()
-        except RuntimeError as error:
-            raise _named(error, topic, None, False) from error
-        return Message(work, None, peer=None, topic=topic, is_send=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireOperation:
+    """One operation of a lane, and its messages."""
+
+    wire: GlooWire
+    name: str
+    number: int
+    signature: int
+    sent: torch.dtype
+    """The type of elements on the wire."""
+    op: str
+
+    @property
+    def others(self) -> list[int]:
+        """All other ranks, from the next one on, so that not all ranks send to one at first."""
+        return [(self.wire.rank + step) % self.wire.size for step in range(1, self.wire.size)]
+
+    def packed(self, lease: Lease, data: torch.Tensor) -> torch.Tensor:
+        """Return elements in the type that is sent."""
+        if data.dtype == self.sent:
+            return data
+        return lease.take(data.numel(), self.sent).copy_(data)
+
+    def place(self, lease: Lease, out: torch.Tensor) -> torch.Tensor:
+        """Return where elements of `out` can arrive: there, or in a buffer of the type sent."""
+        return out if out.dtype == self.sent else lease.take(out.numel(), self.sent)
+
+    def send(self, lease: Lease, index: int, peer: int, data: torch.Tensor) -> Message:
+        """Post a message, in the type that is sent."""
+        row, group = self.packed(lease, data), self.wire.group
+        tag = self._tag(index, row.nbytes)
+        sent = Message(self, lambda: group.send([row], peer, tag), row, peer=peer, is_send=True)
+        self.wire.count(row.nbytes)
+        return sent
+
+    def receive(self, index: int, peer: int, into: torch.Tensor) -> Message:
+        """Post the place of a message."""
+        tag, group = self._tag(index, into.nbytes), self.wire.group
+        return Message(self, lambda: group.recv([into], peer, tag), into, peer=peer, is_send=False)
+
+    def native(self, post: Callable[[], distributed.Work]) -> Message:
+        """Post a collective of gloo's own; its errors do not say which peer is missing."""
+        return Message(self, post, None, peer=None, is_send=False)
+
+    def _tag(self, index: int, size_bytes: int) -> int:
+        """Return the tag of one message: 31 bits, distinct among all that are under way."""
+        facts = zlib.crc32(size_bytes.to_bytes(8, "little"), self.signature) % 512
+        return (self.number % 1024) << 21 | facts << 12 | index % MESSAGES_MAX
 
 
 @lru_cache(maxsize=1024)
@@ -127,28 +161,8 @@ def _signature(name: str, facts: tuple[object, ...]) -> int:
     return zlib.crc32(repr((name, facts)).encode())
 
 
-def _named(error: RuntimeError, topic: Topic, peer: int | None, is_send: bool) -> PeerError:
-    """Return what happened with the operation, the axis and the peer in it."""
-    said = str(error).rpartition("] ")[2] or str(error)
-    is_late = "imed out" in said
-    to = "to" if is_send else "from"
-    who = "one of its ranks" if peer is None else f"rank {peer} of it"
-    hint = (
-        "it is stuck, far behind, or has asked for something else here (another operation, "
-        f"length or type); compare what the ranks do, or set a longer time-out by {ADVICE}"
-        if is_late
-        else "its process has ended or the network has failed; see its own output"
-    )
-    return PeerError(
-        f"{topic.name} (number {topic.number} on axis {topic.axis!r}): nothing {to} {who}: "
-        f"{said.splitlines()[0]}; {hint}",
-        peer=f"{topic.axis}:{peer}",
-        kind="stuck" if is_late else "lost",
-    )
-
-
 class Staging:
-    """Buffers of a lane, used again and again, up to a bound in all.
+    """Buffers of a lane, reused, up to a bound in all.
 
     They are kept by length and type: a training step asks for the same ones each time.
     """
@@ -158,10 +172,11 @@ class Staging:
         self._leased_bytes = 0
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
         self._free_bytes = 0
+        # The caller's thread begins waves while the lane's thread ends others.
         self._lock = threading.Lock()
 
     def lease(self, size_bytes: int, *, is_forced: bool) -> Lease | None:
-        """Return room for what a wave will need, if there is. The oldest operation forces it."""
+        """Return a lease of the bytes of one wave; None if that is too much and not forced."""
         with self._lock:
             if self._leased_bytes + size_bytes > self._limit_bytes and not is_forced:
                 return None
@@ -177,7 +192,7 @@ class Staging:
         return torch.empty(length, dtype=dtype)
 
     def give_back(self, buffers: list[torch.Tensor], leased_bytes: int) -> None:
-        """Keep buffers for the next wave; what was kept before goes when it is too much."""
+        """Keep buffers for the next wave; if they are too many, drop those kept before."""
         with self._lock:
             self._leased_bytes -= leased_bytes
             for buffer in buffers:

@@ -4,18 +4,18 @@
         with PeerComm(arena, axis="dp") as comm:
             comm.all_reduce(grad).wait()
 
-What is done is what `shm` does, with kernels instead of processors: tensors in the arena are read
-and written where they lie, others pass through stages there. A fused region is one kernel over the
-tensors of all ranks (`shm_pass`).
+It moves what `shm` moves, with kernels instead of processors: tensors in the arena are read and
+written in place, others pass through stages there. A fused region is one kernel over the tensors of
+all ranks (`shm_pass`).
 
-What differs is how ranks meet. A rank that arrives marks its place on the lane's stream with an
-event that its peers know; then the hosts meet by their flags, and each lets its stream wait for
+Ranks meet differently. A rank that arrives records an event, its mark, on the lane's stream; its
+peers have opened that event. Then the hosts meet by their flags, and each lets its stream wait for
 the marks of the others. Hosts wait for hosts and streams for streams: nobody waits for a kernel to
-end, and a host may be several meetings ahead of its GPU. There are two marks, used in turns: who
-marks again has met all others since, so they have asked for the mark before.
+end, and a host may be several meetings ahead of its GPU. There are two marks, used in turns: a rank
+that records a mark again has met all others since, and their streams wait for its earlier record.
 
-Where events do not travel between processes, a rank that arrives waits for its stream instead
-(`waits=True`): slower, and just as right.
+Where events cannot be shared between processes, a rank that arrives waits for its stream instead
+(`waits=True`): slower, and just as correct.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.errors import RendezvousError
 from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_flags import Flags
-from penstock.step.comms.shm_lane import ShmLane, ShmTask
+from penstock.step.comms.shm_lane import ShmLane, ShmTask, nothing
 from penstock.step.streams import current_stream
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PeerFlags(Flags):
 
     Args:
         arena: of the ranks.
-        offset: where their lines are in its memory of the host.
+        offset: of their lines in its host memory.
         stream: where this rank's work is.
         waits: whether to wait for the stream instead of marking it.
         timeout_s: how long to wait for a rank that lives but does not come.
@@ -61,12 +61,12 @@ class PeerFlags(Flags):
         waits: bool = False,
         timeout_s: float,
     ) -> None:
-        super().__init__(arena.host, offset, range(arena.size), timeout_s=timeout_s)
+        super().__init__(arena.host, offset, timeout_s=timeout_s)
         self._stream, self._waits, self._turn = stream, waits, 0
         self._marks, self._theirs = ([], []) if waits else _marks(arena)
 
     def sync(self) -> None:
-        """Meet all ranks; what this stream does next comes after what theirs did before."""
+        """Meet all ranks; what this stream does next comes after what theirs have done."""
         if self._waits:
             self._stream.synchronize()
             super().sync()
@@ -83,7 +83,7 @@ _Events = list[torch.cuda.Event]
 
 
 def _marks(arena: PeerArena) -> tuple[_Events, list[_Events]]:
-    """Return this rank's two marks, and for each turn those of its peers."""
+    """Return this rank's two marks, and those of its peers for each turn."""
     device = arena.device
     with torch.cuda.device(device):
         mine = [
@@ -110,7 +110,7 @@ def _marks(arena: PeerArena) -> tuple[_Events, list[_Events]]:
 
 
 class PeerTask(ShmTask):
-    """An operation of a lane's stream. It is done when the device has been asked for all of it."""
+    """An operation of a lane's stream. It is done when all its kernels have been launched."""
 
     is_host = False
 
@@ -127,7 +127,7 @@ class PeerTask(ShmTask):
         current_stream(self._stream.device).wait_event(self._end)
 
     def then(self, work: Callable[[], None]) -> None:
-        """Have something called whose kernels come after it, on the lane's stream."""
+        """Call something whose kernels come after it, on the lane's stream."""
 
         def call() -> None:
             with torch.cuda.stream(self._stream):
@@ -136,15 +136,12 @@ class PeerTask(ShmTask):
         super().then(call)
 
     def _on_stream(self) -> None:
-        what, self._what = self._what, _nothing
+        what, self._what = self._what, nothing
         with torch.cuda.stream(self._stream):
+            # The caller's stream may still be writing the tensors when the lane comes to them.
             self._stream.wait_event(self._asked)
             what()
             self._end = self._stream.record_event()
-
-
-def _nothing() -> None:
-    pass
 
 
 class PeerComm(ShmComm):
@@ -154,7 +151,7 @@ class PeerComm(ShmComm):
         arena: what the ranks share; all of them take the stages from it here.
         axis: the mesh axis it is for.
         stage_bytes: of each of two stages.
-        timeout_s: how long to wait for a rank that lives but does not come; without it as long as
+        timeout_s: how long to wait for a rank that lives but does not come; by default as long as
             the default process group does.
         waits: whether a rank waits for its stream before it meets others.
     """
@@ -172,7 +169,8 @@ class PeerComm(ShmComm):
     ) -> None:
         self._peers, self._waits = arena, waits
         self.keeps_memory = True
-        """Until the lane is done with it; not where the caller sees to it by events."""
+        """Whether tensors keep their memory until the lane is done with them. A caller that orders
+        this itself, by events, turns it off."""
         self._stream = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
         super().__init__(arena, axis=axis, stage_bytes=stage_bytes, timeout_s=timeout_s)
 
@@ -198,6 +196,7 @@ class PeerComm(ShmComm):
     def close(self) -> None:
         """Finish what was started; ranks that still wait for this one are told."""
         if not self._is_closed:
+            # Kernels may still be reading the memory of peers, which they may free after this.
             self._lane.close()
             self._stream.synchronize()
         super().close()

@@ -4,14 +4,14 @@
         grad = arena.take(1_000_000)              # on this rank's GPU, and its peers can see it
         theirs = arena.of(grad, rank=1)           # what rank 1 took in the same place
 
-As in shared memory (`shm_memory`) a segment is a bag of places: all ranks take the same sizes in
-the same order, so a place is the same number everywhere. A peer's tensor is a pointer that kernels
-of this rank read and write; ranks may use one GPU together, or GPUs that reach each other's memory.
+As in shared memory (`shm_memory`) all ranks take the same sizes in the same order, so a tensor has
+the same offset in every segment. A peer's tensor is a pointer that kernels of this rank read and
+write; ranks may use one GPU together, or GPUs that reach each other's memory.
 
 Segments travel as CUDA IPC handles. A handle is opened on the GPU of the rank that opens it: the
 driver then lets kernels there reach the memory, wherever it lies, and torch sees a tensor of its
-own device. Ranks need the same host and may not be in containers that hide processes from each
-other. Several ranks on one GPU were tried; GPUs that reach each other were not there to be tried.
+own device. Ranks must be on the same host and not in containers that hide processes from each
+other. It was tried with several ranks on one GPU, not yet with GPUs that reach each other.
 
 Words that the host reads and writes, such as flags, are in a small arena of shared memory.
 """
@@ -37,9 +37,9 @@ __all__ = ["PeerArena"]
 HOST_BYTES = 1 << 20
 """For flags and calls: about a thousand bytes for each communicator."""
 CLOSE_S = 5.0
-"""How long an owner waits with its end for those who have its memory mapped."""
+"""How long an owner waits, before it frees its memory, for the ranks that have it mapped."""
 ALIGN_BYTES = 512
-"""Of places: as torch's own allocator has it, more than any load of a kernel needs."""
+"""Offsets of tensors: as in torch's own allocator, more than any load of a kernel needs."""
 
 
 class _CudaShareHandle(msgspec.Struct, array_like=True, frozen=True):
@@ -56,12 +56,12 @@ class _CudaShareHandle(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says about its segment."""
+    """What a rank tells the others about its segment."""
 
     size_bytes: int
     trouble: str = ""
     handles: tuple[_CudaShareHandle | None, ...] = ()
-    """One for each peer, because torch counts those who let go; None for the rank itself."""
+    """One for each peer, because torch counts releases by handle; None for the rank itself."""
 
 
 class PeerArena(Segments):
@@ -72,7 +72,7 @@ class PeerArena(Segments):
         rank: which of them this is.
         size: how many they are.
         size_bytes: how much each rank may take, the same on all.
-        device: this rank's GPU; the current one where none is said.
+        device: this rank's GPU; by default the current one.
     """
 
     align_bytes = round_bytes = ALIGN_BYTES
@@ -94,7 +94,7 @@ class PeerArena(Segments):
 
     @property
     def host(self) -> HostArena:
-        """Where words are that processors of the host can read and write."""
+        """The arena of words that processors of the host can read and write."""
         return self._host
 
     @property
@@ -127,10 +127,10 @@ class PeerArena(Segments):
         self._host.open()
         offset = self._host.offset_of(self._host.take(LINE_WORDS, torch.int64))
         assert offset is not None
-        self._flags = Flags(self._host, offset, range(self.size), timeout_s=CLOSE_S)
+        self._flags = Flags(self._host, offset, timeout_s=CLOSE_S)
 
     def _offers(self, texts: Sequence[bytes]) -> list[_Offer]:
-        """Return what all ranks said, as plain values of known types: nothing is unpickled."""
+        """Return the offers of all ranks, as plain values of known types: nothing is unpickled."""
         try:
             heard = [msgspec.msgpack.decode(text, type=_Offer) for text in texts]
         except msgspec.MsgspecError as error:
@@ -161,7 +161,7 @@ class PeerArena(Segments):
         return made
 
     def _map_all(self, mine: Tensor, heard: Sequence[_Offer]) -> str:
-        """Map the segments of all ranks; return what is wrong with one, in words."""
+        """Map the segments of all ranks; return what is wrong with one, or an empty text."""
         for other, offer in enumerate(heard):
             who = f"rank {self.rank} cannot map memory of rank {other}'s GPU"
             if offer.size_bytes != self.size_bytes:
@@ -187,17 +187,17 @@ class PeerArena(Segments):
         return room.set_(storage, 0, (self.size_bytes,), (1,))
 
     def close(self) -> None:
-        """Let go of all segments; tensors that are still held keep theirs until they are gone.
+        """Release all segments; a tensor that is still held keeps its segment alive.
 
-        First those of others, then its own, once the others have done so too: an owner that ends
-        with its memory still mapped takes it from under those who have it.
+        First those of the others, then its own, once the others have released it too: if an owner
+        ends while its memory is mapped, the memory vanishes under the ranks that use it.
         """
         if self._bytes:
             torch.cuda.synchronize(self._device)
-            mine = self._bytes[self.rank : self.rank + 1]  # none if it was not come to
+            mine = self._bytes[self.rank : self.rank + 1]  # none if opening failed before it
             self._bytes = []
             if self._flags is not None:
-                with suppress(PeerError):  # who is gone holds nothing any more
+                with suppress(PeerError):  # a rank that is gone holds nothing any more
                     self._flags.sync()
             del mine
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]

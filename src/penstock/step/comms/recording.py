@@ -1,7 +1,7 @@
-"""Collectives in the trace of a run, from when they are asked for to when they are done.
+"""Collectives in the trace of a run, from when they begin to when they are done.
 
-Lanes of the host know both. On a GPU a host knows only when it has asked: there the device's own
-times are those of torch.profiler, and nothing is recorded here.
+Lanes of the host know both times. For a GPU the host knows only when it has launched something:
+torch.profiler has the device's times, and nothing is recorded here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["begun_ns", "record_collective", "record_step"]
 
 
 def begun_ns() -> int:
-    """Return the time, for `record_collective`; 0 where nothing is recorded."""
+    """Return the time, for `record_collective`; 0 if nothing is recorded."""
     return 0 if recorder_here() is None else time.perf_counter_ns()
 
 
 def record_collective(name: str, since_ns: int) -> None:
-    """Record a collective that is done now."""
+    """Record a collective that ends now."""
     recorder = recorder_here() if since_ns else None
     if recorder is not None:
         recorder.span(
@@ -29,7 +29,7 @@ def record_collective(name: str, since_ns: int) -> None:
 
 
 def record_step(since_ns: int) -> int:
-    """Record a step that is done now, if it is known when it began; return when it was done."""
+    """Record a step that ends now, if its beginning is known; return the time."""
     recorder = recorder_here()
     if recorder is None:
         return 0

@@ -1,28 +1,28 @@
 """Flags: how ranks that share memory wait for each other.
 
-Each rank has a line of its own with a counter that only it writes. `arrive` adds one and says by
-that: all I wrote before is there, all I read before I need no more. `wait` returns once others'
-counters are as far. `sync` is both. There is no lock and nobody decides, so nobody who dies can
-take anything with him.
+Each rank has a line of its own with a counter that only it writes. `arrive` adds one, which says:
+everything I wrote before is in memory, and I need nothing any more that I read before. `wait`
+returns once the others' counters are as high. `sync` does both. There is no lock and no
+coordinator, so a rank that dies leaves nothing locked.
 
-Why this is right. A counter is one aligned word of 64 bits, and CPython stores and loads it with
-one instruction (`memoryview.cast("q")` copies a constant 8 bytes), so it is seen whole; if some
-build did it in halves, the upper half would be 0 for the first 2**32 steps anyway. What is left is
-order: data before the counter on the side that arrives, the counter before the data on the side
-that waits. Processors of the x86 kind keep both by themselves, except for stores that go past the
-caches (memcpy of large blocks uses them, and fences afterwards). Those of the ARM kind keep
-neither. So both sides call `_fence` between the data and the counter: it gives back a lock of this
-process and takes it again. Unlocking is an atomic write with release order, locking one with
-acquire order; release then acquire is ordered on ARM (RCsc: nothing before the release may be seen
-after it, nothing after the acquire may come before it, and the two do not pass each other), and on
-x86 each of them is a locked instruction, which is a full fence. The other way around, lock then
-unlock, would fence nothing: both neighbours may move inside. It costs 0.1 microseconds.
+Why this is correct. A counter is one aligned word of 64 bits, and CPython stores and loads it with
+one instruction (`memoryview.cast("q")` copies a constant 8 bytes), so no other rank sees half of
+it; if some build wrote it in halves, the upper one would be 0 for the first 2**32 steps anyway.
+What remains is order: data before the counter on the side that arrives, the counter before the data
+on the side that waits. x86 processors keep both by themselves, except for stores that bypass the
+caches (memcpy of large blocks uses them, and fences afterwards). ARM processors keep neither. So
+both sides call `_fence` between the data and the counter: it releases a lock of this process and
+acquires it again. Unlocking is an atomic write with release order, locking one with acquire order;
+release then acquire is ordered on ARM (RCsc: nothing before the release may be seen after it,
+nothing after the acquire may come before it, and the two do not pass each other), and on x86 each
+of them is a locked instruction, which is a full fence. The other way around, lock then unlock,
+would fence nothing: accesses from both sides may move inside. It costs 0.1 microseconds.
 
-Waiting first looks a few times, then lets others run (there may be fewer cores than ranks), then
-sleeps, longer and longer up to half a millisecond. Now and then it looks whether those it waits
-for still live: a process's end makes its pidfd readable, so no process can be taken for another of
-its number. A rank that gives up says so in its line, and one that is silent for as long as the
-process group waits (`timeouts`) is given up as stuck.
+A waiting rank first looks a few times, then yields (there may be fewer cores than ranks), then
+sleeps, longer and longer up to half a millisecond. Every 20 ms it checks whether the rank it waits
+for still lives: a process's end makes its pidfd readable, and unlike a pid, a pidfd never refers to
+another process. A rank that fails says so in its line, and one that does not come within the
+timeout of the process group (`timeouts`) counts as stuck.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
 
 from penstock.errors import PeerError
 from penstock.step.comms.shm_memory import HostArena
@@ -63,23 +62,19 @@ def _fence() -> None:
 
 
 class Flags:
-    """The counters of some ranks of an arena, in one place that all of them have taken.
+    """The counters of the ranks of an arena, each in its own segment, at the same offset.
 
     Args:
         arena: where they are.
-        offset: where the lines of all ranks begin; each rank uses its own in its own segment.
-        ranks: which ranks of the arena take part, this one among them.
+        offset: of the line in each segment.
         timeout_s: how long to wait for a rank that lives but does not come.
     """
 
-    def __init__(
-        self, arena: HostArena, offset: int, ranks: Sequence[int], *, timeout_s: float
-    ) -> None:
-        self._arena, self._ranks, self._timeout_s = arena, tuple(ranks), timeout_s
-        self._lines = [arena.words(rank, offset, LINE_WORDS) for rank in ranks]
-        self._me = self._ranks.index(arena.rank)
-        self._mine = self._lines[self._me]
-        self._others = [i for i in range(len(self._ranks)) if i != self._me]
+    def __init__(self, arena: HostArena, offset: int, *, timeout_s: float) -> None:
+        self._arena, self._timeout_s = arena, timeout_s
+        self._lines = [arena.words(rank, offset, LINE_WORDS) for rank in range(arena.size)]
+        self._mine = self._lines[arena.rank]
+        self._others = [rank for rank in range(arena.size) if rank != arena.rank]
         self.count = self._mine[_COUNT]
 
     def sync(self) -> None:
@@ -92,33 +87,33 @@ class Flags:
         self.wait()
 
     def arrive(self) -> None:
-        """Say that all that this rank has written and read so far is done."""
+        """Say that this rank has finished all its reads and writes so far."""
         self.count += 1
-        _fence()
+        _fence()  # data before the counter
         self._mine[_COUNT] = self.count
 
     def wait(self) -> None:
         """Wait until all other ranks have arrived as often as this one."""
         count = self.count
-        for index in self._others:
-            if self._lines[index][_COUNT] < count:
-                self._wait_for(index, count)
-        _fence()
+        for rank in self._others:
+            if self._lines[rank][_COUNT] < count:
+                self._wait_for(rank, count)
+        _fence()  # the counters before the data
 
     def fail(self) -> None:
-        """Say that this rank has given up: those who wait for it should not."""
+        """Say that this rank has failed, so that others stop waiting for it."""
         if self._mine[_STATE] == _OPEN:
             self._mine[_STATE] = _FAILED
 
     def close(self) -> None:
-        """Say that this rank will not arrive any more, and let go of the arena's memory."""
+        """Say that this rank will not arrive any more, and release the arena's memory."""
         if self._mine[_STATE] == _OPEN:
             self._mine[_STATE] = _CLOSED
         for line in self._lines:
             line.release()
 
-    def _wait_for(self, index: int, count: int) -> None:
-        line = self._lines[index]
+    def _wait_for(self, rank: int, count: int) -> None:
+        line = self._lines[rank]
         for _ in range(_LOOKS):
             if line[_COUNT] >= count:
                 return
@@ -127,7 +122,7 @@ class Flags:
         while line[_COUNT] < count:
             now_s = time.monotonic()
             if now_s - check_s >= _CHECK_S or line[_STATE] != _OPEN:
-                self._check(index, count, now_s - begin_s)
+                self._check(rank, count, now_s - begin_s)
                 check_s = now_s
             if now_s - begin_s < _YIELD_S:
                 os.sched_yield()
@@ -135,10 +130,11 @@ class Flags:
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, _NAP_S_MAX)
 
-    def _check(self, index: int, count: int, waited_s: float) -> None:
+    def _check(self, rank: int, count: int, waited_s: float) -> None:
         """Raise if a rank will not come."""
-        rank, line = self._ranks[index], self._lines[index]
+        line = self._lines[rank]
         state, gone = line[_STATE], _is_readable(self._arena.pidfd(rank))
+        # After the state: a rank that arrived and then ended has done its part.
         if line[_COUNT] >= count:
             return
         where = f"rank {self._arena.rank} waits for it at step {count}, it came to {line[_COUNT]}"

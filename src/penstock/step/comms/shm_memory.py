@@ -1,22 +1,21 @@
-"""Arenas: memory that the ranks of one host have in common.
+"""Arenas: memory that the ranks of one host share.
 
     with HostArena(meeting(group), rank=rank, size=2, size_bytes="256MB") as arena:
         grad = arena.take(1_000_000)              # a tensor of mine that my peers can see
         theirs = arena.of(grad, rank=1)           # what rank 1 took in the same place
 
-Each rank makes one segment and maps those of all others. A segment is a bag of places: all ranks
-take the same sizes in the same order, so that a place is the same number everywhere and a peer's
-tensor is found without asking. What is taken and never written costs no memory: pages come with the
-first touch, and so lie near the core that first wrote them.
+Each rank makes one segment and maps those of all others. All ranks take the same sizes in the same
+order, so a tensor has the same offset in every segment and a peer's tensor is found without asking.
+Memory that is taken and never written costs nothing: pages are allocated at the first write, near
+the core that writes.
 
-A segment has no name in any folder. It is a memfd (or a file that is born unlinked, where a tmpfs
-is named), its run id and rank are only seen in /proc/PID/maps, and peers open it by
-/proc/PID/fd/N. It ends with its last mapping, so a rank that is killed leaves nothing behind, and
-nobody has to clear up. A memfd is also not bound by the size of /dev/shm, which in a container is
-64 MB where nobody has said otherwise; memory is its only bound.
+A segment is a memfd and has no name in any folder: its run id and rank appear only in
+/proc/PID/maps, and peers open it as /proc/PID/fd/N. It is freed with its last mapping, so a rank
+that is killed leaves nothing behind to clean up. Unlike files in /dev/shm, which containers limit
+to 64 MB by default, a memfd is limited only by memory.
 
-A token at the head of each segment tells that this is really the one that was meant, and not
-a process of the same number on another host.
+A token at the head of each segment proves that it is the right one, and not that of a process with
+the same pid on another host.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -42,13 +40,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["HostArena", "Meet", "Segments", "meeting", "meeting_at"]
+__all__ = ["HostArena", "Meet", "Segments", "meeting"]
 
 Meet = Callable[[bytes], Sequence[bytes]]
-"""Gives a few bytes to all ranks of the arena and returns what each gave, by rank."""
+"""Gives a few bytes to all ranks of the arena and returns those of each, by rank."""
 
 HEAD_BYTES = 4096
-"""The token; the rest of the page is left free so that places begin on a page."""
+"""The token, padded so that tensors begin on a page."""
 TOKEN_BYTES = 16
 ALIGN_BYTES = 128
 """Two cache lines: what one rank writes must not share one with what another rank reads."""
@@ -56,31 +54,19 @@ _PAGE_BYTES = 4096
 
 
 def meeting(group: ProcessGroup | None = None) -> Meet:
-    """Return how the ranks of a process group meet; of all ranks, where none is given."""
+    """Return how the ranks of a process group meet; without a group, all ranks."""
     from torch import distributed
 
-    def meet(said: bytes) -> list[bytes]:
-        heard: list[Any] = [b""] * distributed.get_world_size(group)
-        distributed.all_gather_object(heard, said, group=group)
-        return heard
-
-    return meet
-
-
-def meeting_at(store: Any, *, rank: int, size: int, name: str = "penstock-shm") -> Meet:
-    """Return how ranks meet that only have a store of torch.distributed."""
-    rounds = iter(range(2**62))
-
-    def meet(said: bytes) -> list[bytes]:
-        turn = next(rounds)
-        store.set(f"{name}/{turn}/{rank}", said)
-        return [bytes(store.get(f"{name}/{turn}/{other}")) for other in range(size)]
+    def meet(mine: bytes) -> list[bytes]:
+        everyones: list[Any] = [b""] * distributed.get_world_size(group)
+        distributed.all_gather_object(everyones, mine, group=group)
+        return everyones
 
     return meet
 
 
 class Segments(ABC):
-    """Memory of each rank that all of them have mapped: a host's here, its GPUs' in `peer_memory`.
+    """Memory of each rank that all ranks map: a host's here, that of GPUs in `peer_memory`.
 
     Args:
         rank: which of them this is.
@@ -89,9 +75,9 @@ class Segments(ABC):
     """
 
     align_bytes: ClassVar[int]
-    """Of places."""
+    """Offsets of tensors are multiples of it."""
     round_bytes: ClassVar[int]
-    """Of segments."""
+    """Sizes of segments are multiples of it."""
 
     def __init__(self, *, rank: int, size: int, size_bytes: int | str) -> None:
         if not 0 <= rank < size:
@@ -114,17 +100,17 @@ class Segments(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all segments; tensors that are still held keep theirs until they are gone."""
+        """Release all segments; a tensor that is still held keeps its segment alive."""
 
     @property
     @abstractmethod
     def host(self) -> HostArena:
-        """Where words are that processors of the host can read and write."""
+        """The arena of words that processors of the host can read and write."""
 
     def take(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a flat tensor of this rank that its peers see; zeros until somebody writes.
+        """Return a flat tensor of this rank that its peers see; it is zero until it is written.
 
-        All ranks take the same in the same order.
+        All ranks take the same sizes in the same order.
         """
         offset = self._taken_bytes
         need_bytes = count * dtype.itemsize
@@ -138,12 +124,12 @@ class Segments(ABC):
         return self.at(self.rank, offset, count, dtype)
 
     def at(self, rank: int, offset: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return what lies at a place of a rank's segment."""
+        """Return the tensor at an offset of a rank's segment."""
         assert self._bytes, "the arena is not open"
         return self._bytes[rank][offset : offset + count * dtype.itemsize].view(dtype)
 
     def of(self, tensor: Tensor, *, rank: int) -> Tensor:
-        """Return a rank's tensor that lies where this one lies in the segment of this rank."""
+        """Return a rank's tensor at the offset that this one has in this rank's segment."""
         offset = self.offset_of(tensor)
         if offset is None:
             raise OptionError(
@@ -153,7 +139,7 @@ class Segments(ABC):
         return self.at(rank, offset, tensor.numel(), tensor.dtype).view(tensor.shape)
 
     def offset_of(self, tensor: Tensor) -> int | None:
-        """Return where a tensor begins in the segment of this rank, None if it is elsewhere."""
+        """Return the offset of a tensor in this rank's segment; None if it is elsewhere."""
         mine = self._bytes[self.rank]
         if tensor.device != mine.device or not tensor.is_contiguous():
             return None
@@ -162,7 +148,7 @@ class Segments(ABC):
         return offset if offset >= 0 and end <= self.size_bytes else None
 
     def _end_if(self, troubles: Sequence[str], kind: type[Exception]) -> None:
-        """End on all ranks if one of them has met trouble: none must wait for the others."""
+        """Close and raise if any rank has failed: all do so, or some would wait for the others."""
         first = next((text for text in troubles if text), "")
         if first:
             self.close()
@@ -177,8 +163,7 @@ class HostArena(Segments):
         rank: which of them this is.
         size: how many they are.
         size_bytes: how much each rank may take, the same on all.
-        run_id: what to call it in /proc; for those who look.
-        folder: a tmpfs to take the memory from, for example one of large pages; else it is a memfd.
+        run_id: its name in /proc, for people who look there.
     """
 
     align_bytes, round_bytes = ALIGN_BYTES, _PAGE_BYTES
@@ -190,13 +175,11 @@ class HostArena(Segments):
         rank: int,
         size: int,
         size_bytes: int | str,
-        run_id: str = "",
-        folder: str | Path | None = None,
+        run_id: str = "shm",
     ) -> None:
         super().__init__(rank=rank, size=size, size_bytes=size_bytes)
         self._meet = meet
-        self._name = f"penstock-{run_id or 'shm'}-{rank}"
-        self._folder = None if folder is None else Path(folder)
+        self._name = f"penstock-{run_id}-{rank}"
         self._maps: list[mmap.mmap] = []
         self._pidfds: list[int] = []
 
@@ -215,19 +198,16 @@ class HostArena(Segments):
                 os.pwrite(descriptor, token, 0)
             except (OSError, OptionError) as error:
                 trouble = str(error)
-            said: dict[str, object] = {
-                "pid": os.getpid(),
-                "fd": descriptor,
-                "bytes": self.size_bytes,
-            }
-            said |= {"token": token.hex(), "bad": trouble}
-            heard = [json.loads(text) for text in self._meet(json.dumps(said).encode())]
+            mine: dict[str, object] = {"pid": os.getpid(), "fd": descriptor}
+            mine |= {"bytes": self.size_bytes, "token": token.hex(), "bad": trouble}
+            heard = [json.loads(text) for text in self._meet(json.dumps(mine).encode())]
             self._end_if([word["bad"] for word in heard], OptionError)
             troubles = (self._map(other, word) for other, word in enumerate(heard))
             trouble = next((text for text in troubles if text), "")
-            # Once all have said this, all have opened all: only now may the descriptors go.
-            said_last = self._meet(trouble.encode())
-            self._end_if([text.decode() for text in said_last], RendezvousError)
+            # After this meeting all ranks have opened all segments: only now may the descriptors,
+            # by which the others open them, be closed.
+            troubles_last = self._meet(trouble.encode())
+            self._end_if([text.decode() for text in troubles_last], RendezvousError)
 
     def _segment(self) -> int:
         total_bytes = HEAD_BYTES + self.size_bytes
@@ -238,18 +218,16 @@ class HostArena(Segments):
                 f"{show_bytes(total_bytes * self.size)} in all, and this host has "
                 f"{show_bytes(left_bytes)} left; take a smaller arena or fewer ranks a host"
             )
-        if self._folder is not None:
-            return _file(self._folder, total_bytes, self.size)
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = os.memfd_create(self._name, flags)
         os.ftruncate(descriptor, total_bytes)
-        # A segment that a peer made smaller would end us by SIGBUS.
+        # If a peer shrank a segment, our next access would end this process with SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         return descriptor
 
     def _map(self, other: int, word: dict[str, Any]) -> str:
-        """Map the segment of a rank; return what is wrong with it, in words."""
+        """Map the segment of a rank; return what is wrong with it, or an empty text."""
         who = f"rank {self.rank} cannot share memory with rank {other}"
         if word["bytes"] != self.size_bytes:
             return f"{who}: they take {self.size_bytes} and {word['bytes']} bytes; take the same"
@@ -264,7 +242,7 @@ class HostArena(Segments):
             if os.pread(descriptor, TOKEN_BYTES, 0).hex() != word["token"]:
                 return f"{who}: its process {word['pid']} is another one here; {way_out}"
             self._maps.append(mmap.mmap(descriptor, HEAD_BYTES + self.size_bytes))
-            with suppress(OSError):  # a sixth of the time of a pass, where the host allows it
+            with suppress(OSError):  # saves a sixth of a pass's time, if the host allows it
                 self._maps[-1].madvise(mmap.MADV_HUGEPAGE)
         except OSError as error:
             return f"{who}, process {word['pid']} there: {error.strerror}; {way_out}"
@@ -274,44 +252,21 @@ class HostArena(Segments):
         return ""
 
     def close(self) -> None:
-        """Let go of all segments; tensors that are still held keep theirs until they are gone."""
+        """Release all segments; a tensor that is still held keeps its segment alive."""
         while self._pidfds:
             os.close(self._pidfds.pop())
         self._maps, self._bytes = [], []
 
     @property
     def host(self) -> HostArena:
-        """Where words are: here. The arena of a device has them elsewhere."""
+        """This arena: its memory is the host's."""
         return self
 
     def words(self, rank: int, offset: int, count: int) -> memoryview:
-        """Return numbers of 64 bits in a rank's segment, to be read and written one by one."""
+        """Return 64-bit integers in a rank's segment, to be read and written one by one."""
         start = HEAD_BYTES + offset
         return memoryview(self._maps[rank])[start : start + 8 * count].cast("q")
 
     def pidfd(self, rank: int) -> int:
         """Return the descriptor that becomes readable when the process of a rank ends."""
         return self._pidfds[rank]
-
-
-def _file(folder: Path, total_bytes: int, num_ranks: int) -> int:
-    """Return a file of a folder that never had a name, with all its memory reserved."""
-    status = os.statvfs(folder)
-    free_bytes = status.f_bavail * status.f_frsize
-    if status.f_blocks and total_bytes > free_bytes:
-        raise OptionError(
-            f"{folder} has {show_bytes(free_bytes)} free, a rank wants {show_bytes(total_bytes)} "
-            f"and there are {num_ranks}; enlarge it (docker run --shm-size, or mount -o "
-            f"remount,size=...), or name no folder: memory without one has no such bound"
-        )
-    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        # Now, with an error, rather than by SIGBUS at the first write.
-        os.posix_fallocate(descriptor, 0, total_bytes)
-    except OSError as error:
-        os.close(descriptor)
-        raise OptionError(
-            f"{folder} gives no {show_bytes(total_bytes)} to each of {num_ranks} ranks "
-            f"({error.strerror}), it has {show_bytes(free_bytes)} free; enlarge it, or name none"
-        ) from error
-    return descriptor

@@ -1,14 +1,14 @@
-"""Moves: how elements get from rank to rank, by stages or straight from memory to memory.
+"""Moves: how elements get from rank to rank, through stages or directly from memory to memory.
 
 Staged, for any tensor: a rank copies a chunk into its stage, all arrive, each takes what it needs
 from the stages of the others. There are two stages, used in turns, so one arrival a chunk is
-enough: who arrives with chunk k+1 has done with chunk k, whose stage may then be written anew.
-Chunks are small enough to pass from cache to cache.
+enough: a rank that arrives with chunk k+1 has finished with chunk k, whose stage may then be
+overwritten. Chunks are small enough to pass from cache to cache.
 
 Direct, for tensors that live in the arena: `views` are the tensors of all ranks, by rank. Before a
-direct move all ranks have arrived with their tensors ready (they have said their calls), and after
-it they arrive once more, because only then may an owner write into what others have read. Within,
-an element is written by the one rank whose part it is in.
+direct move all ranks have arrived with their tensors ready (they have published their calls), and
+after it they arrive once more, because only then may an owner overwrite what others have read. In
+between, an element is written only by the rank whose part it is in.
 
 Tensors are flat and contiguous here.
 """
@@ -32,9 +32,9 @@ __all__ = ["Moves"]
 
 Views = Sequence["Tensor"]
 Fill = Callable[[int, int, "Tensor"], None]
-"""Puts the elements from one to another of this rank into its stage."""
+"""Puts the elements of this rank from `lo` to `hi` into its stage."""
 Drain = Callable[[int, int, Views], None]
-"""Takes them from the stages of all ranks."""
+"""Takes the elements from `lo` to `hi` from the stages of all ranks."""
 
 
 class Moves:
@@ -43,7 +43,7 @@ class Moves:
     Args:
         rank: which of them this is.
         stages: two for each rank: first all ranks' first ones, then their second ones.
-        flags: where ranks are.
+        flags: by which ranks wait for each other.
     """
 
     def __init__(self, rank: int, stages: Sequence[Views], flags: Flags) -> None:
@@ -52,7 +52,7 @@ class Moves:
         self._stage_bytes = stages[0][0].numel()
 
     def close(self) -> None:
-        """Let go of the stages, whoever still holds this."""
+        """Release the stages."""
         self._stages = ()
 
     # -- direct ------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Moves:
         self._flags.sync()
 
     def give_direct(self, views: Views, tensor: Tensor) -> None:
-        """Write the part of this rank into what all ranks collect."""
+        """Write the part of this rank into the tensors of all ranks."""
         start, stop = part(views[0].numel(), self._size, self._rank)
         for lo, hi in _tiles(0, stop - start, tensor):
             for view in views:
@@ -93,7 +93,7 @@ class Moves:
     def chunks(
         self, length: int, dtype: torch.dtype, fill: Fill, drain: Drain, *, pieces: int = 1
     ) -> None:
-        """Pass elements through the stages, of which each has room for some pieces of a chunk."""
+        """Pass elements through the stages; each has room for some pieces of a chunk."""
         chunk = self.room(dtype, pieces)
         for lo in range(0, length, chunk):
             hi = min(lo + chunk, length)
@@ -107,21 +107,26 @@ class Moves:
         """Return how many elements a piece of a stage has room for."""
         return max(1, self._stage_bytes // dtype.itemsize // pieces)
 
-    def reduce_pair(self, tensor: Tensor, reducer: Reducer) -> None:
-        """Both ranks of two add all of it: a + b is b + a to the bit, and saves an arrival."""
+    def reduce_whole(self, tensor: Tensor, reducer: Reducer, root: int | None = None) -> None:
+        """Add whole chunks on the root, while the others keep their tensors, or on every rank.
+
+        On both of two ranks that is one arrival less than parts, and a + b is b + a to the bit.
+        """
 
         def fill(lo: int, hi: int, stage: Tensor) -> None:
-            stage[: hi - lo].copy_(tensor[lo:hi])
+            if self._rank != root:
+                stage[: hi - lo].copy_(tensor[lo:hi])
 
         def drain(lo: int, hi: int, stages: Views) -> None:
-            pieces = [stage[: hi - lo] for stage in stages]
-            pieces[self._rank] = tensor[lo:hi]
-            reducer(tensor[lo:hi], pieces)
+            if root in (None, self._rank):
+                pieces = [stage[: hi - lo] for stage in stages]
+                pieces[self._rank] = tensor[lo:hi]
+                reducer(tensor[lo:hi], pieces)
 
         self.chunks(tensor.numel(), tensor.dtype, fill, drain)
 
     def reduce_staged(self, tensor: Tensor, reducer: Reducer, dtype: torch.dtype) -> None:
-        """Each adds its part of a chunk and leaves it in its stage, for all to take."""
+        """Each rank adds its part of a chunk and leaves it in its stage for all to take."""
 
         def fill(lo: int, hi: int, stage: Tensor) -> None:
             stage[: hi - lo].copy_(tensor[lo:hi])
@@ -136,25 +141,10 @@ class Moves:
 
         self.chunks(tensor.numel(), dtype, fill, drain)
 
-    def reduce_to(self, tensor: Tensor, reducer: Reducer, root: int) -> None:
-        """Only the root adds; the others keep what they have."""
-
-        def fill(lo: int, hi: int, stage: Tensor) -> None:
-            if self._rank != root:
-                stage[: hi - lo].copy_(tensor[lo:hi])
-
-        def drain(lo: int, hi: int, stages: Views) -> None:
-            if self._rank == root:
-                pieces = [stage[: hi - lo] for stage in stages]
-                pieces[root] = tensor[lo:hi]
-                reducer(tensor[lo:hi], pieces)
-
-        self.chunks(tensor.numel(), tensor.dtype, fill, drain)
-
     def scatter_staged(
         self, out: Tensor, tensor: Tensor, reducer: Reducer, dtype: torch.dtype
     ) -> None:
-        """A stage has a piece of each rank's part; what is this rank's own stays where it is."""
+        """A stage has a piece of each other rank's part; this rank's own is read in place."""
         spans = [part(tensor.numel(), self._size, peer) for peer in range(self._size)]
         room, (mine, end) = self.room(dtype, self._size), spans[self._rank]
 
@@ -181,7 +171,7 @@ class Moves:
             piece = tensor[lo:hi]
             staged = stage[: piece.numel()]
             staged.copy_(piece)
-            # Where the wire rounds, this rank has what the others get.
+            # If the wire rounds, this rank keeps the rounded values that the others get.
             _copy(out[mine + lo :][: piece.numel()], piece if dtype == tensor.dtype else staged)
 
         def drain(lo: int, hi: int, stages: Views) -> None:
@@ -201,7 +191,7 @@ class Moves:
         out_counts: Sequence[int],
         most: int,
     ) -> None:
-        """A stage has a piece for each rank; the longest piece of any rank sets the pace."""
+        """A stage has a piece for each rank; the longest run of any rank sets how many chunks."""
         given, got = spans_of(counts), spans_of(out_counts)
         room = self.room(tensor.dtype, self._size)
 
@@ -220,7 +210,7 @@ class Moves:
     def pass_staged(
         self, taken: tuple[Tensor, int] | None, gift: Tensor | None, length: int
     ) -> None:
-        """Give a tensor, and take one from a rank: bytes, either of which may be nothing."""
+        """Give a row of bytes and take one from a rank, either of which may be nothing."""
 
         def fill(lo: int, hi: int, stage: Tensor) -> None:
             if gift is not None:

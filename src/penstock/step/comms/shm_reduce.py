@@ -1,7 +1,7 @@
-"""Sums (means, largest, smallest) of the same piece of several ranks, in cache-sized tiles.
+"""Sums (means, maxima, minima) of the same piece of several ranks, in cache-sized tiles.
 
-The order is always that of the ranks, so whoever adds gets the same bits. Types of 16 bits are
-added in float32 and rounded once.
+The order is always that of the ranks, so every rank that adds gets the same bits. Types of 16 bits
+are added in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["TILE_BYTES", "Reducer", "tile_bytes"]
 
 TILE_BYTES = 256 * 1024
-"""A tile of sums stays in the second cache, beside what is read for it."""
+"""A tile of sums stays in the second-level cache, beside what is read for it."""
 DEVICE_TILE_BYTES = 64 * 1024 * 1024
-"""A device has no use for tiles, only for a bound on what it needs besides."""
+"""On a device tiles only bound the scratch memory."""
 
 _COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -31,7 +31,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def tile_bytes(tensor: Tensor) -> int:
-    """Return of how many bytes a tile is, where a tensor lives."""
+    """Return the size of a tile on the device of a tensor."""
     return TILE_BYTES if tensor.device.type == "cpu" else DEVICE_TILE_BYTES
 
 

@@ -1,6 +1,7 @@
-"""How long an operation waits for a rank that lives but does not come: as its process group says.
+"""Timeouts: how long an operation waits for a rank that lives but does not come.
 
-Gloo and NCCL wait as long themselves. What meets in shared memory asks here.
+It is the timeout of the process group. Gloo and NCCL apply it themselves; ranks that meet in shared
+memory take it from here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ADVICE = "init_process_group(timeout=...) or Groups(..., timeout_s=...)"
 
 
 def default_timeout() -> timedelta:
-    """Return the default group's timeout; torch gives new groups its own default otherwise."""
+    """Return the timeout of the default group, or torch's own default without one."""
     group: Any = distributed.group.WORLD if distributed.is_initialized() else None
     for device in ("cpu", "cuda"):
         try:

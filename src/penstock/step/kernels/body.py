@@ -1,24 +1,25 @@
-"""What a kernel computes, taken out of its program and made plain.
+"""What a kernel computes, taken out of its program and normalised.
 
-Numbers that depend on nothing but scalars are worked out once a call, on the host, in float64; the
-rest are values with one of four *reaches* within the block that a kernel works on:
+Numbers that depend on scalars only are computed once a call, on the host, in float64; the rest are
+values with one of four *reaches* within the block that a kernel works on:
 
-    full   an element for each of the block
-    row    one for each row: what a reduction along the last dimension leaves
+    full   an element for each element of the block
+    row    one for each row: the result of a reduction along the last dimension
     col    one for each column, the same for all rows (a bias)
     one    one for the whole block: a sum over everything, or a tensor without dimensions
 
 A kernel whose values are full or one is *flat*: its block can be seen as one run of elements. One
-with rows and columns is *rows*. Others (*loose*) have shapes that only torch itself sorts out.
+with rows and columns is *rows*. Others (*loose*) have shapes that are left to torch.
 
-Updates, slices and casts between floats do not compute anything here; they are other names of the
-same value. Communication may stand at the edges: a reduction of what all ranks have (*addends*:
-as many tensors go in) and a gather (*copies*: the result is written to as many tensors).
+Updates, slices and casts between floats compute nothing here; they are other names of the same
+value. Communication may stand at the edges: a reduction at the beginning (*addends*: one tensor for
+each rank goes in) and a gather at the end (*copies*: the result is written to one for each rank).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,17 +49,17 @@ class KernelBody:
     host: tuple[Node, ...]
     """Arithmetic on scalars, in order."""
     nodes: tuple[Node, ...]
-    """What is computed on tensors, in order; inputs of nodes are resolved to values."""
+    """Operations on tensors, in order; inputs of nodes are resolved to values."""
     stores: tuple[tuple[str, str], ...]
-    """What leaves: the name outside, and the value."""
+    """The results: the name outside, and the value."""
     addends: tuple[tuple[str, str], ...]
-    """Inputs that are given as many tensors, and how they become one."""
+    """Inputs with one tensor for each rank, and the operation that reduces them."""
     copies: frozenset[str]
-    """Outputs that are written to many tensors."""
+    """Outputs that are written to one tensor for each rank."""
     targets: tuple[tuple[str, str], ...]
-    """Outputs that take the place of a state, and which."""
+    """Outputs that replace a state, and which."""
     types: dict[str, Type]
-    """Of every value, by name."""
+    """The type of every value, by name."""
     defaults: tuple[tuple[str, float], ...]
 
     @cached_property
@@ -71,16 +72,21 @@ class KernelBody:
         """Values that are numbers on the host."""
         return frozenset([*self.scalars, *(node.name for node in self.host)])
 
+    @cached_property
+    def consts(self) -> dict[str, float]:
+        """The numbers that are written in the program; they stand in the text of a kernel."""
+        return {node.name: node.attr("value") for node in self.host if node.op == "const"}
+
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what leaves."""
+        """The names of the results."""
         return tuple(name for name, _ in self.stores)
 
     @cached_property
     def full(self) -> tuple[int, ...]:
         """The shape of the whole of which a block is a part."""
         shapes = [self.types[name].shape for name in [*self.inputs, *self.by_name]]
-        return max(shapes, key=lambda s: (len(s), _product(s)), default=())
+        return max(shapes, key=lambda s: (len(s), math.prod(s)), default=())
 
     @cached_property
     def reach(self) -> dict[str, str]:
@@ -95,7 +101,7 @@ class KernelBody:
         has_rows = not set(self.reach.values()) <= {"full", "one", "host"}
         if not has_rows and not any(node.op == "softmax" for node in self.nodes):
             return "flat"
-        # A sum over everything and one for each row in one kernel would need two ways of cutting.
+        # A sum over everything and one for each row would need two ways of cutting the block.
         return "loose" if any(self.is_total(node) for node in self.nodes) else "rows"
 
     def is_total(self, node: Node) -> bool:
@@ -104,30 +110,26 @@ class KernelBody:
 
     @cached_property
     def numbers(self) -> tuple[str, ...]:
-        """The numbers of the host that a kernel is given, a seed as its two halves, in order.
-
-        Numbers that are written in the program stand in the text of a kernel.
-        """
+        """The numbers of the host that are passed to a kernel, a seed as two halves, in order."""
         seeds = {node.inputs[1] for node in self.nodes if node.op == "dropout"}
         read = {i for n in self.nodes for i in (n.inputs[:1] if n.op == "dropout" else n.inputs)}
         read |= {value for _, value in self.stores}
-        consts = {node.name for node in self.host if node.op == "const"}
         out: list[str] = []
         for name in [*self.scalars, *(node.name for node in self.host)]:
             if name in seeds:
                 out += [f"{name} low", f"{name} high"]
-            if name in read - consts:
+            if name in read and name not in self.consts:
                 out.append(name)
         return tuple(out)
 
     @cached_property
     def has_dropout(self) -> bool:
-        """Whether it has to know where in the whole its block lies."""
+        """Whether it has to know the position of its block in the whole value."""
         return any(node.op == "dropout" for node in self.nodes)
 
     @cached_property
     def strays(self) -> tuple[str, ...]:
-        """What dropout makes of other shapes: no place in the block is that of its elements."""
+        """Results of dropout with another shape than the block, in which they have no position."""
         drops = [node for node in self.nodes if node.op == "dropout"]
         return tuple(node.name for node in drops if node.type.shape != self.full)
 
@@ -136,6 +138,10 @@ class KernelBody:
         """Whether tensors of 64-bit floats are computed."""
         names = [*self.inputs, *self.by_name]
         return any(self.types[name].dtype == "f64" and self.types[name].ndim for name in names)
+
+    def value_of(self, load: str) -> str:
+        """Return the value that a load is: an input, or what an earlier pass has stored."""
+        return load if load in self.reach else dict(self.stores)[load]
 
     def dtype(self, name: str) -> str:
         """Return the element type in which a value is computed."""
@@ -146,13 +152,6 @@ class KernelBody:
         return computed(made.dtype)
 
 
-def _product(shape: Iterable[int]) -> int:
-    out = 1
-    for length in shape:
-        out *= length
-    return out
-
-
 # -- from a program ----------------------------------------------------------------------------
 
 
@@ -161,8 +160,8 @@ def body_of(
 ) -> KernelBody:
     """Return what some nodes of a program compute together.
 
-    `outputs` are the values that leave; where none are said, those that others read, that the
-    program returns and that states become.
+    `outputs` are its results; by default the values that other nodes read, that the program returns
+    and that replace states.
     """
     return _Maker(program, nodes, outputs).body()
 
@@ -229,7 +228,7 @@ class _Maker:
         return self._source.get(name, name)
 
     def _kept(self, node: Node) -> Node | None:
-        """Return a node on the values it really reads; None if it is only a name of another."""
+        """Return a node on the values that it reads; None if it only renames a value."""
         if node.name in self._numbers:
             return None
         inputs = tuple(self._resolved(name) for name in node.inputs)
@@ -247,8 +246,8 @@ class _Maker:
         for name in node.inputs:
             if name in self._copies:
                 raise ProgramError(
-                    f"{node.name} reads {name}, which is only there when all ranks have gathered "
-                    "it; a kernel may gather at its end only"
+                    f"{node.name} reads {name}, which is complete only when all ranks have "
+                    "gathered it; a kernel may gather at its end only"
                 )
         return Node(name=node.name, op=node.op, inputs=inputs, attrs=node.attrs, type=node.type)
 
@@ -314,11 +313,11 @@ def _reaches(body: KernelBody) -> dict[str, str]:
 def _input_reach(shape: tuple[int, ...], full: tuple[int, ...]) -> str:
     if shape == full:
         return "full"
-    if not shape or _product(shape) == 1:
+    if not shape or math.prod(shape) == 1:
         return "one" if not shape else "loose"
     if len(full) >= 2 and shape == (*full[:-1], 1):
         return "row"
-    if len(full) >= 2 and shape[-1] == full[-1] and _product(shape[:-1]) == 1:
+    if len(full) >= 2 and shape[-1] == full[-1] and math.prod(shape[:-1]) == 1:
         return "col"
     return "loose"
 
@@ -335,14 +334,14 @@ def _node_reach(node: Node, reaches: list[str], body: KernelBody) -> str:
         if reaches[0] != "full":
             return "loose"
     if "full" in counted or counted == {"row", "col"}:
-        # A row value without its dimension of 1 would meet columns here.
+        # A row value without its dimension of 1 would be broadcast along columns.
         lost = [n for n, r in zip(node.inputs, reaches, strict=True) if r == "row"]
         kept = all(body.types[name].ndim == len(full) for name in lost)
         return "full" if shape == full and kept else "loose"
     if counted <= {"one"}:
         return "one"
     counted -= {"one"}
-    # Rows with their dimension of 1 and rows without make a square, not rows.
+    # Rows with their dimension of 1 and rows without it broadcast to a square, not to rows.
     rows = [body.types[n].shape for n, r in zip(node.inputs, reaches, strict=True) if r == "row"]
     return counted.pop() if len(counted) == 1 and {*rows} <= {shape} else "loose"
 

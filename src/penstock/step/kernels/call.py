@@ -1,4 +1,4 @@
-"""One call of a kernel: its numbers, its tensors and where its results go, made plain."""
+"""One call of a kernel: its numbers, its tensors and where its results go, normalised."""
 
 from __future__ import annotations
 
@@ -14,36 +14,54 @@ from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import BlockPlace, halves
 from penstock.step.program.ops import computed
 
-__all__ = ["KernelCall", "Given", "Out", "call_of", "numbers_of"]
+__all__ = ["Given", "KernelCall", "Out", "call_of", "numbers_of", "several", "write"]
 
 Given = Tensor | Sequence[Tensor]
 """A tensor, or one for each rank."""
-Out = Tensor | Sequence[Tensor] | None
+Out = Given | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """What a backend gets."""
+    """What a backend is given."""
 
     inputs: dict[str, Given]
     numbers: dict[str, float]
-    """Numbers of the host by name, seeds in two halves besides."""
+    """Numbers of the host by name, seeds also as two halves."""
     outs: dict[str, Given]
     """Contiguous, none missing."""
     aliases: dict[str, str]
-    """Outputs that lie exactly where an input lies, and which."""
+    """Outputs that have exactly the memory of an input, and which."""
     place: BlockPlace
     device: torch.device
     copied: tuple[tuple[str, Given], ...]
     """Outputs that a backend writes elsewhere first, and where they belong."""
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """How many tensors an input, or an output (`out NAME`), has if it is a list of them."""
+        out = {n: len(t) for n, t in self.inputs.items() if not isinstance(t, Tensor)}
+        return out | {f"out {n}": len(t) for n, t in self.outs.items() if not isinstance(t, Tensor)}
+
     def finish(self) -> None:
-        """Bring what was written elsewhere to where it belongs."""
+        """Copy what was written elsewhere to where it belongs."""
         for name, wanted in self.copied:
             made = self.outs[name]
             assert isinstance(made, Tensor)
-            for one in [wanted] if isinstance(wanted, Tensor) else wanted:
-                one.copy_(made.view(one.shape))
+            write(wanted, made)
+
+
+def several(given: Out) -> Sequence[Tensor]:
+    """Return the tensors of an argument as a list."""
+    if given is None:
+        return []
+    return [given] if isinstance(given, Tensor) else given
+
+
+def write(out: Given, value: Tensor) -> None:
+    """Copy a value to one tensor or to several."""
+    for one in several(out):
+        one.copy_(value.view(one.shape))
 
 
 def numbers_of(body: KernelBody, scalars: Mapping[str, float]) -> dict[str, float]:
@@ -75,7 +93,7 @@ def call_of(
     out: Sequence[Out] | None,
     starts: tuple[int, ...] | None,
 ) -> KernelCall:
-    """Return a call with everything in its place."""
+    """Return a call with a block, contiguous inputs and a place for every result."""
     if len(tensors) != len(body.inputs):
         raise ProgramError(
             f"a kernel of {body.name} reads {len(body.inputs)} tensors "
@@ -91,7 +109,7 @@ def call_of(
     named = dict(zip(body.outputs, wanted, strict=True))
     block = _block(body, given, named)
     place = BlockPlace(block, starts or (0,) * len(block), body.full)
-    inputs = {name: _contiguous(_narrowed(name, one, body, place)) for name, one in given.items()}
+    inputs = {name: _input(one, body, place) for name, one in given.items()}
     device = _device(inputs, named)
     outs, copied, aliases = _outs(body, inputs, named, place, device)
     return KernelCall(
@@ -105,15 +123,9 @@ def call_of(
     )
 
 
-def _several(given: Out) -> list[Tensor]:
-    if given is None:
-        return []
-    return [given] if isinstance(given, Tensor) else list(given)
-
-
 def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.device:
     for given in [*inputs.values(), *outs.values()]:
-        for one in _several(given):
+        for one in several(given):
             return one.device
     return torch.device("cpu")
 
@@ -121,12 +133,12 @@ def _device(inputs: Mapping[str, Given], outs: Mapping[str, Out]) -> torch.devic
 def _block(
     body: KernelBody, given: Mapping[str, Given], outs: Mapping[str, Out]
 ) -> tuple[int, ...]:
-    """Return the shape of what is worked on: by dimension, of the smallest tensor that has it."""
+    """Return the shape of the block: in each dimension the smallest length of any tensor."""
     out = list(body.full)
     values = {name: name for name in given} | dict(body.stores)
     for name, tensor in [*given.items(), *outs.items()]:
         dims = _dims(body, name, body.reach.get(values[name], ""))
-        for one in _several(tensor):
+        for one in several(tensor):
             if one.ndim != body.types[name].ndim:
                 continue
             for dim, mine in dims:
@@ -135,7 +147,7 @@ def _block(
 
 
 def _dims(body: KernelBody, name: str, reach: str) -> list[tuple[int, int]]:
-    """Return the dimensions of the block that a tensor tells about, and which of its own do."""
+    """Return the dimensions of the block that a tensor has, with its own number of each."""
     last = len(body.full) - 1
     if body.types[name].shape == body.full:
         return [(dim, dim) for dim in range(last + 1)]
@@ -144,13 +156,11 @@ def _dims(body: KernelBody, name: str, reach: str) -> list[tuple[int, int]]:
     return [(last, -1)] if reach == "col" else []
 
 
-def _narrowed(name: str, given: Given, body: KernelBody, place: BlockPlace) -> Given:
-    """Return of a tensor that a rank has all of the part that meets the block."""
-    if not body.reach:
-        return given
-    if not isinstance(given, Tensor):
-        return [_part(one, place) for one in given]
-    return _part(given, place)
+def _input(given: Given, body: KernelBody, place: BlockPlace) -> Given:
+    """Return an input contiguous, cut to the block if a rank has all of it."""
+    parts = [_part(one, place) if body.reach else one for one in several(given)]
+    made = [part.contiguous() for part in parts]
+    return made[0] if isinstance(given, Tensor) else made
 
 
 def _part(tensor: Tensor, place: BlockPlace) -> Tensor:
@@ -158,12 +168,6 @@ def _part(tensor: Tensor, place: BlockPlace) -> Tensor:
         if -dim <= len(place.block) and tensor.shape[dim] not in (1, place.block[dim]):
             tensor = tensor.narrow(dim, place.starts[dim], place.block[dim])
     return tensor
-
-
-def _contiguous(given: Given) -> Given:
-    if isinstance(given, Tensor):
-        return given.contiguous()
-    return [one.contiguous() for one in given]
 
 
 def _outs(
@@ -177,14 +181,14 @@ def _outs(
     copied: list[tuple[str, Given]] = []
     aliases: dict[str, str] = {}
     taken = [
-        (*_range(one), one.dtype, name) for name, given in inputs.items() for one in _several(given)
+        (*_range(one), one.dtype, name) for name, given in inputs.items() for one in several(given)
     ]
     for name, value in body.stores:
         given = wanted[name]
         lies = _lies(given, taken)
-        is_direct = all(one.is_contiguous() for one in _several(given))
+        is_direct = all(one.is_contiguous() for one in several(given))
         if lies and body.reach.get(value) in ("col", "one"):
-            is_direct = False  # Every part of the block reads it, the last one too.
+            is_direct = False  # Every part of the block reads the input, also the last one.
         if given is not None and is_direct and lies != "across":
             outs[name] = given
             if lies:
@@ -202,7 +206,7 @@ def _outs(
 
 
 def _shape(body: KernelBody, name: str, value: str, place: BlockPlace) -> tuple[int, ...] | None:
-    """Return the shape of a result; None if only torch knows."""
+    """Return the shape of a result; None if only torch knows it."""
     reach = body.reach.get(value)
     if reach is None:
         return None
@@ -217,9 +221,9 @@ def _shape(body: KernelBody, name: str, value: str, place: BlockPlace) -> tuple[
 
 
 def _lies(given: Out, taken: Sequence[tuple[int, int, torch.dtype, str]]) -> str:
-    """Return the input in whose memory an output lies exactly; "across" if only partly in one."""
+    """Return the input with exactly an output's memory; "across" if they overlap otherwise."""
     found = ""
-    for one in _several(given):
+    for one in several(given):
         first, last = _range(one)
         for begin, end, dtype, name in taken:
             if begin >= last or end <= first:

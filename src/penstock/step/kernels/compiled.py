@@ -1,8 +1,8 @@
 """A kernel through `torch.compile`: one pass over memory, after seconds of compiling.
 
-What was compiled is kept on disk, so the seconds are paid once for a machine. Numbers of the host
-go in as tensors and sizes are left open; so a new learning rate, or a chunk that lies elsewhere or
-has another length, is no reason to compile again.
+Compiled code is kept on disk, so a machine compiles once. Numbers of the host are passed as tensors
+and sizes are dynamic, so a new learning rate, or a chunk with another place or length, does not
+compile again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from penstock.step.kernels.body import KernelBody
-from penstock.step.kernels.call import KernelCall
+from penstock.step.kernels.call import KernelCall, write
 from penstock.step.kernels.eager import function_of
 
 __all__ = ["Compiled", "can_compile", "kernel_folder"]
@@ -28,7 +28,7 @@ __all__ = ["Compiled", "can_compile", "kernel_folder"]
 _COMPILERS = ("g++", "clang++", "c++")
 _HALVES = (" low", " high")
 _GATE = threading.Lock()
-"""One compile at a time: the compiler has state of its own."""
+"""One compile at a time: the compiler has global state."""
 
 
 def kernel_folder() -> Path:
@@ -38,14 +38,14 @@ def kernel_folder() -> Path:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether there is something that compiles for a device."""
+    """Whether there is a compiler for a device."""
     if device.type == "cpu":
         return bool(os.environ.get("CXX")) or any(map(shutil.which, _COMPILERS))
     return importlib.util.find_spec("triton") is not None
 
 
 class Compiled:
-    """A body as compiled functions, one for each way in which its outputs lie in its inputs."""
+    """A body as compiled functions, one for each way in which its outputs share inputs' memory."""
 
     def __init__(self, body: KernelBody) -> None:
         self._body = body
@@ -56,7 +56,7 @@ class Compiled:
         self._functions: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, call: KernelCall) -> list[Tensor]:
-        """Write what leaves into its tensors; return what has none yet."""
+        """Write results into their tensors; return those that have none."""
         key = self._key(call)
         function = self._functions.get(key)
         if function is None:
@@ -68,10 +68,8 @@ class Compiled:
         return self._run(function, call)
 
     def _key(self, call: KernelCall) -> Any:
-        lists = tuple((n, len(t)) for n, t in call.inputs.items() if not isinstance(t, Tensor))
-        lists += tuple((n, len(t)) for n, t in call.outs.items() if not isinstance(t, Tensor))
         aliases = tuple(sorted(call.aliases.items()))
-        return str(call.device), aliases, tuple(call.outs), lists
+        return str(call.device), aliases, tuple(call.outs), tuple(sorted(call.widths.items()))
 
     def _compiled(self, call: KernelCall) -> Callable[..., Any]:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernel_folder()))
@@ -82,7 +80,7 @@ class Compiled:
         return torch.compile(self._written(call), fullgraph=True, dynamic=True)
 
     def _written(self, call: KernelCall) -> Callable[..., Any]:
-        """Return a function that computes and writes, with all that is fixed for such calls."""
+        """Return a function that computes and writes, with everything that such calls share."""
         body, plain = self._body, self._plain
         index = {name: k for k, name in enumerate(body.inputs)}
         places = [index[call.aliases[n]] if n in call.aliases else -1 for n in call.outs]
@@ -100,10 +98,10 @@ class Compiled:
             made = plain(inputs, scalars, numbers)
             found = [value for value, is_out in zip(made, written, strict=True) if is_out]
             for where, out, value in zip(places, outs, found, strict=True):
-                _write(inputs[where] if where >= 0 else out, value)
+                write(inputs[where] if where >= 0 else out, value)
             return [value for value, is_out in zip(made, written, strict=True) if not is_out]
 
-        # What is compiled is remembered by code object, few for each; this one has its own.
+        # torch.compile caches by code object, a few entries for each: this function needs its own.
         return FunctionType(
             step.__code__.replace(), step.__globals__, "step", None, step.__closure__
         )
@@ -122,11 +120,6 @@ class Compiled:
         floats = torch.tensor(reals, dtype=wide).to(call.device)
         found: list[Tensor] = function(inputs, outs, floats, torch.tensor(ints).to(call.device))
         return found
-
-
-def _write(out: Any, value: Tensor) -> None:
-    for one in [out] if isinstance(out, Tensor) else out:
-        one.copy_(value.view(one.shape))
 
 
 def _seen(given: Any, flat: bool) -> Any:

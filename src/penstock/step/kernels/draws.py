@@ -1,4 +1,4 @@
-"""Random draws and places of elements in torch: bit for bit those of `program.random`."""
+"""Random draws and positions of elements in torch, bit for bit those of `program.random`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where in a whole value the block lies that a kernel works on."""
+    """The position in the whole value of the block that a kernel works on."""
 
     block: tuple[int, ...]
     starts: tuple[int, ...]
-    """Coordinates of its first element."""
+    """The coordinates of its first element."""
     whole: tuple[int, ...]
 
     @property
@@ -44,7 +44,7 @@ class BlockPlace:
 
     @property
     def first_column(self) -> int:
-        """The place in a row of the whole at which the block begins."""
+        """The column of the whole at which the block begins."""
         return self.starts[-1] if self.starts else 0
 
     @property
@@ -63,7 +63,7 @@ class BlockPlace:
         return self.block[1:-1] == self.whole[1:-1]
 
     def numbers(self, begin: int, end: int, device: torch.device) -> Tensor:
-        """Return the numbers in the whole value of some elements of the block, in its order."""
+        """Return the numbers that some elements of the block have in the whole value."""
         at = torch.arange(begin, end, dtype=torch.int64, device=device)
         if self.is_run:
             return at + self.first
@@ -92,13 +92,13 @@ def _mixed(x: Tensor) -> Tensor:
     for shift, factor in MIX:
         x = x ^ (x >> shift)
         if factor:
-            # Wraps in 64 bits; the low half is right anyway.
+            # It overflows 64 bits; the low half, which is kept, is right.
             x = (x * factor) & _LOW
     return x
 
 
 def draws(low: int | Tensor, high: int | Tensor, numbers: Tensor) -> Tensor:
-    """Return a draw for each place, as `program.random.draws` does, of a seed in two halves."""
+    """Return a draw for each number, as `program.random.draws` does, from a seed in two halves."""
     mixed = _mixed((((numbers & _LOW) ^ low) + _GOLDEN) & _LOW)
     mixed = _mixed((mixed + (numbers >> 32) * _GOLDEN + high) & _LOW)
     return mixed >> (32 - DRAW_BITS)
@@ -106,7 +106,7 @@ def draws(low: int | Tensor, high: int | Tensor, numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ElementSpan:
-    """Some elements of a block, one after the other; calling it gives their numbers."""
+    """Some consecutive elements of a block; calling it returns their numbers."""
 
     place: BlockPlace
     begin: int
@@ -118,12 +118,12 @@ class ElementSpan:
         return self.place.numbers(self.begin, self.end, self.device)
 
     def lost(self, low: int, high: int, share: float) -> Tensor:
-        """Return for each element whether dropout takes it."""
+        """Return for each element whether dropout sets it to zero."""
         first = self.place.first + self.begin
         last = max(first, first + self.end - self.begin - 1)
         if self.device.type != "cpu" or not self.place.is_run or first >> 32 != last >> 32:
             return draws(low, high, self()) < threshold(share)
-        # The same in half the bytes: where the high half is one number, so is what it adds.
+        # The same with 32 bits: all elements have the same high half, so it adds one number.
         bits = np.arange(first & _LOW, (last & _LOW) + 1, dtype=np.uint32)[: self.end - self.begin]
         bits ^= np.uint32(low)
         bits += np.uint32(_GOLDEN)
@@ -144,7 +144,7 @@ def _mix_in_place(bits: Any, shifted: Any) -> None:
 
 
 def kept_factor(share: float) -> float:
-    """Return by how much larger the elements become that dropout keeps."""
+    """Return the factor by which dropout scales the elements that it keeps."""
     return 1.0 / (1.0 - share)
 
 
@@ -155,7 +155,7 @@ def dropped(
     share: float,
     numbers: ElementSpan | Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return x without a share of its elements, the others made larger to match."""
+    """Return x with a share of its elements set to zero and the others scaled to match."""
     if isinstance(numbers, ElementSpan):
         assert isinstance(low, int)
         assert isinstance(high, int)
@@ -168,6 +168,6 @@ def dropped(
 def dropped_into(
     out: Tensor, x: Tensor, seed: tuple[int, int], share: float, span: ElementSpan
 ) -> None:
-    """Write x without a share of its elements into another tensor."""
+    """Write x with a share of its elements set to zero into another tensor."""
     torch.mul(x, kept_factor(share), out=out)
     out.masked_fill_(span.lost(*seed, share).view(out.shape), 0)

@@ -1,7 +1,6 @@
-"""A kernel as a function of torch: plain operations, whole tensors, one after the other.
+"""A kernel as a function of torch: plain operations on whole tensors, one after the other.
 
-What it means is what the text says, so it is the measure of every other backend; and it is what
-`torch.compile` is given.
+This is the reference for every other backend, and the function that `torch.compile` compiles.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from penstock.step.dtypes import COMPUTED, torch_dtype
 from penstock.step.kernels.body import KernelBody
 from penstock.step.kernels.draws import dropped
 from penstock.step.kernels.names import Names, code_of
+from penstock.step.kernels.stages import Stage
 from penstock.step.program.nodes import Node
 
-__all__ = ["expression_function", "function_of", "operand_text", "root", "text_of", "together"]
+__all__ = ["expression_functions", "function_of", "operand_text", "root", "text_of", "together"]
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
 _INFIX |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -33,7 +33,7 @@ Numbers = Callable[[Tensor], Tensor]
 
 
 def together(addends: Sequence[Tensor] | Tensor, op: str) -> Tensor:
-    """Return the reduction of what ranks have, in their order; narrow floats are widened first."""
+    """Return the reduction over ranks, in their order; narrow floats are widened first."""
     several = [addends] if isinstance(addends, Tensor) else addends
     narrow = (torch.bfloat16, torch.float16)
     wide = [one.float() if one.dtype in narrow else one for one in several]
@@ -49,17 +49,17 @@ def together(addends: Sequence[Tensor] | Tensor, op: str) -> Tensor:
 
 
 def root(x: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the root of each element, rounded as IEEE says, so that all backends have its bits.
+    """Return the square root of each element, rounded by IEEE rules as in all backends.
 
-    On CPUs torch leaves whole tensors to a library whose last bit differs now and then. Ranks that
-    hold the same value must not drift apart because one of them has compiled already.
+    On CPUs torch passes whole tensors to a library whose last bit sometimes differs. Ranks that
+    hold the same value must not drift apart because their backends differ.
     """
     is_plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     if not is_plain or torch.compiler.is_compiling():
         return torch.sqrt(x) if out is None else torch.sqrt(x, out=out)
     with np.errstate(invalid="ignore"):
         if out is None:
-            # An array without dimensions becomes a number of NumPy.
+            # NumPy turns an array without dimensions into a scalar.
             return torch.as_tensor(np.sqrt(x.detach().numpy()))
         np.sqrt(x.numpy(), out=out.numpy())
     return out
@@ -68,8 +68,8 @@ def root(x: Tensor, out: Tensor | None = None) -> Tensor:
 def text_of(body: KernelBody) -> str:
     """Return a body as the text of a function `kernel(inputs, scalars, numbers)`.
 
-    It returns what leaves, in the element types of the program. `numbers(x)` are the places of the
-    elements of x, which dropout asks for.
+    It returns the results, in the element types of the program. `numbers(x)` are the positions of
+    the elements of x in the whole value, which dropout needs.
     """
     names = Names()
     lines = [f"def kernel(inputs, scalars, numbers):  # {body.name}"]
@@ -99,8 +99,14 @@ def function_of(body: KernelBody) -> Callable[[Any, Any, Numbers], list[Any]]:
     return found
 
 
-def expression_function(node: Node, body: KernelBody) -> Callable[..., Tensor]:
-    """Return one operation as a function of its operands, for values without dimensions."""
+def expression_functions(
+    body: KernelBody, stages: Sequence[Stage]
+) -> dict[str, Callable[..., Tensor]]:
+    """Return the operations on single values, by node, as functions of their operands."""
+    return {n.name: _expression_function(n, body) for stage in stages for n in stage.ones}
+
+
+def _expression_function(node: Node, body: KernelBody) -> Callable[..., Tensor]:
     names = Names()
     args = [names(name) for name in dict.fromkeys(node.inputs)]
     made = _expression(node, body, names)
@@ -134,8 +140,8 @@ def _expression(node: Node, body: KernelBody, names: Names) -> str:
 def _extreme(op: str, args: list[str], is_host: list[bool]) -> str:
     if any(is_host):
         number, other = args if is_host[0] else args[::-1]
-        # The larger of x and a number is x, clamped from below. The number may be a tensor without
-        # dimensions, which `clamp` takes as well.
+        # The maximum of x and a number is x clamped from below. The number may be a tensor without
+        # dimensions, which `clamp` accepts as well.
         side = "min" if op == "maximum" else "max"
         return f"torch.clamp({other}, {side}={number})"
     return f"torch.{op}({', '.join(args)})"
@@ -164,18 +170,17 @@ def _special(node: Node, args: list[str], body: KernelBody, names: Names) -> str
         return f"{args[0]}.flatten({dim}, {dim + int(node.attr('count')) - 1})"
     if op == "unflatten":
         lengths = tuple(node.attr("lengths"))
-        # Of a slice, the first of the new dimensions is the part that this rank has.
+        # Of a slice, this rank has a part of the first new dimension.
         return f"{args[0]}.unflatten({node.attr('dim')}, {(-1, *lengths[1:])})"
     raise ProgramError(f"{op} ({node.name}) cannot be part of a kernel; leave it out")
 
 
 def operand_text(name: str, body: KernelBody, names: Names) -> str:
-    """Return a value by its name, but a number that never changes by itself."""
-    for node in body.host:
-        if node.name == name and node.op == "const":
-            value = repr(node.attr("value"))
-            return value if value not in ("inf", "-inf", "nan") else f"float({value!r})"
-    return names(name)
+    """Return the name of a value in the text, or a constant as a literal."""
+    if name not in body.consts:
+        return names(name)
+    value = repr(body.consts[name])
+    return value if value not in ("inf", "-inf", "nan") else f"float({value!r})"
 
 
 def _leaving(name: str, value: str, body: KernelBody, names: Names) -> str:
@@ -184,6 +189,6 @@ def _leaving(name: str, value: str, body: KernelBody, names: Names) -> str:
         return (
             f"torch.as_tensor({operand_text(value, body, names)}, dtype={torch_dtype(made.dtype)})"
         )
-    # What goes in may lie where something else goes out, as when two states change places.
+    # An input may have the memory of another output, for instance when two states are exchanged.
     copied = ", copy=True" if value in body.inputs else ""
     return f"{names(value)}.to({torch_dtype(made.dtype)}{copied})"

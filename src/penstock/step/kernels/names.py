@@ -1,4 +1,4 @@
-"""Names of values as names in generated code, and code made from its text."""
+"""Identifiers for values in generated code, and code compiled from its text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAKEN = frozenset(
 
 
 class Names:
-    """An identifier for every value, the same each time the same names come in the same order."""
+    """Identifiers for values; the same names in the same order give the same identifiers."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._of: dict[str, str] = {}
@@ -41,15 +41,15 @@ class Names:
 
 
 def code_of(text: str, name: str, **given: Any) -> dict[str, Any]:
-    """Return what a text defines. Its lines can be looked up, as if it were a file."""
+    """Return the names that a text defines. Tracebacks show its lines, as if it were a file."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     path = f"<penstock {name} {digest}>"
-    # No modification time: then the lines are kept, though there is no such file.
+    # Without a modification time linecache keeps the lines, though there is no such file.
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     module = ModuleType(f"penstock_text_{digest}")
     module.__dict__.update(given)
     module.__file__ = path
-    # Compilers find the names that a function reads by way of its module.
+    # Compilers look up the globals of a function in its module.
     sys.modules[module.__name__] = module
     exec(compile(text, path, "exec"), module.__dict__)
     return module.__dict__

@@ -1,6 +1,6 @@
 """Carrying out a kernel as C, compiled in a second and kept on disk.
 
-A call leaves the interpreter lock, so lanes go on meanwhile; large blocks are shared out among as
+A call releases the interpreter lock, so lanes continue meanwhile; large blocks are divided among as
 many threads as torch may use.
 """
 
@@ -25,12 +25,11 @@ from torch import Tensor
 from penstock.errors import ProgramError
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody
-from penstock.step.kernels.call import Given, KernelCall
+from penstock.step.kernels.call import KernelCall, several
 from penstock.step.kernels.compiled import kernel_folder
 from penstock.step.kernels.native_text import NativeText, native_text
-from penstock.step.kernels.stages import Stage, stages_of
-from penstock.step.kernels.tiled import ones_of
-from penstock.step.program.nodes import Node
+from penstock.step.kernels.staged import StagedKernel
+from penstock.step.kernels.stages import Stage
 
 __all__ = ["Native", "c_compiler"]
 
@@ -38,7 +37,7 @@ FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-ffp-contract=off", "-fno-mat
 FLAGS += ("-fno-trapping-math",)
 FLAGS += ("-fopenmp-simd", "-fPIC", "-shared", "-std=gnu11")
 PART_ELEMENTS_MIN = 128 * 1024
-"""Of a block, for each thread: fewer are done before another thread has begun."""
+"""Elements of a block for each thread: fewer are done before another thread has begun."""
 
 _COMPILERS = ("gcc", "cc", "clang")
 _TOTALS: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
@@ -51,53 +50,17 @@ def c_compiler() -> str | None:
     return next(filter(None, map(shutil.which, (named,) if named else _COMPILERS)), None)
 
 
-class Native:
+class Native(StagedKernel):
     """A flat or row-wise body as functions of C."""
 
     def __init__(self, body: KernelBody) -> None:
-        self._body = body
-        self._stages = stages_of(body)
-        self._ones = ones_of(body, self._stages)
-        self._passes: dict[Any, list[tuple[Stage, NativeText, Any]]] = {}
-
-    def __call__(self, call: KernelCall) -> None:
-        """Write what leaves into its tensors."""
-        key = _widths(call)
-        if key not in self._passes:
-            self._passes[key] = self._made(dict(key))
-        values: dict[str, Given] = dict(call.inputs)
-        ones: dict[str, Tensor] = {}
-        for stage, text, function in self._passes[key]:
-            for node in stage.ones:
-                ones[node.name] = self._one(node, call, values, ones)
-            if text.stores or text.totals:
-                self._run(text, function, call, values, ones)
-            for name, value in stage.stores:
-                out = call.outs[name]
-                if self._body.reach[value] == "one":
-                    assert isinstance(out, Tensor)
-                    out.copy_(ones[value] if value in ones else values[value])  # type: ignore[arg-type]
-                values[name] = out
-
-    def _made(self, widths: dict[str, int]) -> list[tuple[Stage, NativeText, Any]]:
-        texts = [(stage, native_text(self._body, stage, widths)) for stage in self._stages]
-        return [(stage, text, _function(text)) for stage, text in texts]
-
-    def _one(
-        self, node: Node, call: KernelCall, values: dict[str, Given], ones: dict[str, Tensor]
-    ) -> Tensor:
-        known: dict[str, Any] = call.numbers | values | ones
-        made = self._ones[node.name](*(known[name] for name in node.inputs))
-        return made.to(torch_dtype(self._body.dtype(node.name)))
+        super().__init__(body)
+        self._functions: dict[Any, tuple[NativeText, Any]] = {}
 
     def _run(
-        self,
-        text: NativeText,
-        function: Any,
-        call: KernelCall,
-        values: dict[str, Given],
-        ones: dict[str, Tensor],
+        self, stage: Stage, call: KernelCall, values: dict[str, Any], ones: dict[str, Tensor]
     ) -> None:
+        text, function = self._function_of(stage, call)
         body = self._body
         kept = {n: n.removeprefix("kept ") for n in text.stores if n.startswith("kept ")}
         room = {
@@ -110,7 +73,7 @@ class Native:
         numbers += [float(ones[name]) for name in text.ones]
         place = call.place
         where = [place.first_row, place.first_column, place.row_length, place.whole_row_length]
-        pointers = [one.data_ptr() for given in tensors for one in _several(given)]
+        pointers = [one.data_ptr() for given in tensors for one in several(given)]
         args = (
             (ctypes.c_void_p * len(pointers))(*pointers),
             (ctypes.c_double * len(numbers))(*numbers),
@@ -118,27 +81,35 @@ class Native:
         )
         elements = math.prod(place.block)
         row = place.row_length if body.kind == "rows" else 1
-        found = _shared_out(function, args, (elements // max(1, row), row), len(text.totals))
+        found = _divided(function, args, (elements // max(1, row), row), len(text.totals))
         for name, totals in zip(text.totals, zip(*found, strict=True), strict=True):
             total = _TOTALS[body.by_name[name].op](totals)
             ones[name] = torch.tensor(total, dtype=torch_dtype(body.dtype(name)))
         values |= {value: room[name] for name, value in kept.items()}
 
+    def _function_of(self, stage: Stage, call: KernelCall) -> tuple[NativeText, Any]:
+        widths = call.widths
+        key = stage.index, tuple(sorted(widths.items()))
+        if key not in self._functions:
+            text = native_text(self._body, stage, widths)
+            self._functions[key] = text, _function(text)
+        return self._functions[key]
 
-def _shared_out(
+
+def _divided(
     function: Any, args: tuple[Any, ...], lengths: tuple[int, int], num_totals: int
 ) -> list[list[float]]:
     """Run a function over a block, in one piece for each thread; return the sums of each.
 
     Args:
         function: of one piece.
-        args: what it is given, but for the sums and the piece.
-        lengths: how many rows, and of how many elements; of a flat block, elements and 1.
+        args: its arguments before the sums and the piece.
+        lengths: the number of rows and their length; of a flat block, its elements and 1.
         num_totals: how many sums it makes.
     """
     length, row = lengths
     pieces = max(1, min(torch.get_num_threads(), length * row // PART_ELEMENTS_MIN))
-    # Pieces begin at lines of the cache, so no two threads write to one.
+    # Pieces begin at cache lines: threads that wrote to one line would slow each other down.
     size = -(-length // pieces) if row > 1 else -(-length // pieces) + 63 & ~63
 
     def run(index: int) -> list[float]:
@@ -159,16 +130,6 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=most, thread_name_prefix="penstock kernel")
 
 
-def _widths(call: KernelCall) -> tuple[tuple[str, int], ...]:
-    out = {n: len(t) for n, t in call.inputs.items() if not isinstance(t, Tensor)}
-    out |= {f"out {n}": len(t) for n, t in call.outs.items() if not isinstance(t, Tensor)}
-    return tuple(sorted(out.items()))
-
-
-def _several(given: Given) -> Sequence[Tensor]:
-    return [given] if isinstance(given, Tensor) else given
-
-
 # -- compiling ---------------------------------------------------------------------------------
 
 
@@ -180,7 +141,7 @@ def _function(text: NativeText) -> Any:
 
 
 def _library(text: str) -> Path:
-    """Return the compiled library of a text, which is compiled now if it never was."""
+    """Return the compiled library of a text; compile it if that was never done."""
     compiler = c_compiler()
     if compiler is None:
         raise ProgramError("a native kernel needs a C compiler (gcc, clang), and there is none")
@@ -198,14 +159,14 @@ def _library(text: str) -> Path:
         if done.returncode:
             first = (done.stderr.strip().splitlines() or ["no message"])[0]
             raise ProgramError(f"{compiler} did not compile a kernel ({first})")
-        # Several ranks may compile the same; whoever comes last replaces what is the same anyway.
+        # Several ranks may compile the same text; the last one replaces an equal file.
         made.replace(path)
     return path
 
 
 @cache
 def _processor() -> str:
-    """Return what this machine's processor can do: code for one may not run on another."""
+    """Return the features of this machine's processor: code for one may not run on another."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,12 +1,12 @@
 """Kernels for the CPU as text: one C function for each pass over a block.
 
-Loops have no dependence between their elements, so any C compiler makes vector code of them, within
-a second. It divides and takes roots as IEEE says and merges no product with a sum: the values are
+Loops have no dependence between their elements, so any C compiler vectorises them, within a second.
+Divisions and roots are rounded by IEEE rules and no product is merged with a sum: the values are
 the same bits as those of torch's own operations, one after the other. Sums over the block, or over
 a row, are made with 64 bits.
 
-As on CUDA, what is reduced from W ranks or gathered to them has W pointers; on one host these are
-tensors in shared memory.
+As on CUDA, a value that is reduced over W ranks or gathered to them has W pointers; on one host
+these are tensors in shared memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CALLED = {
 _NEUTRAL = {"sum": "0.0", "max": "-INFINITY", "min": "INFINITY"}
 _GOLDEN = 0x9E3779B9
 ROW_LENGTH_MAX = 64 * 1024
-"""Elements of a row of which lines fit on a thread's stack."""
+"""Longest rows of which several lines fit on a thread's stack."""
 
 _HEAD = """\
 #include <math.h>
@@ -72,22 +72,22 @@ static inline uint16_t narrow(float x) {
 
 @dataclass(frozen=True, kw_only=True)
 class NativeText:
-    """One pass: its text, and what its function is given, in order."""
+    """One pass: its text, and the arguments of its function, in order."""
 
     name: str
     text: str
     loads: tuple[str, ...]
     stores: tuple[str, ...]
-    """Outputs that it writes, then what it keeps (`kept NAME`)."""
+    """Outputs that it writes, then values that it keeps (`kept NAME`)."""
     totals: tuple[str, ...]
     numbers: tuple[str, ...]
     """Numbers of the host."""
     ones: tuple[str, ...]
-    """Single values that were worked out before."""
+    """Single values that were computed before."""
 
 
 def can_write(body: KernelBody) -> bool:
-    """Whether everything that a body computes has a form here that is fast."""
+    """Whether every operation of a body has a fast form here."""
     if body.kind == "loose" or any(body.reach[value] == "col" for _, value in body.stores):
         return False
     if body.kind == "rows" and body.full[-1] > ROW_LENGTH_MAX:
@@ -115,10 +115,6 @@ class _NativeWriter:
         self._names = Names(_TAKEN)
         self._lines: list[str] = []
         self._load_of = dict(stage.reads)
-        self._stores = [
-            *((n, v) for n, v in stage.stores if body.reach[v] != "one"),
-            *((f"kept {v}", v) for v in stage.kept),
-        ]
         self._has_place = any(node.op == "dropout" for node in stage.nodes)
         self._wide = "double" if body.is_wide else "float"
 
@@ -131,7 +127,7 @@ class _NativeWriter:
             name=name,
             text="\n".join([*text, "}"]) + "\n",
             loads=self._stage.loads,
-            stores=tuple(n for n, _ in self._stores),
+            stores=tuple(n for n, _ in self._stage.writes),
             totals=tuple(n.name for n in self._stage.totals),
             numbers=self._body.numbers,
             ones=one_values(self._body, self._stage),
@@ -158,7 +154,7 @@ class _NativeWriter:
             for pointer in self._pointers(name):
                 out.append(f"const {dtype} *{pointer} = p[{at}];")
                 at += 1
-        for name, _ in self._stores:
+        for name, _ in self._stage.writes:
             dtype = self._stored(name)
             for pointer in self._pointers(f"out {name}"):
                 out.append(f"{dtype} *{pointer} = p[{at}];")
@@ -201,14 +197,14 @@ class _NativeWriter:
             self._lines.append(self._set(node.name, self._expression(node)))
         for node in self._stage.totals:
             self._add_up(node)
-        for name, value in self._stores:
+        for name, value in self._stage.writes:
             self._store(name, value)
 
     def _set(self, name: str, made: str) -> str:
         return f"const {_TYPES[self._body.dtype(name)]} {self._names(name)} = {made};"
 
     def _stored(self, name: str) -> str:
-        """Return the type of what lies in memory: of an input, an output, or what is kept."""
+        """Return the type in memory of an input, an output, or a kept value."""
         body = self._body
         if name.startswith("kept "):
             return _TYPES[body.dtype(name.removeprefix("kept "))]
@@ -220,7 +216,7 @@ class _NativeWriter:
 
     def _load(self, name: str) -> None:
         body = self._body
-        value = name if name in body.reach else dict(body.stores)[name]
+        value = body.value_of(name)
         dtype, x = _TYPES[body.dtype(value)], self._names(name)
         op = dict(body.addends).get(name)
         at = self._at(value)
@@ -250,16 +246,13 @@ class _NativeWriter:
             self._lines.append(f"{pointer}[{self._at(value)}] = {made};")
 
     def _at(self, value: str) -> str:
-        """Return the index of the element at hand."""
+        """Return the index of the current element."""
         return "i"
 
     def _operand(self, name: str) -> str:
-        for node in self._body.host:
-            if node.name == name and node.op == "const":
-                return self._constant(node.attr("value"))
-        return self._names(name)
-
-    def _constant(self, value: float) -> str:
+        if name not in self._body.consts:
+            return self._names(name)
+        value = self._body.consts[name]
         if isinstance(value, int):
             return f"INT64_C({value})"
         if not math.isfinite(value):
@@ -271,7 +264,7 @@ class _NativeWriter:
         args = [self._operand(name) for name in node.inputs]
         dtype = _TYPES[self._body.dtype(node.name)]
         if op in _INFIX:
-            # Whole numbers beside floats are floats, as torch has it.
+            # As in torch, integers beside floats are floats.
             first = f"({dtype}){args[0]}" if op in ("add", "sub", "mul", "div") else args[0]
             second = f"({dtype}){args[1]}" if op in ("add", "sub", "mul", "div") else args[1]
             return f"{first} {_INFIX[op]} {second}"
@@ -296,8 +289,9 @@ class _NativeWriter:
 class _RowWriter(_NativeWriter):
     """Rows one after the other, each in as many loops as its sums need, plus one.
 
-    What a later loop needs of an earlier one waits in a line on the stack, which stays in the first
-    cache. Everything is stored by the last loop: until then inputs are read that may lie there.
+    A value that a later loop needs of an earlier one is kept in an array (a line) on the stack,
+    which stays in the first-level cache. Only the last loop stores results: before it, inputs are
+    read that may have the same memory.
     """
 
     _NUMBER = "const int64_t number = (r + k[0]) * k[3] + j + k[1];"
@@ -319,7 +313,7 @@ class _RowWriter(_NativeWriter):
         for phase in range(last + 1):
             text += [f"    {line}" for line in self._phase(phase, level, kept, phase == last)]
         self._lines = []
-        for name, value in self._stores:
+        for name, value in self._stage.writes:
             if self._body.reach[value] == "row":
                 self._store(name, value)
         return [*text, *(f"    {line}" for line in self._lines), "}"]
@@ -334,7 +328,7 @@ class _RowWriter(_NativeWriter):
         return self._body.reach.get(name) in ("full", "col")
 
     def _levels(self) -> dict[str, int]:
-        """Return by value the first loop in which it can be had."""
+        """Return for each value the first loop in which it is available."""
         out: dict[str, int] = {}
         for node in self._stage.nodes:
             before = max((out.get(name, 0) for name in node.inputs), default=0)
@@ -345,14 +339,15 @@ class _RowWriter(_NativeWriter):
         return level[node.name] - self._is_sum(node)
 
     def _kept(self, level: dict[str, int], last: int) -> list[str]:
-        """Return the values of which a later loop needs a line."""
+        """Return the values that a later loop needs in a line."""
         later = {
             name
             for node in self._stage.nodes
             for name in node.inputs
             if name in level and self._is_line(name) and level[name] < self._loop_of(node, level)
         }
-        later |= {v for _, v in self._stores if v in level and level[v] < last and self._is_line(v)}
+        stored = {value for _, value in self._stage.writes if value in level}
+        later |= {value for value in stored if level[value] < last and self._is_line(value)}
         return [node.name for node in self._stage.nodes if node.name in later]
 
     def _phase(
@@ -362,7 +357,7 @@ class _RowWriter(_NativeWriter):
         sums = [n for n in here if self._is_sum(n)]
         inner = [n for n in here if self._is_line(n.name)]
         single = [n for n in here if not self._is_line(n.name) and not self._is_sum(n)]
-        stores = [(n, v) for n, v in self._stores if self._is_line(v)] if is_last else []
+        stores = [(n, v) for n, v in self._stage.writes if self._is_line(v) and is_last]
         text = [self._set(node.name, self._expression(node)) for node in single]
         if not inner and not sums and not stores:
             return text
@@ -385,7 +380,7 @@ class _RowWriter(_NativeWriter):
     def _bring(
         self, nodes: list[Node], stored: list[str], level: dict[str, int], phase: int
     ) -> None:
-        """Write how a loop gets at what it does not compute: from memory, or from a line."""
+        """Load the values that a loop reads and does not compute: from memory, or from a line."""
         for name in dict.fromkeys([*(name for n in nodes for name in n.inputs), *stored]):
             if not self._is_line(name):
                 continue

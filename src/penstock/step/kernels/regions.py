@@ -9,29 +9,27 @@ Backends, all with the same meaning:
     tiled     the same in pieces that fit in the cache: no compiler needed, the same bits
     native    our own C for flat kernels on the CPU: one pass over memory, compiled in a second
     compile   `torch.compile`: one pass over memory, after many seconds of compiling
-    triton    our own kernel text for CUDA, which can also add up what W ranks have and write to all
-    auto      on CUDA triton; on the CPU native, and tiled what has no such form or no compiler
+    triton    our own kernel text for CUDA, which can also reduce over W ranks and write to all
+    auto      on CUDA triton; on the CPU native, or tiled without such a form or a compiler
 
-What was compiled is kept on disk. Ranks never change backends on the way: where they all hold the
-same state, the last bit of a sum must not depend on whose compiler was done first.
+Compiled code is kept on disk. Ranks never switch backends on the way: if they all hold the same
+state, the last bit of a sum must not depend on whose compiler was done first.
 
-Narrow floats are computed with 32 bits and rounded where they leave. What leaves may lie exactly
-where something goes in, as states do: each backend reads an element before it writes it.
+Narrow floats are computed with 32 bits and results are rounded. A result may have exactly the
+memory of an input, as states do: each backend reads an element before it writes it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from penstock.errors import OptionError, ProgramError
 from penstock.step.kernels.body import KernelBody, body_of
-from penstock.step.kernels.call import Given, KernelCall, Out, call_of, numbers_of
+from penstock.step.kernels.call import Given, KernelCall, Out, call_of, numbers_of, several
 from penstock.step.kernels.compiled import Compiled, can_compile
 from penstock.step.kernels.draws import ElementSpan
 from penstock.step.kernels.eager import function_of
@@ -60,7 +58,7 @@ def kernel_of(
     Args:
         program: whose nodes they are.
         nodes: their names. Arithmetic on scalars that they need comes along by itself.
-        outputs: the values that leave; those that something outside needs, where none are said.
+        outputs: the results; by default the values that other nodes need.
         backend: one of `BACKENDS`.
     """
     check_backend(backend)
@@ -83,13 +81,8 @@ class Kernel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors that it reads, in the order in which they are given."""
+        """Names of the tensors that it reads, in the order in which they are passed."""
         return self.body.inputs
-
-    @property
-    def scalars(self) -> tuple[str, ...]:
-        """Names of the numbers that it needs."""
-        return self.body.scalars
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -107,21 +100,21 @@ class Kernel:
         out: Sequence[Out] | None = None,
         starts: tuple[int, ...] | None = None,
     ) -> list[Any]:
-        """Return what leaves, written into `out` where that is given.
+        """Return the results, written into `out` if that is given.
 
         Args:
             tensors: in the order of `inputs`; for a reduction one tensor of each rank.
             scalars: numbers by name; those with defaults may be left out.
-            out: where results go, in the order of `outputs`; None lets it make room. For a
+            out: where results go, in the order of `outputs`; for None memory is allocated. For a
                 gather, one tensor of each rank.
-            starts: coordinates in the whole value of the block's first element, by dimension.
-                A tensor that has all of it where others have the block is cut to match.
+            starts: coordinates of the block's first element in the whole value. A tensor that has
+                the whole value while others have the block is cut to match.
         """
         call = call_of(self.body, tensors, self._numbers(scalars), out, starts)
         return self._finished(call, self._way(call)(call), out)
 
     def _numbers(self, scalars: Mapping[str, float]) -> dict[str, float]:
-        """Return the numbers of a call; chunks of one step have the same."""
+        """Return the numbers of a call; they are cached, since chunks of a step share them."""
         key = tuple(scalars.get(name) for name in self.body.scalars)
         known = self._known
         if known is None or known[0] != key:
@@ -138,14 +131,13 @@ class Kernel:
             given = out[index] if out is not None else None
             if name not in call.outs:
                 found = next(made)
-                for one in [] if given is None else [given] if _is_one(given) else given:
-                    one.copy_(found)  # type: ignore[union-attr]
+                for one in several(given):
+                    one.copy_(found)
                 results.append(found if given is None else given)
             elif given is not None:
                 results.append(given)
             else:
-                room = call.outs[name]
-                results.append(room if isinstance(room, Tensor) else room[0])
+                results.append(several(call.outs[name])[0])
         return results
 
     # -- backends ------------------------------------------------------------------------------
@@ -164,7 +156,7 @@ class Kernel:
             compiles = backend == "compile" and not self.body.has_dropout and _has_compiler(call)
             return self._compiled if compiles else self._eager
         if not all(call.place.block):
-            return self._eager  # What is not as empty as the block is left to torch.
+            return self._eager  # Values that are not empty, beside an empty block.
         if backend == "tiled" or (backend != "auto" and self._is_scattered(call)):
             return self._tiled if call.device.type == "cpu" else self._eager
         if backend == "native":
@@ -176,7 +168,7 @@ class Kernel:
         return self._chosen(call)
 
     def _is_scattered(self, call: KernelCall) -> bool:
-        """Whether places of elements follow from no simple formula."""
+        """Whether dropout needs positions of elements that no simple formula gives."""
         return self.body.has_dropout and not call.place.is_plain
 
     def _chosen(self, call: KernelCall) -> Callable[[KernelCall], list[Any] | None]:
@@ -197,16 +189,14 @@ class Kernel:
     def _eager(self, call: KernelCall) -> list[Any]:
         body = self.body
         host = [call.numbers[name] for name in body.numbers]
-        total = _num_elements(torch.empty(call.place.block, device="meta"))
-        numbers = ElementSpan(call.place, 0, total, call.device)
+        numbers = ElementSpan(call.place, 0, math.prod(call.place.block), call.device)
         made = self._function([call.inputs[name] for name in body.inputs], host, numbers)
         left = []
         for name, value in zip(body.outputs, made, strict=True):
             if name not in call.outs:
                 left.append(value)
                 continue
-            room = call.outs[name]
-            for one in [room] if isinstance(room, Tensor) else room:
+            for one in several(call.outs[name]):
                 if one.numel():
                     one.copy_(value.view(one.shape))
         return left
@@ -239,14 +229,6 @@ def _has_compiler(call: KernelCall) -> bool:
     if not found:
         _say_once("torch.compile finds no compiler here: kernels run without it")
     return found
-
-
-def _is_one(given: Out) -> bool:
-    return isinstance(given, Tensor)
-
-
-def _num_elements(given: Given) -> int:
-    return given.numel() if isinstance(given, Tensor) else sum(one.numel() for one in given)
 
 
 def _say_once(message: str) -> None:

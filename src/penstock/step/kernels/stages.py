@@ -1,9 +1,9 @@
-"""Passes over a block: what can be computed in one, and what has to wait for a sum over all of it.
+"""Passes over a block: what one can compute, and what has to wait for a sum over the whole block.
 
-A value that depends on a sum over the whole block cannot be had in the pass that makes the sum. So
-a flat kernel is one or more *stages*, each a pass over the block; LAMB is two. A later stage reads
-what an earlier one has stored, computes again what can be computed from that, and gets the rest
-handed over in memory (*kept*).
+A value that depends on a sum over the block cannot be computed in the pass that makes the sum. So a
+flat kernel is one or more *stages*, each a pass over the block; LAMB is two. A later stage reads
+what an earlier one has stored, recomputes what follows from that, and reads the rest from memory
+where the earlier stage has kept it (*kept*).
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ class Stage:
 
     index: int
     ones: tuple[Node, ...]
-    """What is computed once before it, from sums of earlier stages and other single values."""
+    """Single values computed before the pass, from sums of earlier stages and each other."""
     nodes: tuple[Node, ...]
-    """What is computed element by element (and row by row), in order."""
+    """Operations element by element (and row by row), in order."""
     loads: tuple[str, ...]
     """Tensors that it reads: inputs, what earlier stages stored (by its name outside) or kept."""
     reads: tuple[tuple[str, str], ...]
     """The values that loads stand for, where these are not inputs: (value, load)."""
     stores: tuple[tuple[str, str], ...]
-    """What it writes: the name outside, and the value."""
+    """Results that are ready after it: the name outside, and the value."""
+    writes: tuple[tuple[str, str], ...]
+    """What the pass writes, by name outside or as `kept NAME`, and the value."""
     kept: tuple[str, ...]
-    """Values that it hands over to later stages."""
+    """Values that it keeps for later stages."""
     totals: tuple[Node, ...]
-    """Sums (largest, smallest) over the block that it makes."""
+    """Sums (maxima, minima) over the block that it makes."""
 
 
 def stages_of(body: KernelBody) -> tuple[Stage, ...]:
@@ -49,14 +51,14 @@ class _StageCutter:
         self._level = _levels(body)
         self._last = max(self._level.values(), default=0)
         self._stored: dict[str, str] = {}
-        """Values that lie in memory, exactly, under a name outside."""
+        """Values whose exact elements are in memory, and the name outside."""
         self._kept: dict[str, int] = {}
         self._gone: set[str] = set()
-        """Inputs whose memory has been given to something else."""
+        """Inputs whose memory has been overwritten."""
 
     def made(self) -> tuple[Stage, ...]:
-        # Backwards would be natural for what is kept; forwards twice is simpler: the first round
-        # finds out what later stages cannot compute again.
+        # Which values to keep is known only from later stages. Going backwards would find them in
+        # one round; going forwards until nothing changes is simpler.
         self._round()
         found = dict(self._kept)
         while True:
@@ -96,6 +98,7 @@ class _StageCutter:
             loads=tuple(dict.fromkeys(reads.values())),
             reads=tuple((v, load) for v, load in reads.items() if v != load),
             stores=stores,
+            writes=(*tensors, *((f"kept {value}", value) for value in kept)),
             kept=kept,
             totals=totals,
         )
@@ -105,7 +108,7 @@ class _StageCutter:
     def _ones(
         self, nodes: tuple[Node, ...], stores: tuple[tuple[str, str], ...]
     ) -> tuple[Node, ...]:
-        """Return the single values that a stage needs and that are computed from others."""
+        """Return the single values that a stage needs and that are not sums."""
         body = self._body
         wanted = {i for n in nodes for i in n.inputs} | {v for _, v in stores}
         out = []
@@ -117,7 +120,7 @@ class _StageCutter:
         return tuple(reversed(out))
 
     def _wanted(self, roots: list[str], index: int) -> set[str]:
-        """Return the nodes that a stage computes, for the first time or again."""
+        """Return the names of nodes that a stage computes, for the first time or again."""
         out: set[str] = set()
         todo = list(roots)
         while todo:
@@ -140,7 +143,7 @@ class _StageCutter:
         return name in self._stored or self._kept.get(name, index) < index
 
     def _needs_gone(self, name: str) -> bool:
-        """Whether computing a value again would read memory that holds something else by now."""
+        """Whether recomputing a value would read memory that was overwritten."""
         if name in self._gone:
             return True
         node = self._body.by_name.get(name)
@@ -160,7 +163,7 @@ class _StageCutter:
 
 
 def _levels(body: KernelBody) -> dict[str, int]:
-    """Return by value the stage in which it can be had first."""
+    """Return for each value the first stage in which it is available."""
     out: dict[str, int] = {}
     for node in body.nodes:
         before = max((out.get(name, 0) for name in node.inputs), default=0)

@@ -1,7 +1,8 @@
-"""Carrying out a kernel tile by tile."""
+"""Carrying out a kernel tile by tile, with the text of `tiles`."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,18 +12,19 @@ from torch import Tensor
 
 from penstock.step.dtypes import torch_dtype
 from penstock.step.kernels.body import KernelBody
-from penstock.step.kernels.call import KernelCall
+from penstock.step.kernels.call import KernelCall, several
 from penstock.step.kernels.draws import ElementSpan, dropped_into
-from penstock.step.kernels.eager import expression_function, root
+from penstock.step.kernels.eager import root
 from penstock.step.kernels.names import code_of
-from penstock.step.kernels.stages import Stage, stages_of
+from penstock.step.kernels.staged import StagedKernel
+from penstock.step.kernels.stages import Stage
 from penstock.step.kernels.tiles import TileText, one_values, tile_text
 from penstock.step.program.nodes import Node
 
 __all__ = ["TILE_ELEMENTS", "Tiled"]
 
 TILE_ELEMENTS = 32 * 1024
-"""Of a tile, for each thread of torch: a handful of them fit in a core's own cache."""
+"""Elements of a tile for each thread of torch: several tiles fit in a core's own cache."""
 
 _REDUCED: dict[str, Callable[..., Tensor]] = {
     "sum": lambda x: x.sum(dtype=torch.float64),
@@ -31,54 +33,28 @@ _REDUCED: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Tiled:
+class Tiled(StagedKernel):
     """A flat or row-wise body, carried out in pieces of a few thousand elements."""
 
     def __init__(self, body: KernelBody) -> None:
-        self._body = body
-        self._stages = stages_of(body)
-        self._host = body.numbers
+        super().__init__(body)
         self._texts: dict[tuple[int, tuple[tuple[str, str], ...]], _Tile] = {}
-        self._ones = ones_of(body, self._stages)
+        # By thread: lanes may run kernels at the same time as the caller.
         self._scratch = threading.local()
-
-    def __call__(self, call: KernelCall) -> None:
-        """Write what leaves into its tensors."""
-        values: dict[str, Any] = dict(call.inputs)
-        ones: dict[str, Tensor] = {}
-        for stage in self._stages:
-            for node in stage.ones:
-                ones[node.name] = self._one(node, call, values | ones)
-            self._run(stage, call, values, ones)
-            for name, value in stage.stores:
-                out = call.outs[name]
-                if self._body.reach[value] == "one":
-                    assert isinstance(out, Tensor)
-                    out.copy_(ones[value] if value in ones else values[value])
-                values[name] = out
-
-    def _one(self, node: Node, call: KernelCall, known: dict[str, Any]) -> Tensor:
-        host = self._body.host_names
-        args = [call.numbers[n] if n in host else known[n] for n in node.inputs]
-        return self._ones[node.name](*args).to(_dtype(self._body, node))
 
     def _run(
         self, stage: Stage, call: KernelCall, values: dict[str, Any], ones: dict[str, Tensor]
     ) -> None:
         body = self._body
-        tensors = [n for n, v in stage.stores if body.reach[v] != "one"]
-        if not tensors and not stage.totals and not stage.kept:
-            return
         tile = self._tile(stage, call.aliases)
         cut = _Cut(body, call)
-        kept = {v: cut.room(body, v) for v in stage.kept}
+        kept = {f"kept {v}": cut.room(body, v) for v in stage.kept}
         totals = [torch.empty(cut.num_tiles, dtype=_dtype(body, n)) for n in stage.totals]
-        loads = [cut.cut(values[n], _reach(body, n)) for n in stage.loads]
-        reaches = dict(body.stores)
-        outs = [cut.cut(call.outs[n], body.reach[reaches[n]]) for n in tensors]
-        outs += [cut.cut(one, body.reach[v]) for v, one in kept.items()]
+        loads = [cut.cut(values[n], body.reach[body.value_of(n)]) for n in stage.loads]
+        rooms = dict(call.outs) | kept
+        outs = [cut.cut(rooms[n], body.reach[v]) for n, v in stage.writes]
         outs += [one.unbind() for one in totals]
-        host = [call.numbers[name] for name in self._host]
+        host = [call.numbers[name] for name in body.numbers]
         wrapped = [_wrapped(call.numbers[name], body) for name in tile.text.wrapped]
         given = [ones[name] for name in one_values(body, stage)]
         scratch = self._scratch_of(tile, cut)
@@ -94,7 +70,7 @@ class Tiled:
                 given,
                 cut.numbers(index),
             )
-        values |= kept
+        values |= {name.removeprefix("kept "): room for name, room in kept.items()}
         for node, parts in zip(stage.totals, totals, strict=True):
             ones[node.name] = _REDUCED[node.op](parts).to(parts.dtype)
 
@@ -135,10 +111,7 @@ class _Cut:
         self._call = call
         self._is_rows = body.kind == "rows"
         self._row = call.place.row_length if self._is_rows else 1
-        total = 1
-        for length in call.place.block:
-            total *= length
-        self._length = total // max(1, self._row)
+        self._length = math.prod(call.place.block) // max(1, self._row)
         tile = TILE_ELEMENTS * torch.get_num_threads()
         self._step = min(max(1, tile // max(1, self._row)), max(1, self._length))
         self.num_tiles = -(-self._length // self._step)
@@ -156,7 +129,7 @@ class _Cut:
         return tiles
 
     def room(self, body: KernelBody, value: str) -> Tensor:
-        """Return room for a value that is handed over to a later stage."""
+        """Return memory for a value that is kept for a later stage."""
         return torch.empty(self._call.place.block, dtype=torch_dtype(body.dtype(value)))
 
     def last(self, scratch: list[Tensor], kinds: Sequence[tuple[str, str]]) -> list[Tensor]:
@@ -174,10 +147,6 @@ class _Cut:
         return ElementSpan(self._call.place, begin, end, self._call.device)
 
 
-def _reach(body: KernelBody, load: str) -> str:
-    return body.reach[load] if load in body.reach else body.reach[dict(body.stores)[load]]
-
-
 def _dtype(body: KernelBody, node: Node) -> torch.dtype:
     return torch_dtype(body.dtype(node.name))
 
@@ -188,20 +157,15 @@ def _wrapped(number: float, body: KernelBody) -> Tensor:
 
 
 def _together(out: Tensor, addends: Sequence[Tensor] | Tensor, op: str) -> None:
-    """Write the reduction of what ranks have, in their order."""
-    several = [addends] if isinstance(addends, Tensor) else addends
-    out.copy_(several[0])
-    for one in several[1:]:
+    """Write the reduction over ranks, in their order."""
+    tensors = several(addends)
+    out.copy_(tensors[0])
+    for one in tensors[1:]:
         if op == "max":
             torch.maximum(out, one.to(out.dtype), out=out)
         elif op == "min":
             torch.minimum(out, one.to(out.dtype), out=out)
         else:
             out.add_(one)
-    if op == "mean" and len(several) > 1:
-        out.div_(len(several))
-
-
-def ones_of(body: KernelBody, stages: Sequence[Stage]) -> dict[str, Callable[..., Tensor]]:
-    """Return the operations on single values as functions."""
-    return {n.name: expression_function(n, body) for stage in stages for n in stage.ones}
+    if op == "mean" and len(tensors) > 1:
+        out.div_(len(tensors))

@@ -1,9 +1,9 @@
-"""A kernel in tiles: every operation on a piece that fits in the cache, then the next piece.
+"""Kernels in tiles, as text: each operation on a piece that fits in the cache, then the next piece.
 
-Operations of torch write into a few scratch tensors that are used over and over (a value's place is
-taken again once nobody reads it), or straight into what leaves. So a kernel reads and writes memory
-about once, though no compiler was there, and its values are the same bits as those of torch's own
-operations on whole tensors.
+Operations of torch write into a few scratch tensors that are reused (a tensor is free once its
+value is not read any more), or directly into results. So a kernel reads and writes memory about
+once without a compiler, and its values are the same bits as those of torch's own operations on
+whole tensors.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _NOT_IN_PLACE = ("softmax", "dropout")
 
 @dataclass(frozen=True, kw_only=True)
 class TileText:
-    """The text of one stage's function `tile(x, o, s, h, t, numbers)` and what it is given."""
+    """The text of one stage's function `tile(x, o, s, h, t, ones, numbers)` and its arguments."""
 
     text: str
     scratch: tuple[tuple[str, str], ...]
     """Reach and element type of each scratch tensor."""
     wrapped: tuple[str, ...]
-    """Numbers that operations want as tensors."""
+    """Numbers that operations need as tensors."""
 
 
 def tile_text(body: KernelBody, stage: Stage, aliases: dict[str, str]) -> TileText:
-    """Return a stage as a function on tiles; `aliases` are outputs in the memory of inputs."""
+    """Return a stage as a function of tiles; `aliases` are outputs with the memory of inputs."""
     return _TileWriter(body, stage, aliases).written()
 
 
 @dataclass
 class _ScratchPool:
-    """Scratch tensors, by reach and element type, those that are free first."""
+    """Scratch tensors by reach and element type; those that are free are taken first."""
 
     made: list[tuple[str, str]] = field(default_factory=list)
     free: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -69,12 +69,11 @@ class _TileWriter:
         self._lines: list[str] = []
         self._wrapped: list[str] = []
         self._at: dict[str, str] = {}
-        """Where each value lies: an identifier."""
+        """The tensor of each value: an identifier."""
         self._held: dict[str, int] = {}
-        """Scratch tensors by value."""
+        """The scratch tensor that each value occupies."""
         self._load_of = dict(stage.reads)
-        tensors = [(n, v) for n, v in stage.stores if body.reach[v] != "one"]
-        self._stores = [*tensors, *((f"kept {v}", v) for v in stage.kept)]
+        self._stores = stage.writes
         self._done: set[str] = set()
         self._last = self._last_uses()
 
@@ -88,7 +87,7 @@ class _TileWriter:
             wrapped=tuple(self._wrapped),
         )
 
-    # -- what goes in --------------------------------------------------------------------------
+    # -- arguments -----------------------------------------------------------------------------
 
     def _head(self) -> list[str]:
         names, stage = self._names, self._stage
@@ -115,7 +114,7 @@ class _TileWriter:
         return out | {node.inputs[0]: end for node in self._stage.totals}
 
     def _operand(self, name: str) -> str:
-        """Return where a value lies, which is brought there if it has to be widened."""
+        """Return the tensor of a value; widen it into scratch first if it must be."""
         if name in self._at:
             return self._at[name]
         body = self._body
@@ -137,7 +136,7 @@ class _TileWriter:
         self._held[name] = index
         return f"s{index}"
 
-    # -- what is computed ----------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def _write(self, node: Node, index: int) -> None:
         args = self._args(node)
@@ -166,7 +165,7 @@ class _TileWriter:
         return self._scratch(node.name)
 
     def _may_store(self, name: str, index: int) -> bool:
-        """Whether nobody needs any more what lies where an output goes."""
+        """Whether the input whose memory an output has is not read any more."""
         lies = self._aliases.get(name)
         if lies is None:
             return True
@@ -190,7 +189,7 @@ class _TileWriter:
         given = set(self._aliases.values())
         for _, value in late:
             at = self._operand(value)
-            # Two states may change places: what lies in memory that is written is saved first.
+            # Two states may be exchanged: an input is saved before its memory is overwritten.
             if at == self._names(value) and value in given and value not in self._held:
                 saved = self._scratch(value)
                 self._lines.append(f"{saved}.copy_({at})")
@@ -254,7 +253,7 @@ class _TileWriter:
 
 
 def one_values(body: KernelBody, stage: Stage) -> tuple[str, ...]:
-    """Return the single values that a stage is given, beside its loads."""
+    """Return the single values that a stage is given besides its loads."""
     read = {name for node in stage.nodes for name in node.inputs}
     ones = {n for n, reach in body.reach.items() if reach == "one" and n not in body.inputs}
     return tuple(name for name in body.by_name if name in read & ones)

@@ -1,9 +1,7 @@
-"""Kernels on CUDA: the text of `triton_text`, compiled and started.
+"""Kernels on CUDA: the text of `triton_text`, compiled and launched.
 
-    print(emit(program, names))
-
-Which size of tiles is best is tried out once for each kernel and kind of size, on tensors of its
-own, since states must not be updated by a trial.
+The best size of tiles is found once for each kernel and order of size, on tensors of its own, since
+a trial must not update states.
 """
 
 from __future__ import annotations
@@ -18,50 +16,25 @@ from torch import Tensor
 
 from penstock.errors import ProgramError
 from penstock.step.dtypes import torch_dtype
-from penstock.step.kernels.body import KernelBody, body_of
-from penstock.step.kernels.call import Given, KernelCall
+from penstock.step.kernels.body import KernelBody
+from penstock.step.kernels.call import Given, KernelCall, several
+from penstock.step.kernels.eager import expression_functions
 from penstock.step.kernels.names import code_of
 from penstock.step.kernels.stages import Stage, stages_of
-from penstock.step.kernels.tiled import ones_of
 from penstock.step.kernels.triton_text import KernelText, can_write, kernel_text
 from penstock.step.kernels.triton_tune import Config, best_of, configs_of
-from penstock.step.program.nodes import Node, Program
+from penstock.step.program.nodes import Node
 
-__all__ = ["Launcher", "can_emit", "can_run", "emit"]
+__all__ = ["Launcher", "can_run"]
 
 ROW_LENGTH_MAX = 16 * 1024
-"""Elements of a row that programs can hold in their registers."""
-
-
-def emit(program: Program, nodes: Sequence[str], *, outputs: Sequence[str] | None = None) -> str:
-    """Return some nodes of a program as the text of Triton kernels, one for each pass.
-
-    Reductions and gathers at the edges get a pointer for each rank of their axis.
-    """
-    body = body_of(program, nodes, outputs)
-    if not can_emit(body):
-        raise ProgramError(
-            f"no kernel for CUDA of {', '.join(nodes)}: shapes must be those of one block, its "
-            "rows and its columns, and elements at most 32 bits wide"
-        )
-    moves = [program[name] for name in nodes if program[name].axes]
-    sizes = {n.inputs[0]: program.mesh.size(*n.axes) for n in moves}
-    widths = {name: sizes[name] for name, _ in body.addends}
-    gathered = [program.mesh.size(*n.axes) for n in moves if n.inputs[0] not in widths]
-    widths |= {f"out {name}": max(gathered) for name in body.copies}
-    texts = [kernel_text(body, stage, widths).text for stage in stages_of(body) if _has_pass(stage)]
-    return "\n\n".join(texts)
-
-
-def can_emit(body: KernelBody) -> bool:
-    """Whether a body has a form for CUDA."""
-    return body.kind != "loose" and can_write(body)
+"""Longest rows that programs can hold in their registers."""
 
 
 def can_run(body: KernelBody, call: KernelCall) -> bool:
-    """Whether a call of a body can be carried out here."""
+    """Whether a call of a body can run as kernels for CUDA."""
     is_long = body.kind == "rows" and call.place.row_length > ROW_LENGTH_MAX
-    return can_emit(body) and not is_long
+    return body.kind != "loose" and can_write(body) and not is_long
 
 
 def _has_pass(stage: Stage) -> bool:
@@ -83,12 +56,12 @@ class Launcher:
     def __init__(self, body: KernelBody) -> None:
         self._body = body
         self._stages = stages_of(body)
-        self._ones = ones_of(body, self._stages)
+        self._ones = expression_functions(body, self._stages)
         self._passes: dict[Any, list[_Pass]] = {}
         self._configs: dict[Any, Config] = {}
 
     def __call__(self, call: KernelCall) -> None:
-        """Start the kernels that write what leaves."""
+        """Launch the kernels that write the results."""
         if self._body.kind == "rows" and call.place.row_length > ROW_LENGTH_MAX:
             raise ProgramError(
                 f"rows of {call.place.row_length} elements; programs on CUDA hold at most "
@@ -103,8 +76,7 @@ class Launcher:
             self._leave(one.stage, call, values, ones, parts)
 
     def _passes_of(self, call: KernelCall) -> list[_Pass]:
-        widths = {n: len(t) for n, t in call.inputs.items() if not isinstance(t, Tensor)}
-        widths |= {f"out {n}": len(t) for n, t in call.outs.items() if not isinstance(t, Tensor)}
+        widths = call.widths
         key = tuple(sorted(widths.items()))
         if key not in self._passes:
             self._passes[key] = [self._pass(stage, widths) for stage in self._stages]
@@ -127,8 +99,9 @@ class Launcher:
         loads = [values[name] for name in text.loads]
         stores = [values[n] if n.startswith("kept ") else call.outs[n] for n in text.stores]
         key = one.stage.index, call.place.row_length, _num_elements(call).bit_length()
+        numbers = [_number(name, one, body, call) for name in text.numbers]
         launch = _Launch(
-            one=one, call=call, loads=loads, stores=stores, parts=parts, numbers=self._numbers(one)
+            one=one, call=call, loads=loads, stores=stores, parts=parts, numbers=numbers
         )
         config = self._configs.get(key)
         if config is None:
@@ -138,9 +111,6 @@ class Launcher:
         for value in one.stage.kept:
             values[value] = values.pop(f"kept {value}")
 
-    def _numbers(self, one: _Pass) -> Callable[[KernelCall], list[float]]:
-        return lambda call: [_number(name, one, self._body, call) for name in one.text.numbers]
-
     def _leave(
         self,
         stage: Stage,
@@ -149,7 +119,7 @@ class Launcher:
         ones: dict[str, Tensor],
         parts: dict[str, Tensor],
     ) -> None:
-        """Work out single values that leave, and remember what was stored."""
+        """Compute single values that are results, and note what was stored."""
         leaving = {value for _, value in stage.stores if self._body.reach[value] == "one"}
         for name in leaving & parts.keys():
             ones[name] = _merged(self._body.by_name[name], parts[name])
@@ -181,7 +151,7 @@ class Launcher:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """One start of a kernel."""
+    """One launch of a kernel."""
 
     one: _Pass
     call: KernelCall
@@ -189,7 +159,7 @@ class _Launch:
     stores: list[Given]
     parts: dict[str, Tensor]
     """Partial sums, of earlier passes and of this one."""
-    numbers: Callable[[KernelCall], list[float]]
+    numbers: list[float]
 
     def go(self, config: Config) -> None:
         text, call = self.one.text, self.call
@@ -201,7 +171,7 @@ class _Launch:
         }
         args: list[Any] = [*_flat(self.loads), *_flat(self.stores), *made.values()]
         given = [self.parts[name] for name in text.given]
-        args += [*given, *self.numbers(call), *config.lengths(length, call.place.row_length)]
+        args += [*given, *self.numbers, *config.lengths(length, call.place.row_length)]
         args += [given[0].numel()] if given else []
         named: dict[str, Any] = dict(config.sizes)
         if text.has_place:
@@ -219,7 +189,7 @@ class _Launch:
 
 
 def _trial(launch: _Launch, config: Config) -> Callable[[], None] | None:
-    """Return a start of the same kernel on other memory; None if it is too small to be tried."""
+    """Return a launch of the same kernel on other memory; None if the block is too small to try."""
     limit = config.trial_elements(_num_elements(launch.call), launch.call.place.row_length)
     if not limit:
         return None
@@ -230,9 +200,8 @@ def _trial(launch: _Launch, config: Config) -> Callable[[], None] | None:
     call = replace(launch.call, place=block, copied=())
 
     def cut(given: Given) -> Given:
-        if not isinstance(given, Tensor):
-            return [_head(one, limit) for one in given]
-        return _head(given, limit)
+        heads = [one.reshape(-1)[:limit].clone() for one in several(given)]
+        return heads[0] if isinstance(given, Tensor) else heads
 
     other = replace(
         launch,
@@ -244,14 +213,10 @@ def _trial(launch: _Launch, config: Config) -> Callable[[], None] | None:
     return lambda: other.go(config)
 
 
-def _head(tensor: Tensor, limit: int) -> Tensor:
-    return tensor.reshape(-1)[:limit].clone()
-
-
 def _number(name: str, one: _Pass, body: KernelBody, call: KernelCall) -> float:
     found = call.numbers[name]
     if name.endswith((" low", " high")):
-        # Halves of seeds have 32 bits; the sign is only how they are handed over.
+        # Halves of seeds have 32 bits, passed as signed numbers.
         return found - (1 << 32) if found >= 1 << 31 else found
     readers = [n for n in (*one.stage.nodes, *one.stage.ones) if name in n.inputs]
     whole = readers and all(body.dtype(n.name) in ("i64", "i32", "u8") for n in readers)
@@ -265,11 +230,11 @@ def _merged(node: Node, parts: Tensor) -> Tensor:
 
 
 def _flat(given: Sequence[Given]) -> list[Tensor]:
-    return [t for one in given for t in ([one] if isinstance(one, Tensor) else one)]
+    return [tensor for one in given for tensor in several(one)]
 
 
 def _width(given: Sequence[Given]) -> int:
-    return max((1 if isinstance(one, Tensor) else len(one) for one in given), default=1)
+    return max((len(several(one)) for one in given), default=1)
 
 
 def _num_elements(call: KernelCall) -> int:

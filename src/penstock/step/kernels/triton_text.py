@@ -1,16 +1,16 @@
 """Kernels for CUDA as text: one Triton function for each pass over a block.
 
-A flat pass works on masked tiles of a run of elements, a row-wise one on whole rows. Everything in
-between stays in registers; sums are made with 32 bits. A pass that makes sums over the whole block
-runs as a fixed number of programs that each leave one partial sum; the next pass adds these up
+A flat pass works on masked tiles of a run of elements, a row-wise one on whole rows. Intermediate
+values stay in registers; sums are made with 32 bits. A pass that makes sums over the whole block
+runs as a fixed number of programs that each store one partial sum; the next pass adds these up
 itself, so no program waits for another and the order of additions is always the same.
 
-In flat kernels divisions and roots are those of IEEE, and products are not merged with sums
-(`enable_fp_fusion`): they give the same bits as those for the CPU. Memory is the limit there, not
-arithmetic. Row-wise ones take what is quick.
+In flat kernels divisions and roots are rounded by IEEE rules, and products are not merged with sums
+(`enable_fp_fusion`): they give the same bits as kernels for the CPU. Memory is the limit there, not
+arithmetic. Row-wise kernels use the fast forms.
 
-What is reduced from W ranks or gathered to them has W pointers: buffers of one device, or those of
-peers. The text is a function of the body and of W alone.
+A value that is reduced over W ranks or gathered to them has W pointers: buffers of one device, or
+of peers. The text depends on the body and on W alone.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra
 
 @dataclass(frozen=True, kw_only=True)
 class KernelText:
-    """One pass: its text, and what its function is given, in order."""
+    """One pass: its text, and the arguments of its function, in order."""
 
     name: str
     text: str
     loads: tuple[str, ...]
-    """Tensors that it reads, some of them W."""
+    """Tensors that it reads; some are W tensors."""
     stores: tuple[str, ...]
-    """Outputs that it writes, some of them W times, then what it keeps (`kept NAME`)."""
+    """Outputs that it writes, some to W tensors, then values that it keeps (`kept NAME`)."""
     totals: tuple[str, ...]
-    """Sums that it makes: a partial one of each program."""
+    """Sums that it makes: each program stores a partial one."""
     given: tuple[str, ...]
     """Sums of earlier passes, as their partial sums."""
     numbers: tuple[str, ...]
     has_place: bool
-    """Whether it asks where the block lies: first row, first column, row lengths."""
+    """Whether it needs the block's position: first row, first column, row lengths."""
     is_rows: bool
 
 
@@ -79,17 +79,13 @@ class _TritonWriter:
         self._is_rows = body.kind == "rows"
         self._is_small = math.prod(body.full) < 1 << 32
         self._load_of = dict(stage.reads)
-        self._stores = [
-            *((n, v) for n, v in stage.stores if body.reach[v] != "one"),
-            *((f"kept {v}", v) for v in stage.kept),
-        ]
         read = {name for node in (*stage.nodes, *stage.ones) for name in node.inputs}
-        # Ones that only leave are worked out by torch; those that are read here come along.
+        # Single values that the pass reads; torch computes those that are only results.
         self._ones = _needed_ones(body, stage)
         self._given = tuple(
             n.name for n in body.nodes if body.is_total(n) and self._reads_total(n.name)
         )
-        used = read | {v for _, v in self._stores} | {n.inputs[0] for n in stage.totals}
+        used = read | {v for _, v in stage.writes} | {n.inputs[0] for n in stage.totals}
         self._numbers = tuple(
             name
             for name in body.numbers
@@ -111,7 +107,7 @@ class _TritonWriter:
             name=name,
             text="\n".join(text) + "\n",
             loads=self._stage.loads,
-            stores=tuple(n for n, _ in self._stores),
+            stores=tuple(n for n, _ in self._stage.writes),
             totals=tuple(n.name for n in self._stage.totals),
             given=self._given,
             numbers=self._numbers,
@@ -126,13 +122,8 @@ class _TritonWriter:
 
     def _odd_consts(self) -> set[str]:
         """Return constants that cannot stand in the text: not finite, or beyond 32 bits."""
-        out = set()
-        for node in self._body.host:
-            if node.op == "const":
-                size = abs(float(node.attr("value")))
-                if size and not _F32_SMALLEST <= size <= _F32_LARGEST:
-                    out.add(node.name)
-        return out
+        sizes = {name: abs(float(value)) for name, value in self._body.consts.items()}
+        return {n for n, s in sizes.items() if s and not _F32_SMALLEST <= s <= _F32_LARGEST}
 
     def _reads_total(self, name: str) -> bool:
         return any(name in n.inputs for n in (*self._stage.nodes, *self._ones))
@@ -150,7 +141,7 @@ class _TritonWriter:
 
     def _parameters(self) -> list[str]:
         out = [p for name in self._stage.loads for p in self._pointers(name)]
-        out += [p for name, _ in self._stores for p in self._pointers(f"out {name}")]
+        out += [p for name, _ in self._stage.writes for p in self._pointers(f"out {name}")]
         out += [self._names(f"{n.name} parts") for n in self._stage.totals]
         out += [self._names(f"{name} parts") for name in self._given]
         out += [self._names(f"{name} number") for name in self._numbers]
@@ -216,7 +207,7 @@ class _TritonWriter:
         ]
 
     def _number_lines(self) -> list[str]:
-        """Return how the number of an element in the whole value is found."""
+        """Return the lines that compute the number of an element in the whole value."""
         if not self._has_place:
             return []
         if self._is_rows and self._is_small:
@@ -241,11 +232,11 @@ class _TritonWriter:
             lines.append(f"tl.store({parts} + tl.program_id(0), tl.{node.op}({total}, 0))")
         return lines
 
-    # -- what is computed ----------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------
 
     def _write_body(self) -> None:
         for name in self._stage.loads:
-            reach = self._reach(name)
+            reach = self._body.reach[self._body.value_of(name)]
             if reach != "one":
                 self._load(name, reach)
         for value, load in self._load_of.items():
@@ -254,12 +245,8 @@ class _TritonWriter:
             self._lines.append(f"{self._names(node.name)} = {self._expression(node)}")
         for node in self._stage.totals:
             self._add_up(node)
-        for name, value in self._stores:
+        for name, value in self._stage.writes:
             self._store(name, value)
-
-    def _reach(self, load: str) -> str:
-        found = self._body.reach.get(load)
-        return found if found is not None else self._body.reach[dict(self._body.stores)[load]]
 
     def _where(self, reach: str) -> tuple[str, str]:
         """Return the offset and the mask of a value."""
@@ -269,7 +256,7 @@ class _TritonWriter:
 
     def _load(self, name: str, reach: str) -> None:
         at, mask = self._where(reach)
-        x, dtype = self._names(name), self._computed(name)
+        x, dtype = self._names(name), self._type(self._body.dtype(self._body.value_of(name)))
         parts = [f"tl.load({p} + {at}, mask={mask}).to({dtype})" for p in self._pointers(name)]
         self._lines.append(f"{x} = {parts[0]}")
         op = dict(self._body.addends).get(name)
@@ -277,11 +264,6 @@ class _TritonWriter:
         self._lines += [f"{x} = {merge.format(x, part)}" for part in parts[1:]]
         if op == "mean" and len(parts) > 1:
             self._lines.append(f"{x} = tl.div_rn({x}, {float(len(parts))!r})")
-
-    def _computed(self, name: str) -> str:
-        body = self._body
-        value = name if name in body.reach else dict(body.stores)[name]
-        return self._type(body.dtype(value))
 
     def _type(self, dtype: str) -> str:
         found = _TYPES.get(dtype)
@@ -306,10 +288,9 @@ class _TritonWriter:
         body = self._body
         if name not in body.host_names:
             return self._names(name)
-        for node in body.host:
-            if node.name == name and node.op == "const" and name not in self._odd_consts():
-                value = node.attr("value")
-                return repr(float(value) if as_float else value)
+        if name in body.consts and name not in self._odd_consts():
+            value = body.consts[name]
+            return repr(float(value) if as_float else value)
         return self._names(f"{name} number")
 
     def _expression(self, node: Node) -> str:
@@ -332,7 +313,10 @@ class _TritonWriter:
         raise ProgramError(f"{op} ({node.name}) has no form for CUDA; use another backend")
 
     def _divided(self, node: Node, args: list[str]) -> str:
-        """Sums of rows depend on their order, so there are no bits to keep: one division a row."""
+        """Divide by multiplying with an inverse for each row.
+
+        Sums of rows depend on their order, so these kernels need not give certain bits.
+        """
         reaches = [self._body.reach[name] for name in node.inputs]
         if reaches == ["full", "row"]:
             return f"{args[0]} * (1.0 / {args[1]})"
@@ -389,11 +373,11 @@ _CALLED = {
 
 
 _QUICK = {"sqrt": "tl.sqrt({0})", "rsqrt": "tl.rsqrt({0})"}
-"""What row-wise kernels use instead."""
+"""The fast forms that row-wise kernels use instead."""
 
 
 def can_write(body: KernelBody) -> bool:
-    """Whether everything that a body computes has a form here."""
+    """Whether every operation of a body has a form here."""
     names = [*body.inputs, *body.by_name, *body.outputs]
     dtypes = {body.types[n].dtype for n in names if body.types[n].ndim}
     known = set(_INFIX) | set(_CALLED) | {"cast", "dropout"}

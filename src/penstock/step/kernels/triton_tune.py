@@ -1,4 +1,4 @@
-"""Sizes of tiles for kernels on CUDA: a few that may be best, and which one is."""
+"""Sizes of tiles for kernels on CUDA: a few candidates, and the fastest of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 __all__ = ["Config", "best_of", "configs_of"]
 
 TRIAL_ELEMENTS_MIN = 1 << 20
-"""Smaller blocks are over before sizes of tiles matter."""
+"""For smaller blocks the size of tiles does not matter."""
 TRIAL_ELEMENTS_MAX = 1 << 25
-"""Of each tensor in a trial: more than caches hold."""
+"""Elements of each tensor in a trial: more than caches hold."""
 PROGRAMS_MAX = 1024
-"""Programs of a pass that makes sums: each leaves one."""
+"""Programs of a pass that makes sums: each stores one."""
 TILE_ELEMENTS_MAX = 16 * 1024
 _WARM, _TIMED = 2, 5
 
@@ -36,11 +36,11 @@ class Config:
         return min(needed, PROGRAMS_MAX) if has_totals else needed
 
     def lengths(self, length: int, row_length: int) -> list[int]:
-        """Return what the kernel is told: rows and their length, or the number of elements."""
+        """Return the sizes that are passed: rows and their length, or the number of elements."""
         return [length // row_length, row_length] if "ROWS" in dict(self.sizes) else [length]
 
     def trial_elements(self, length: int, row_length: int) -> int:
-        """Return of how many elements a trial is; none if the block is small."""
+        """Return the number of elements in a trial; 0 if the block is too small for one."""
         if length < TRIAL_ELEMENTS_MIN:
             return 0
         most = min(length, TRIAL_ELEMENTS_MAX)
@@ -48,7 +48,7 @@ class Config:
 
 
 def configs_of(kind: str, row_length: int, width: int) -> list[Config]:
-    """Return what may be best, the likeliest first."""
+    """Return candidates, the likeliest first."""
     if kind == "rows":
         cols = 1 << max(0, row_length - 1).bit_length()
         tiles = [1, 2, 4] if cols >= 512 else [4, 16, max(1, 2048 // cols)]
@@ -61,7 +61,7 @@ def configs_of(kind: str, row_length: int, width: int) -> list[Config]:
         ]
     blocks = [(1024, 4), (2048, 8), (512, 4), (4096, 8)]
     if width > 1:
-        # W loads are under way at once as it is.
+        # W loads are in flight at once already.
         blocks = [(1024, 4), (512, 4), (1024, 8), (2048, 8)]
     return [Config(sizes=(("BLOCK", block),), num_warps=warps) for block, warps in blocks]
 
@@ -69,7 +69,7 @@ def configs_of(kind: str, row_length: int, width: int) -> list[Config]:
 def best_of(
     configs: Sequence[Config], trial: Callable[[Config], Callable[[], None] | None]
 ) -> Config:
-    """Return the config whose trial takes the least time; the first where nothing is tried."""
+    """Return the config whose trial takes the least time; the first if there is no trial."""
     best, least = configs[0], float("inf")
     for config in configs:
         run = trial(config)

@@ -1,1 +1,1 @@
-"""Where `load` gets its batches: in stages, a thread for each, over a wire shared with others."""
+"""Loads: where `load` gets its batches, stage by stage, over a wire that they share."""

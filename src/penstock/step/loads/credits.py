@@ -1,8 +1,8 @@
-"""A wire that loads and communication share, and who may use it when.
+"""A wire that loads and communication share, and which of them may use it when.
 
-Batches that come over the network take the same way as gradients. TCP divides a full link among
+Batches that come over the network use the same link as gradients. TCP divides a full link among
 connections, so a loader with eight requests leaves a gradient a ninth of it, and it is the gradient
-that the step waits for. A load has time: it is wanted an iteration later.
+that the step waits for. A load has time: it is needed an iteration later.
 
     wire = Wire()
     with Groups(mesh(dp=2), over=wire) as groups:          # communication is seen by the wire
@@ -10,20 +10,21 @@ that the step waits for. A load has time: it is wanted an iteration later.
         for batch in wire.ahead(loader):                   # loads begin when it has time
             ...
 
-The rule: the next load is held back while communication is under way *and* a batch is there that
-nobody has taken yet. It goes as soon as the wire is free, or when the last batch has been taken,
-for then it is urgent, and a wire that is never free starves nobody. What has begun is never
-stopped; so what begins should be no more than a batch, and a `Loader` given to `ahead` is made with
-`look_ahead` of one: it then asks for a batch when one is taken from it. Its state says what was
-taken here, and not what is ahead. Loads of a compiled step
-keep the same rule where its groups have a wire and they are `rotate`d by two or more; only their
-fetching does, and a `Loader` then reads what the step asks for and nothing else. A load whose
-`priority` is below that of every move is not held back.
+The rule: the next load is held back while communication is under way *and* a batch is ready that
+nobody has taken yet. It starts as soon as the wire is free, or when the last batch has been taken:
+then it is urgent, so a wire that is never free starves no load. A load that has begun is never
+stopped, so it should be no more than a batch: a `Loader` given to `ahead` is made with `look_ahead`
+of one and then asks for a batch when one is taken from it. Its state counts batches that were taken
+here, not those that are ahead.
 
-It pays where a step waits for computing as well: then loads find room in it. Where the wire alone
-is what a step waits for, every gap counts, and a load that makes way leaves some of them empty: do
-without it there. Only what this process says is seen, and communication that waits for a late rank
-counts as under way.
+Loads of a compiled step follow the same rule if its groups have a wire and they are `rotate`d by
+two or more. Only their fetching is held back, and a `Loader` then reads what the step asks for and
+nothing else. A load whose `priority` is below that of every move is not held back.
+
+It pays if a step also waits for computation: loads then use the wire meanwhile. If a step waits for
+the wire alone, every gap counts, and a load that gives way leaves some of them empty: do without it
+there. The wire knows the communication of this process only, and communication that waits for a
+late rank counts as under way.
 """
 
 from __future__ import annotations
@@ -31,21 +32,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
-import torch
-
 from penstock.errors import OptionError
-from penstock.step.comms.comm import Comm, Handle, InParts
+from penstock.step.comms.comm import Collective, Comm, Handle
 
-__all__ = ["Ahead", "Watched", "Wire"]
+__all__ = ["Ahead", "WatchedComm", "Wire"]
 
 _LOOK_S = 0.05
-"""Between two looks at communication that may have failed: then nobody calls."""
+"""How often to check for communication that has failed: its handle calls nobody back."""
 _SMALL_BYTES = 64 << 10
-"""Less than this is over before a load could have made way for it."""
+"""Less than this is over before a load could have given way to it."""
 _JOIN_S = 5.0
+"""How long `close` waits for a batch that is being taken."""
 
 T = TypeVar("T")
 
@@ -54,12 +54,13 @@ class Wire:
     """Counts communication under way, and lets loads wait for the end of it."""
 
     def __init__(self) -> None:
+        # Guards `_flying`. Notified when the wire is free, or a load may have become urgent.
         self._changed = threading.Condition()
         self._flying: set[Handle] = set()
         self.num_held = 0
         """Loads that had to wait."""
         self.num_urgent = 0
-        """Those among them that became urgent before the wire was free."""
+        """Those of them that became urgent before the wire was free."""
 
     @property
     def is_busy(self) -> bool:
@@ -68,8 +69,9 @@ class Wire:
             return bool(self._flying)
 
     def begun(self, handle: Handle, size_bytes: int) -> Handle:
-        """Take note of communication, and return it."""
+        """Note communication that has begun, and return it."""
         if size_bytes >= _SMALL_BYTES and not handle.is_done():
+            # Before `then`, which may call `_over` at once.
             with self._changed:
                 self._flying.add(handle)
             handle.then(lambda: self._over(handle))
@@ -82,9 +84,9 @@ class Wire:
                 self._changed.notify_all()
 
     def hold(self, is_urgent: Callable[[], bool]) -> None:
-        """Return when the wire is free, or what is to be loaded has become urgent.
+        """Return when the wire is free or the load has become urgent.
 
-        Whoever makes it urgent calls `look_again`.
+        The thread that makes it urgent calls `look_again`.
         """
         with self._changed:
             if not self._flying or is_urgent():
@@ -95,24 +97,24 @@ class Wire:
                     self.num_urgent += 1
                     return
                 if not self._changed.wait(_LOOK_S):
-                    # What has failed is not told of.
+                    # Failed communication is done, but nobody has called `_over`.
                     self._flying = {handle for handle in self._flying if not handle.is_done()}
 
     def look_again(self) -> None:
-        """Have those that wait ask once more whether they are urgent."""
+        """Wake loads that are held, to ask again whether they are urgent."""
         with self._changed:
             self._changed.notify_all()
 
     def ahead(self, batches: Iterable[T], *, batches_ahead: int = 2) -> Ahead[T]:
-        """Return what yields the same batches, taken ahead of their step when the wire is free."""
+        """Return an iterator of the same batches, taken ahead of use when the wire is free."""
         return Ahead(batches, self, depth=batches_ahead)
 
 
 class Ahead(Generic[T], Iterator[T]):
     """Batches of a source, some of them ahead; a thread takes them, one at a time.
 
-    The thread ends with the batches, with `close`, or when nobody holds this any more. The source
-    may not use the memory of a batch again.
+    The thread ends with the batches, with `close`, or when this object is garbage. The source must
+    not reuse the memory of a batch.
     """
 
     def __init__(self, batches: Iterable[T], wire: Wire, *, depth: int) -> None:
@@ -133,35 +135,37 @@ class Ahead(Generic[T], Iterator[T]):
 
     def __next__(self) -> T:
         if self._thread is None:
-            # It knows what is taken and not who asks for it, so that this can be forgotten.
+            # The thread holds `_taking` and not `self`, so that an Ahead that nobody holds is freed
+            # and its finalizer ends the thread.
             take = self._taking.take
             self._thread = threading.Thread(target=take, name="penstock-ahead", daemon=True)
             self._thread.start()
         return self._taking.next()
 
     def close(self) -> None:
-        """End the thread; a batch that it is taking is waited for a moment, and dropped."""
+        """End the thread; wait a few seconds for the batch that it is taking, and drop it."""
         self._taking.end()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
 
 class _Taking(Generic[T]):
-    """Batches that were taken and nobody has asked for yet, and how more are taken."""
+    """Batches that were taken and not used yet, and how more are taken."""
 
     def __init__(self, batches: Iterable[T], wire: Wire, depth: int) -> None:
         self._batches = batches
         self._wire = wire
         self._depth = depth
+        # Guards `ready` and the end. Notified when there is a batch, room for one, or the end.
         self._changed = threading.Condition()
         self.ready: deque[T] = deque()
         self._stages: Any = None
-        """The batches in stages, where they can be told which of them was used."""
+        """The batches in stages, if the source has them: it can be told which of them was used."""
         self._has_ended = self._is_closed = False
         self._error: BaseException | None = None
 
     def next(self) -> T:
-        """Return the next batch when it is there."""
+        """Return the next batch, when it is ready."""
         with self._changed:
             while not self.ready:
                 if self._error is not None:
@@ -187,7 +191,7 @@ class _Taking(Generic[T]):
             self._stages.close()
 
     def take(self) -> None:
-        """Take batches until all are taken, or the end is wanted."""
+        """Take batches until all are taken or `end` was called."""
         try:
             for batch in self._each():
                 with self._changed:
@@ -221,123 +225,27 @@ class _Taking(Generic[T]):
             yield stages.decode(fetched)
 
 
-class Watched:
-    """A Comm whose operations a wire takes note of."""
+class WatchedComm(Comm):
+    """A Comm that tells a wire of its operations."""
 
     def __init__(self, comm: Comm, over: Wire) -> None:
+        super().__init__(comm.axis, rank=comm.rank, size=comm.size)
+        self.device_type, self.takes_parts = comm.device_type, comm.takes_parts
         self._comm, self._over = comm, over
-        self.axis, self.rank, self.size = comm.axis, comm.rank, comm.size
 
     @property
     def sent_bytes(self) -> int:
         """What this rank has sent so far, without headers."""
         return self._comm.sent_bytes
 
-    def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        *,
-        op: str = "sum",
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put the sum (mean, max, min) of all ranks' tensors in the place of each."""
-        return self._seen(self._comm.all_reduce(tensor, op=op, wire=wire, algo=algo), tensor)
-
-    def reduce_scatter(
-        self,
-        out: torch.Tensor,
-        tensor: torch.Tensor,
-        *,
-        op: str = "sum",
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put this rank's part of the sum in `out`, which may be that part of the tensor."""
-        handle = self._comm.reduce_scatter(out, tensor, op=op, wire=wire, algo=algo)
-        return self._seen(handle, tensor)
-
-    def all_gather(
-        self,
-        out: torch.Tensor,
-        tensor: torch.Tensor,
-        *,
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put all ranks' parts in `out`; the tensor may be this rank's part of it."""
-        return self._seen(self._comm.all_gather(out, tensor, wire=wire, algo=algo), out)
-
-    @property
-    def in_parts(self) -> InParts | None:
-        """Itself, if parts need not lie in a row."""
-        return None if self._comm.in_parts is None else self
-
-    def scatter_parts(
-        self,
-        out: torch.Tensor,
-        parts: Sequence[torch.Tensor],
-        *,
-        op: str = "sum",
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put this rank's part of the sum in `out`, which may be that part."""
-        assert self._comm.in_parts is not None
-        handle = self._comm.in_parts.scatter_parts(out, parts, op=op, wire=wire, algo=algo)
-        return self._seen(handle, *parts)
-
-    def gather_parts(
-        self,
-        outs: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        *,
-        wire: str | None = None,
-        algo: str | None = None,
-    ) -> Handle:
-        """Put each rank's part in its place; the tensor may lie in its own."""
-        assert self._comm.in_parts is not None
-        handle = self._comm.in_parts.gather_parts(outs, tensor, wire=wire, algo=algo)
-        return self._seen(handle, *outs)
-
-    def all_to_all(
-        self,
-        out: torch.Tensor,
-        tensor: torch.Tensor,
-        *,
-        out_counts: Sequence[int],
-        counts: Sequence[int],
-    ) -> Handle:
-        """Send each rank its run of elements; put what came from each in a row."""
-        handle = self._comm.all_to_all(out, tensor, out_counts=out_counts, counts=counts)
-        return self._seen(handle, out)
-
-    def reduce(self, tensor: torch.Tensor, *, root: int, op: str = "sum") -> Handle:
-        """Put the sum of all in the root's tensor; those of others may be written over."""
-        return self._seen(self._comm.reduce(tensor, root=root, op=op), tensor)
-
-    def broadcast(self, tensor: torch.Tensor, *, root: int) -> Handle:
-        """Put the root's tensor in all."""
-        return self._seen(self._comm.broadcast(tensor, root=root), tensor)
-
-    def shift(
-        self,
-        out: torch.Tensor | None,
-        tensor: torch.Tensor | None,
-        *,
-        by: int = 1,
-        wrap: bool = False,
-    ) -> Handle:
-        """Send to the rank `by` further, receive from the one `by` before; ends are left alone."""
-        return self._seen(self._comm.shift(out, tensor, by=by, wrap=wrap), out)
+    def begin(self, collective: Collective) -> Handle:
+        """Begin a collective, and tell the wire."""
+        return self._over.begun(self._comm.begin(collective), collective.size_bytes)
 
     def barrier(self) -> None:
-        """Return when all ranks have come here and all that was asked on this lane is done."""
+        """Return when all ranks have come here and everything begun on this lane is done."""
         self._comm.barrier()
 
     def close(self) -> None:
         """Wait for what is under way and end the lane's thread."""
         self._comm.close()
-
-    def _seen(self, handle: Handle, *tensors: torch.Tensor | None) -> Handle:
-        return self._over.begun(handle, sum(each.nbytes for each in tensors if each is not None))

@@ -1,22 +1,23 @@
 """Sources: where `load` gets its batches from, in which stages, and how far ahead.
 
-A source is anything that yields batches. `load("train.image", ...)` takes one field of what the
-source called `train` yields; all fields of an iteration come from the same batch. With `rotate` the
-program asks for batches ahead of their step, and their stages go on while earlier steps compute:
+A source is any iterable of batches. `load("train.image", ...)` takes one field of the batches of
+the source called `train`; all fields of an iteration come from the same batch. With `rotate` the
+program asks for batches ahead of their step, and their stages run while earlier steps compute:
 
-    fetch    the bytes of a batch come; where groups have a wire that loads take too (`credits`), a
-             batch that is not urgent waits until the wire is free, and nothing else does
-    decode   they become a batch, where the source tells the two apart
-    copy     it goes to the device, on a stream of its own, where values do not live on the host
+    fetch    reads the bytes of a batch; if the groups have a wire that loads share (`credits`), a
+             batch that is not urgent waits here until the wire is free
+    decode   makes a batch of them, if the source separates the two
+    copy     copies it to the device, on a stream of its own, if values do not live on the host
 
 Each stage of a source has a thread, so one batch is copied while the next is decoded and the one
-after it fetched. A source tells fetching and decoding apart if it has `stages(only_asked=...)`, as
-a Penstock Loader does: what that returns has `fetch()`, which returns something when the bytes are
-here, `decode(something)`, which returns the batch, and `close()`; if it has `used()`, that is
-called when a step has taken a batch, so that the state of a Loader says what steps have used and
-not what is ahead of them. Anything else is iterated over, and what it does counts as fetching. What
-it yields may be written over by the next: where batches are ahead, or a step returns what it loads,
-they are copied. Fields of a tuple or a list are its places, as in `load("train.0", ...)`.
+after it fetched. A source separates fetching from decoding if it has `stages(only_asked=...)`, as a
+Penstock Loader has: it returns an object with `fetch()`, which returns something when the bytes are
+here, `decode(something)`, which returns the batch, and `close()`. If that object has `used()`, it
+is called when a step has taken a batch, so that the state of a Loader counts batches that steps
+have used and not those ahead of them. Any other source is iterated over, and all its work counts as
+fetching. It may reuse the memory of a batch for the next one: if batches are ahead, or a step
+returns what it loads, they are copied. Fields of a tuple or a list are named by their position, as
+in `load("train.0", ...)`.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ __all__ = [
 ]
 
 _SPENT_MAX = 1024
-"""Stages of batches whose times are kept until somebody asks."""
+"""Stages of batches whose times are kept until `spent` returns them."""
 _JOIN_S = 5.0
 """How long `close` waits for a source that is at work."""
 
 
 class SourceStages(Protocol):
-    """Batches of a source in two stages, each called in order, by a thread of its own."""
+    """Batches of a source in two stages, each called in order, on a thread of its own."""
 
     def fetch(self) -> Any:
         """Return something when the bytes of the next batch are here; StopIteration at the end."""
@@ -79,7 +80,7 @@ class Spent:
 
 
 class Landing:
-    """A stage of a batch under way, as lanes want it."""
+    """A stage of a batch under way, as a handle for a lane."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
@@ -93,7 +94,7 @@ class Landing:
         return self._future.done()
 
     def then(self, work: Callable[[], None]) -> None:
-        """Have something called once it is over, well or not."""
+        """Call something once it is over, well or not."""
         self._future.add_done_callback(lambda _: work())
 
 
@@ -108,7 +109,7 @@ def field_of(name: str) -> tuple[str, str]:
 
 
 def stages_offered(batches: Iterable[Any], device: torch.device) -> tuple[str, ...]:
-    """Return what a batch of a source goes through; nothing where it is there in one go."""
+    """Return the stages of a source's batches; none if it has only one."""
     if isinstance(batches, Source):
         return batches.offered
     found = ["fetch"]
@@ -120,7 +121,7 @@ def stages_offered(batches: Iterable[Any], device: torch.device) -> tuple[str, .
 
 
 def check_apart(sources: Mapping[str, Any]) -> None:
-    """Refuse what can be gone through once only and is given as two sources."""
+    """Refuse an iterator given as two sources: each of its batches would reach only one."""
     names: dict[int, str] = {}
     for name, of in sources.items():
         first = names.setdefault(id(of), name)
@@ -133,7 +134,7 @@ def check_apart(sources: Mapping[str, Any]) -> None:
 
 
 class Source:
-    """Batches of one source; each node that loads takes them in its own time."""
+    """Batches of one source; each node that loads takes them at its own time."""
 
     def __init__(
         self, name: str, batches: Iterable[Any], device: torch.device, over: Wire | None = None
@@ -148,21 +149,23 @@ class Source:
         self._ahead = 0
         self._goes_first = False
         self._is_lasting = False
-        """Whether somebody may have a batch when the source makes the next one."""
+        """Whether a batch may still be in use when the source makes the next one."""
+        # Guards the counts below and `_coming`: the threads of lanes ask for batches, those of
+        # several nodes take them.
         self._lock = threading.Lock()
         self._taken: dict[str, int] = {}
-        """By the node that loads: how many batches it has had."""
+        """How many batches each node has taken."""
         self._fields: dict[str, str] = {}
-        """By the node that loads."""
+        """The field that each node loads."""
         self._known: set[str] = set()
-        """Fields that somebody loads, or has loaded."""
+        """Fields that nodes load, or have loaded."""
         self._first = 0
         """The number of the oldest batch that is kept."""
         self._num_fetched = 0
         self._wanted = -1
-        """The newest batch that somebody has asked for."""
+        """The newest batch that a node has asked for."""
         self._coming: deque[dict[str, Future[Any]]] = deque()
-        """By stage, of the batches that are kept."""
+        """The stages of each batch that is kept."""
         self._is_closed = False
         self._threads = {stage: Worker(f"penstock-{stage}-{name}") for stage in self._stages}
         self._stream: Any = None
@@ -178,9 +181,19 @@ class Source:
         goes_first: bool = False,
         is_returned: bool = False,
     ) -> None:
-        """Take note that a node loads a field, how many iterations ahead, before whom, for whom."""
+        """Note that a node loads a field, and how many iterations ahead.
+
+        Args:
+            node: its name.
+            field: of each batch.
+            ahead: for how many later iterations batches are asked for.
+            goes_first: whether the wire must not hold it back.
+            is_returned: whether a step returns the batch.
+        """
         if self._coming and field not in self._known:
-            raise ProgramError(f"batches of source {self.name!r} are here, without {field!r}")
+            raise ProgramError(
+                f"batches of source {self.name!r} have been loaded without {field!r}"
+            )
         self._known.add(field)
         self._taken[node] = self._first
         self._fields[node] = field
@@ -189,7 +202,7 @@ class Source:
         self._is_lasting = self._is_lasting or ahead > 0 or is_returned
 
     def handed_on(self) -> Source:
-        """Forget who loads, between two steps: others go on with the batch that is next."""
+        """Forget the nodes that load: those of another step go on with the batch that is next."""
         with self._lock:
             self._taken.clear()
             self._fields.clear()
@@ -197,10 +210,10 @@ class Source:
         return self
 
     def looked_at(self) -> tuple[Any, float]:
-        """Return the batch that is next, which stays so, and how long its longest stage took."""
+        """Return the batch that is next, without taking it, and how long its longest stage took."""
         on_host = [stage for stage in self._stages if stage != "copy"][-1]
         with self._lock:
-            self._is_lasting = True  # Those after it may be asked for before it is taken.
+            self._is_lasting = True  # Later batches may be asked for before it is taken.
             if not self._coming:
                 self._coming.append(self._begin(self._first))
             coming = self._coming[0]
@@ -210,7 +223,7 @@ class Source:
         return fields.get("", fields), max(took_s, default=0.0)
 
     def ask(self, node: str) -> None:
-        """Have the next batch of a node brought here, and those that are to be ahead of it."""
+        """Begin to load the next batch of a node, and those that are to be ahead of it."""
         with self._lock:
             number = self._taken[node]
             while self._first + len(self._coming) <= number + self._ahead:
@@ -240,7 +253,7 @@ class Source:
         return tensor
 
     def spent(self) -> list[tuple[Spent, int]]:
-        """Return when stages were at work since this was last asked, and how far ahead of use."""
+        """Return when stages were at work since the last call, and how far ahead of use."""
         out = []
         now = max(self._taken.values(), default=0) - 1
         while self._spent:
@@ -250,13 +263,14 @@ class Source:
         return out
 
     def close(self) -> None:
-        """End the threads; a batch that the source is at work on is waited for a moment."""
+        """End the threads; wait a few seconds for a batch that the source is at work on."""
         self._is_closed = True
         if self._over is not None:
             self._over.look_again()
         if self._begun is not None:
             self._begun.close()
-        # From the first stage on: whoever waits for a batch of the stage before is then told.
+        # From the first stage on: a stage that waits for the one before it is then woken by the
+        # cancelled future.
         until_s = time.monotonic() + _JOIN_S
         for thread in self._threads.values():
             thread.close()
@@ -264,19 +278,19 @@ class Source:
         if left:
             warnings.warn(
                 f"source {self.name!r} is still in {left[0]} {_JOIN_S:g} s after its step was "
-                "closed: it waits for a batch that nobody wants any more; its thread ends when "
+                "closed: it waits for a batch that is not needed any more; its thread ends when "
                 "that comes, or with the process",
                 stacklevel=2,
             )
         else:
-            # Batches that were ahead have memory, and an iterator may have processes.
+            # Free the memory of batches that were ahead, and the processes of an iterator.
             self._batches, self._begun, self._last_copy = (), None, None
             self._coming.clear()
 
     # -- stages --------------------------------------------------------------------------------
 
     def _begin(self, number: int) -> dict[str, Future[Any]]:
-        """Have a batch go through its stages."""
+        """Start a batch on its stages."""
         asked = mark_of(self._device)
         out: dict[str, Future[Any]] = {}
         before: Future[Any] | None = None
@@ -291,13 +305,13 @@ class Source:
         return out
 
     def _is_urgent(self) -> bool:
-        """Whether no batch is there beyond those that were asked for."""
+        """Whether no batch is ready beyond those that nodes have asked for."""
         return self._num_fetched <= self._wanted + 1 or self._is_closed
 
     def _fetch(self, number: int, copy: Future[Any] | None) -> Any:
-        """Return a batch, or what it is to be decoded from.
+        """Return a batch, or what it is decoded from.
 
-        A plain source may use its memory again, so the copy before must have left it.
+        A plain source may reuse its memory, so the copy before must have finished reading it.
         """
         if copy is not None and "decode" not in self._stages:
             copy.result()["event"].synchronize()
@@ -321,7 +335,7 @@ class Source:
 
     def _opened(self) -> SourceStages:
         if "decode" in self._stages:
-            # Over a wire of others, nothing may come that was not asked for.
+            # On a shared wire, a batch that was not asked for must not be fetched.
             stages: SourceStages = self._batches.stages(only_asked=self._over is not None)  # type: ignore[attr-defined]
             return stages
         if not any(hasattr(self._batches, name) for name in ("__iter__", "__getitem__")):
@@ -332,7 +346,7 @@ class Source:
         return _Plain(iter(self._batches))
 
     def _used(self) -> None:
-        """Tell a source that wants to know that its oldest batch has been taken by everybody."""
+        """Tell a source that has `used()` that all nodes have taken its oldest batch."""
         used = getattr(self._begun, "used", None)
         if used is not None:
             used()
@@ -356,7 +370,7 @@ class Source:
         return {"fields": fields, "event": None}
 
     def _tensor(self, batch: Any, field: str) -> torch.Tensor:
-        """Return a field of a batch, in memory that the next batch leaves alone."""
+        """Return a field of a batch, copied if the source may reuse its memory too early."""
         try:
             is_row = isinstance(batch, tuple | list) and field.isdecimal()
             value = (batch[int(field)] if is_row else batch[field]) if field else batch
@@ -385,10 +399,11 @@ class Source:
         return tensor.clone() if is_lent else tensor
 
     def _copy(self, number: int, before: Future[Any], asked: Any) -> dict[str, Any]:
-        """Return a batch on the device; the event tells when it is there.
+        """Return a batch on the device, and the event at the end of its copy.
 
-        The host may be many steps ahead of the device. A copy waits until the device has come to
-        where the batch was asked for, or its memory would fill with batches for later steps.
+        The host may be many steps ahead of the device. A copy waits until the device has reached
+        the point where the batch was asked for; otherwise device memory would fill with batches for
+        later steps.
         """
         fields = before.result()["fields"]
         if self._stream is None:
@@ -399,19 +414,19 @@ class Source:
             moved = {f: t.to(self._device, non_blocking=True) for f, t in fields.items()}
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        with suppress(RuntimeError):  # Closed meanwhile.
+        with suppress(RuntimeError):  # The thread was closed meanwhile.
             self._threads["copy"].submit(self._landed, number, event, fields, start_s)
         return {"fields": moved, "event": event}
 
     def _landed(self, number: int, event: Any, fields: Any, start_s: float) -> None:
-        """Keep what a copy reads until it is over, and take note when that was."""
+        """Hold the memory that a copy reads until it is over, and note when that was."""
         event.synchronize()
         self._note("copy", number, None, start_s)
 
     def _note(
         self, stage: str, number: int, told_ns: tuple[int, int] | None, start_s: float
     ) -> None:
-        """Take note when a stage was at work: as its source tells, or while it was waited for."""
+        """Note when a stage was at work: as the source says, or else as long as we waited."""
         stop_s = time.perf_counter()
         if told_ns is not None:
             start_s, stop_s = told_ns[0] / 1e9, told_ns[1] / 1e9
@@ -420,7 +435,7 @@ class Source:
 
 
 class _Plain:
-    """What has no stages: all that it does counts as fetching."""
+    """A source without stages: all its work counts as fetching."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -432,4 +447,4 @@ class _Plain:
         return fetched
 
     def close(self) -> None:
-        """It is not ours to close."""
+        """Leave the iterator to its owner."""

@@ -1,7 +1,7 @@
-"""A thread for one stage of a source, which nobody has to wait for in the end.
+"""A thread for one stage of a source, which does not keep the interpreter from ending.
 
-Those of an executor are joined when the interpreter ends, whatever they wait for; a source may wait
-for ever, for more to come over a queue or a network.
+The threads of an executor are joined when the interpreter ends, whatever they wait for; a source
+may wait for ever for data from a queue or a network.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Worker:
         self._queue: _Queue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        # The thread knows the queue only, and ends when nobody holds this any more.
+        # The thread holds the queue and not `self`, so that it ends when this object is freed.
         weakref.finalize(self, self._queue.put, None)
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Have something done after all that was asked for before."""
+        """Run something after all that was submitted before."""
         if self._is_closed:
             raise RuntimeError(f"{self._name} is closed")
         future: Future[Any] = Future()
@@ -45,7 +45,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """Begin nothing more; what has not begun is cancelled."""
+        """Begin nothing more, and cancel what has not begun."""
         self._is_closed = True
         while True:
             try:
@@ -57,7 +57,7 @@ class Worker:
         self._queue.put(None)
 
     def ends_by(self, until_s: float) -> bool:
-        """Wait for the thread's end until then (monotonic); return whether it has ended."""
+        """Wait for the thread's end until a time (monotonic); return whether it has ended."""
         if self._thread is None or self._thread is threading.current_thread():
             return True
         self._thread.join(max(0.0, until_s - time.monotonic()))
@@ -67,7 +67,7 @@ class Worker:
 def _do_all(queue: _Queue) -> None:
     while (item := queue.get()) is not None:
         _do(*item)
-        del item  # Nobody is to be kept alive while there is nothing to do.
+        del item  # It would keep its work's objects alive while the thread waits.
 
 
 def _do(future: Future[Any], work: Callable[..., Any], args: tuple[Any, ...]) -> None:

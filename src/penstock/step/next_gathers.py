@@ -1,8 +1,8 @@
-"""Gathers that belong to the next iteration, begun in this one.
+"""Gathers of the next iteration, begun in this one.
 
 A state that is kept in slices and gathered where an iteration first reads it (`rotate`) can be on
-its way as soon as it has its new value. Such a gather goes into memory of its own, beside the one
-that this iteration still reads; when the next iteration comes to it, the two change places. On its
+its way as soon as it has its new value. Such a gather writes to memory of its own, beside the one
+that this iteration still reads; when the next iteration comes to it, the two are exchanged. On its
 lane it stands behind everything of this iteration, in the order of the plan, so all ranks agree.
 """
 
@@ -19,12 +19,12 @@ from penstock.step.moving import move_of
 from penstock.step.program.nodes import Program
 from penstock.step.program.plan import Plan, Task
 
-__all__ = ["Early", "early_tasks", "with_early"]
+__all__ = ["NextGather", "next_gathers", "with_next_gathers"]
 
 _NEXT = " of the next iteration"
 
 
-def early_tasks(plan: Plan) -> tuple[Task, ...]:
+def next_gathers(plan: Plan) -> tuple[Task, ...]:
     """Return the gathers of states that are begun an iteration ahead."""
     return tuple(
         task
@@ -38,17 +38,17 @@ def _state_of(program: Program, task: Task) -> str | None:
     return source if source in program.states else None
 
 
-def with_early(plan: Plan) -> Plan:
+def with_next_gathers(plan: Plan) -> Plan:
     """Return a plan that also begins the gathers of the next iteration."""
     tasks = list(plan.tasks)
-    for task in early_tasks(plan):
+    for task in next_gathers(plan):
         state = _state_of(plan.program, task)
         writers = [t.name for t in plan.tasks if any(a.state == state for a in t.writes)]
         tasks.append(replace(task, name=task.name + _NEXT, after=tuple(writers), ahead=0))
     return replace(plan, tasks=tuple(tasks))
 
 
-class Early:
+class NextGather:
     """One such gather: begun in one iteration, awaited in the next."""
 
     def __init__(self, task: Task, memory: RankMemory, comm: Comm) -> None:
@@ -60,24 +60,24 @@ class Early:
         self._next = move_of(node, task, self._beside, comm)
         self._begun: Begun | None = None
         self._from = 0
-        """Where the state lay that it was begun from."""
+        """Where the state lay when the gather was begun."""
 
     def begin_now(self) -> Begun:
         """Return what was begun an iteration ago, or begin now."""
         begun, self._begun = self._begun, None
         if begun is None:
-            return Begun(handle=self._now.issue(), finish=self._now.finish)
+            return self._now.begin()
         if self._memory.whole(self._state).data_ptr() != self._from:
             raise ProgramError(
-                f"{self._state} lies elsewhere than when its gather was begun; give the same "
+                f"{self._state} is another tensor than when its gather was begun; give the same "
                 "tensor to every step, or call forget() on all ranks first"
             )
         return Begun(handle=begun.handle, finish=self._swapped(begun.finish))
 
     def begin_next(self) -> Begun:
-        """Begin the gather of the next iteration; nobody waits for it in this one."""
+        """Begin the gather of the next iteration; nothing in this one waits for it."""
         self._from = self._memory.whole(self._state).data_ptr()
-        self._begun = Begun(handle=self._next.issue(), finish=self._next.finish)
+        self._begun = self._next.begin()
         return Begun(handle=Done(), finish=lambda: None)
 
     def _swapped(self, finish: Callable[[], None]) -> Callable[[], None]:

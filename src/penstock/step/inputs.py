@@ -1,4 +1,4 @@
-"""What a user gives to `compile` and to a step, and what is said where it is something else."""
+"""Inputs of `compile` and of a step: the messages for wrong ones, and numbers in any form."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.errors import ProgramError
 from penstock.step.program.language import Template
 from penstock.step.program.nodes import Node
 
-__all__ = ["article", "no_program", "no_tensor", "number_of"]
+__all__ = ["no_program", "no_tensor", "number_of", "with_article"]
 
 _ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 
 
-def article(given: Any) -> str:
-    """Return what something is, with its article."""
+def with_article(given: Any) -> str:
+    """Return the type of a value, with its article."""
     if isinstance(given, np.ndarray):
         return "a NumPy array"
     name = type(given).__name__
@@ -26,23 +26,23 @@ def article(given: Any) -> str:
 
 
 def no_program(given: Any) -> str:
-    """Return what to say of something that is no program."""
+    """Return the message for a value that is no program."""
     if isinstance(given, Template):
         return (
             f"{given.name} has no mesh and no sizes yet; compile what {given.name}.on(mesh, ...) "
             "returns"
         )
-    return f"a step is compiled of a program, not of {article(given)}; write one with @program"
+    return f"a step is compiled of a program, not of {with_article(given)}; write one with @program"
 
 
 def no_tensor(what: str, given: Any, shape: tuple[int, ...]) -> str:
-    """Return what to say of something that is no tensor."""
+    """Return the message for a value that is no tensor."""
     way_out = "torch.from_numpy makes one of it" if isinstance(given, np.ndarray) else "give one"
-    return f"{what} is {article(given)}, should be a tensor of shape {shape}; {way_out}"
+    return f"{what} is {with_article(given)}, should be a tensor of shape {shape}; {way_out}"
 
 
 def number_of(node: Node, given: Any) -> float | int:
-    """Return a number that is given, also as an array with one element, or refuse what is none."""
+    """Return a number, also of an array with one element, or refuse what is none."""
     is_whole = node.type.dtype == "i64"
     kind = type(given)
     if kind is int or (kind is float and not is_whole):
@@ -51,7 +51,7 @@ def number_of(node: Node, given: Any) -> float | int:
     value = given.item() if isinstance(given, _ARRAYS) and math.prod(given.shape) == 1 else given
     if not isinstance(value, int | float):
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, _ARRAYS) else ""
-        raise ProgramError(f"{node.name} is {article(given)}{shape}, should be one number")
+        raise ProgramError(f"{node.name} is {with_article(given)}{shape}, should be one number")
     if is_whole and isinstance(value, float):
         if not value.is_integer():
             raise ProgramError(f"{node.name} is {value}, should be a whole number")
