@@ -26,7 +26,6 @@ FOR_USERS = {
 """Guides tell of them."""
 TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/parse_process.py:num_parser_deaths",
-    "dataset/part.py:merge_parts",
     "report/model/run_model.py:doubts",
     "simulate/cluster.py:replay_line",
     "simulate/importance/shade_released.py:published_hit_share",
