@@ -26,7 +26,6 @@ FOR_USERS = {
 """Guides tell of them."""
 TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/parse_process.py:num_parser_deaths",
-    "dataset/part.py:merge_parts",
     "engine/peers/members.py:announce",
     "report/model/run_model.py:doubts",
 }

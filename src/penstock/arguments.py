@@ -1,8 +1,9 @@
 """Arguments as users give them: checked once, kept as plain values.
 
-Whole numbers of NumPy and torch are taken wherever one is meant and kept as `int`, because states
-and descriptions of orders are written as JSON. A bool, a float or a text is refused there, also
-where Python would count with it: `epochs=2.5` and `batch_size="32"` are mistakes.
+Whole numbers of NumPy and torch are accepted wherever a whole number is expected, and kept as
+`int`, because states and descriptions of orders are written as JSON. Bools, floats and texts are
+refused there, even where Python would compute with them: `epochs=2.5` and `batch_size="32"` are
+mistakes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from penstock.errors import OptionError
 
 COUNT_MAX = 2**62
-"""So that the sum of two counts is still a number of 64 bits."""
+"""The sum of two such counts still fits 64 bits."""
 
 
 def count_of(
@@ -44,7 +45,7 @@ def count_of(
 
 
 def optional_count(name: str, value: Any, *, hint: str = "") -> int | None:
-    """Return a whole number of at least 1, or None where none was given."""
+    """Return a whole number of at least 1, or None where None was given."""
     return None if value is None else count_of(name, value, hint=hint)
 
 
@@ -60,7 +61,7 @@ def number_of(name: str, value: Any) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise OptionError(f"{name} must be a finite number from 0 on, got {value!r}")
     if isinstance(value, np.generic):
-        # 0.7 of 32 bits is meant as 0.7, and not as the double nearest to it.
+        # A float32 of 0.7 means 0.7, not the double that is nearest to that float32.
         return int(value) if isinstance(value, np.integer) else float(str(value))
     number: float = value
     return number

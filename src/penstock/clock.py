@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What may be asked of time."""
+    """A source of time."""
 
     def now_s(self) -> float:
         """Return seconds since some fixed moment; never runs backwards."""

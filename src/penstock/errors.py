@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pathlib
 import urllib.parse
+from functools import partial
 
 
 class PenstockError(Exception):
@@ -36,8 +37,8 @@ class MissingPackageError(PenstockError, ImportError):
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to Penstock as it is installed here.
 
-    What was installed from a folder or a repository names it (direct_url.json, PEP 610); what came
-    from a package index names none.
+    An installation from a folder or a repository records where that is (direct_url.json, PEP 610);
+    one from a package index records nothing.
     """
     from importlib import metadata  # Takes longer to import than all of this module.
 
@@ -45,7 +46,7 @@ def install_command(extra: str) -> str:
         text = metadata.distribution("penstock").read_text("direct_url.json")
         origin = json.loads(text) if text else None
     except (metadata.PackageNotFoundError, ValueError):
-        origin = {}  # It runs from its sources, as they lie.
+        origin = {}  # It runs from its sources without being installed.
     if origin is None:
         return f"pip install 'penstock[{extra}]'"
     url = str(origin.get("url", ""))
@@ -62,7 +63,7 @@ def install_command(extra: str) -> str:
 
 
 class StoreError(PenstockError):
-    """A store could not do what it was asked. `uri` names the object."""
+    """A request to a store failed. `uri` names the object."""
 
     retryable = False
     """Whether asking the same again may succeed."""
@@ -73,11 +74,7 @@ class StoreError(PenstockError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword arguments do not survive the default pickling of exceptions.
-        return _remake, (type(self), str(self), self.uri)
-
-
-def _remake(kind: type[StoreError], message: str, uri: str) -> StoreError:
-    return kind(message, uri=uri)
+        return partial(type(self), uri=self.uri), (str(self),)
 
 
 class NotFoundError(StoreError, FileNotFoundError):
@@ -149,14 +146,14 @@ class WorkerError(PenstockError):
 
 
 class EngineError(PenstockError):
-    """The process that makes the batches died, more often than it is started again."""
+    """The process that makes the batches died more often than it is restarted."""
 
 
 class PeerError(PenstockError):
-    """Another node did not answer as it should; what it has comes from the store instead.
+    """Another node did not answer as it should; its bytes are read from the store instead.
 
     `kind` is "lost" (no connection, or silent for too long), "refused" (it does not know us),
-    "stuck" (it is there but does not get on), "broken" (its bytes or its words make no sense).
+    "stuck" (it answers but makes no progress), "broken" (its bytes or messages make no sense).
     """
 
     def __init__(self, message: str, *, peer: str = "", kind: str = "lost") -> None:
@@ -165,11 +162,7 @@ class PeerError(PenstockError):
         self.kind = kind
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remake_peer, (str(self), self.peer, self.kind)
-
-
-def _remake_peer(message: str, peer: str, kind: str) -> PeerError:
-    return PeerError(message, peer=peer, kind=kind)
+        return partial(type(self), peer=self.peer, kind=self.kind), (str(self),)
 
 
 class RendezvousError(PenstockError):
@@ -177,4 +170,4 @@ class RendezvousError(PenstockError):
 
 
 class ProgramError(PenstockError, ValueError):
-    """A step program, or a change to one, would not mean what was meant."""
+    """A step program, or a change to one, is not valid."""

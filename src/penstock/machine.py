@@ -22,13 +22,13 @@ from penstock.errors import OptionError
 _TRANSFER_SHARE_MIN = 0.01
 """The least part of a read's time that is taken as transfer."""
 _FULL_SHARE = 0.9
-"""So many reads at once that bring less than this of so many times what one brings share a full
-pipe."""
+"""N reads at once share a full pipe if they bring less than this share of N times what one read
+brings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Throughput by how many ask at once.
+    """Throughput by the number of concurrent requests.
 
     >>> curve = Curve(counts=(1, 4), bytes_s=(100e6, 400e6))
     >>> curve.at(1), curve.at(2), curve.at(9)
@@ -56,7 +56,7 @@ class Curve:
         return cls(counts=(1,), bytes_s=(bytes_s,))
 
     def at(self, count: float) -> float:
-        """Return the throughput of so many together."""
+        """Return the throughput of `count` requests together."""
         after = bisect_right(self.counts, count)
         if after == 0:
             return float(self.bytes_s[0])
@@ -79,20 +79,20 @@ class TierModel:
     """By threads."""
     latency_s: float = 0.0
     request_bytes: int | None = None
-    """The size of the reads that `read` was measured with, latency included; None where it is that
-    of the transfer alone."""
+    """The size of the reads that `read` was measured with, latency included; None if `read` is the
+    rate of the transfer alone."""
 
     def __post_init__(self) -> None:
         if self.request_bytes is not None and self.request_bytes < 1:
             raise OptionError(f"reads ask for at least 1 byte, got {self.request_bytes}")
 
     def read_s(self, size_bytes: float, threads: float) -> float:
-        """Return the time that one read takes while so many threads read."""
+        """Return the time that one read takes while `threads` threads read."""
         plain = self.without_latency()
         return _read_s(plain.read, plain.latency_s, size_bytes, threads)
 
     def without_latency(self) -> TierModel:
-        """Return the same tier with `read` as that of the transfer alone."""
+        """Return the same tier with `read` as the rate of the transfer alone."""
         if self.request_bytes is None:
             return self
         latency_s, read = _split(self.latency_s, self.read, self.request_bytes)
@@ -114,8 +114,8 @@ class StoreModel:
     requests_s_max: float | None = None
     """Requests a second that the store allows in all; None where it has no such limit."""
     request_bytes: int | None = None
-    """The size of the requests that `throughput` was measured with, latency included; None where
-    throughput is that of the transfer alone."""
+    """The size of the requests that `throughput` was measured with, latency included; None if
+    `throughput` is the rate of the transfer alone."""
 
     def __post_init__(self) -> None:
         if min(self.latency_s, self.latency_p99_s) < 0:
@@ -126,7 +126,7 @@ class StoreModel:
             raise OptionError(f"requests ask for at least 1 byte, got {self.request_bytes}")
 
     def read_s(self, size_bytes: float, in_flight: float) -> float:
-        """Return the time that one request takes while so many are in flight.
+        """Return the time that one request takes while `in_flight` requests are in flight.
 
         >>> curve = Curve(counts=(1, 16), bytes_s=(5e6, 50e6))
         >>> store = StoreModel(
@@ -141,7 +141,7 @@ class StoreModel:
         return _read_s(plain.throughput, plain.latency_s, size_bytes, in_flight)
 
     def without_latency(self) -> StoreModel:
-        """Return the same store with `throughput` as that of the transfer alone."""
+        """Return the same store with `throughput` as the rate of the transfer alone."""
         if self.request_bytes is None:
             return self
         latency_s, curve = _split(self.latency_s, self.throughput, self.request_bytes)
@@ -149,20 +149,20 @@ class StoreModel:
 
 
 def _read_s(transfer: Curve, latency_s: float, size_bytes: float, count: float) -> float:
-    """Return the longer of two times: a read alone, and a read's share of what all together get.
+    """Return the longer of two times: that of a read alone, and that of its share of a full pipe.
 
-    While some wait for their first byte others transfer, so latency and a full pipe do not add up.
+    While some reads wait for their first byte others transfer, so the two times do not add up.
     """
     alone_s = latency_s + size_bytes / transfer.at(1)
     return max(alone_s, count * size_bytes / transfer.at(count))
 
 
 def _split(latency_s: float, measured: Curve, size_bytes: int) -> tuple[float, Curve]:
-    """Return latency and transfer apart, from what arrived with reads of one size.
+    """Return latency and transfer rate separately, from throughput measured with one read size.
 
-    One read alone gives the rate of a connection. As long as twice as many bring twice as much,
-    they only wait for first bytes, and the pipe carries more than that: as much as ever was seen.
-    From there on it is full, and what arrives is what it carries.
+    One read alone gives the rate of a connection. As long as twice as many reads bring twice as
+    much, they mostly wait for first bytes, and the pipe can carry at least the most that was ever
+    measured. Beyond that the pipe is full, and what was measured is what it carries.
     """
     alone_s = size_bytes * measured.counts[0] / measured.bytes_s[0]
     # A latency that varies may exceed the whole; a transfer always takes some time.
@@ -207,7 +207,7 @@ class Machine:
     """Where the numbers come from: host, date, command."""
 
     def without_latency(self) -> Machine:
-        """Return the same machine with all curves as those of the transfer alone.
+        """Return the same machine with all curves as rates of the transfer alone.
 
         Probes measure what arrives, latency included; formulas of the kind "latency, then bytes at
         some rate" need the two apart.
@@ -273,7 +273,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        # Texts of JSON are texts of TOML, but for the one control character that JSON lets pass.
+        # A JSON string is a TOML string, except for DEL, which TOML requires to be escaped.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_plain, value)) + "]"

@@ -1,4 +1,4 @@
-"""How much memory this process could still take: of the node, and of its control group."""
+"""How much memory this process can still allocate: what the node and its control group allow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NO_LIMIT_BYTES = 2**60
 
 
 def memory_left_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory this process could still take."""
+    """Return how much memory this process can still allocate."""
     free = (node_free_bytes(root), group_free_bytes(root))
     return min(
         (size_bytes for size_bytes in free if size_bytes is not None), default=NO_LIMIT_BYTES
@@ -53,7 +53,8 @@ def _groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
             mounts, names = ["sys/fs/cgroup/memory"], _V1
         else:
             continue
-        # In a container the path may be the host's; what is mounted there is then our own group.
+        # In a container the path may be that of the host, and the mount is then our own group: so
+        # the folders above are looked at as well, up to the mount itself.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for mount in mounts:
             found += [

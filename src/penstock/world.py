@@ -2,9 +2,9 @@
 
 A world is an argument. `World.from_env()` reads what torchrun, Ray Train, Slurm or MPI left in the
 environment, when it is called and never before; nothing here starts or joins a process group.
-Launchers say different things: torchrun and Slurm name the node and how many there are, so nodes
-may have different numbers of ranks; the others leave it to be worked out from the ranks of this
-node. What a launcher says is used where it fits together, and the rest is spread evenly.
+Launchers say different things. torchrun and Slurm give the number of this node and of all nodes, so
+nodes may have different numbers of ranks; with the others both are derived from the ranks of this
+node. Values that contradict each other are not used: ranks are then spread evenly over nodes.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _placed(
         first = rank - local_rank
         ranks = (first, first + num_local_ranks, num_ranks)
         node, num_nodes = _guessed(node, even_nodes, ranks)
-    # A process that a rank started may have a rank of its own and the rest from its parent.
+    # A process started by a rank may have set its own rank and inherited the other variables.
     is_whole = (
         0 <= local_rank < num_local_ranks <= num_ranks
         and local_rank <= rank
@@ -178,11 +178,11 @@ def _placed(
 
 
 def _guessed(node: int, even_nodes: int, ranks: tuple[int, int, int]) -> tuple[int, int]:
-    """Return this node and how many there are, as far as the ranks on this one can tell."""
+    """Return the number of this node and of all nodes, as far as the ranks of this node tell."""
     first, end, num_ranks = ranks
     is_known = node != -1
     if not is_known:
-        # By the node's first rank: so all of a node agree, also where nodes differ.
+        # By the first rank of the node, so that all its ranks agree even where nodes differ.
         node = max(first * even_nodes // num_ranks, int(first > 0))
     if is_known and end == num_ranks:
         return node, node + 1

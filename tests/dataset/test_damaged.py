@@ -440,7 +440,7 @@ def test_what_is_no_name_is_said_to_be_none(name: Any) -> None:
 
 @pytest.mark.parametrize("version", ["1", 1.0, True, [1]])
 def test_a_version_is_a_number(written: Path, version: Any) -> None:
-    with pytest.raises(OptionError, match="version is a whole number"):
+    with pytest.raises(OptionError, match="version must be a whole number"):
         penstock.open(written, version=version)
     assert penstock.open(written, version=np.int64(1)).version == 1  # type: ignore[arg-type]
 

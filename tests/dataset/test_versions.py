@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testkit.clock import VirtualClock
+from testkit.parts import merge_parts
 from testkit.shaper import Shape, Shaper
 
 import penstock
@@ -25,7 +26,7 @@ from penstock.dataset.build_merge import MergeOutline, merged, outline_of
 from penstock.dataset.catalog import Catalog, Manifest, PartRef, cache_folder
 from penstock.dataset.catalog_copies import STUCK_S, CachedPart, local_copy
 from penstock.dataset.fields import Field
-from penstock.dataset.part import Part, Rows, make_part, merge_parts
+from penstock.dataset.part import Part, Rows, make_part
 from penstock.errors import CorruptError, OptionError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.folder import FolderStore

@@ -354,4 +354,4 @@ def test_what_is_deferred_twice_or_unknown_changes_nothing() -> None:
 def test_usable_holders_come_before_the_store(
     holders: list[str], dead: str, sources: tuple[str, ...]
 ) -> None:
-    assert sources_for(holders, lambda name: name not in dead, "store") == sources
+    assert sources_for([name for name in holders if name not in dead], "store") == sources

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import OptionError
-from penstock.order import BlocksOrder, GlobalOrder, Quality, SequentialOrder, mixing, quality_of
+from penstock.order import BlocksOrder, GlobalOrder, Quality, SequentialOrder, quality_of
 
 
 def blocks_quality(window_blocks: int) -> Quality:
@@ -53,7 +53,7 @@ def test_one_batch_of_everything_meets_every_class() -> None:
 def test_the_figures_can_be_shown() -> None:
     quality = quality_of(SequentialOrder(num_samples=1000), batch_size=10)
     assert quality.show()["adjacent_rate"] == 1.0
-    assert mixing(SequentialOrder(num_samples=1000), 0, 10) == quality.mixing
+    assert quality.show()["mixing"] == pytest.approx(quality.mixing, rel=1e-3)
 
 
 def test_batches_without_neighbours_are_refused() -> None:

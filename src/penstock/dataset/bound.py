@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -54,9 +54,9 @@ class BoundPart:
     steps: dict[str, tuple[Field, Decoder]] = field(init=False)
     """Fields that have something to decode, with the function that does it."""
     first_reads: FirstReads = field(init=False, compare=False, repr=False)
-    """Which samples of local files were compared with their checksums."""
+    """Which samples of local files have been compared with their checksums."""
     given: frozenset[str] = field(init=False)
-    """Those of them whose function is the user's."""
+    """The fields in `steps` whose decoder is the user's own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_named(self.part.format))
@@ -106,7 +106,7 @@ class BoundPart:
         )
 
     def read(self, table: int, number: int, offset: int, length: int) -> memoryview:
-        """Return bytes of an object, which is still the one that was indexed."""
+        """Return bytes of an object, or raise if it is no longer the one that was indexed."""
         return self.store.read_range(self.part.tables[table].info(number), offset, length)
 
     def read_sample(self, table: int, local_id: int) -> memoryview:
@@ -128,7 +128,7 @@ class BoundPart:
     def unpack_raw(self, number: int, offset: int, raw: memoryview) -> Block:
         """Return a block from its bytes; an error names the object and the place in it.
 
-        The block is kept and shared, so it sees its bytes read-only, whoever owns them.
+        The block is kept and shared by batches, so it gets its bytes read-only, whoever owns them.
         """
         where = f"{self.store.uri}{self.part.tables[0].key(number)} at byte {offset}"
         try:
@@ -165,7 +165,7 @@ class BoundPart:
         if f.name in self.given:
             # A decoder of the user's may write to its bytes, or return a view of them.
             value = owned(value) if self.by_block else writable(value)
-        return decode(f, self.steps[f.name][1], value, _Lazy(self.where, local_id))
+        return decode(f, self.steps[f.name][1], value, partial(self.where, local_id))
 
     def decoded_all(
         self, local_ids: Ints, raws: Sequence[Sequence[memoryview]]
@@ -185,16 +185,6 @@ class BoundPart:
                 except DatasetError as cause:
                     raise type(cause)(f"{self.where(i)}: {cause}") from error
             raise
-
-
-class _Lazy:
-    """Words that are only made when somebody reads them."""
-
-    def __init__(self, make: Callable[[int], str], local_id: int) -> None:
-        self._make, self._local_id = make, local_id
-
-    def __str__(self) -> str:
-        return self._make(self._local_id)
 
 
 def _one(i: int) -> Ints:

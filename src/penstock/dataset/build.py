@@ -25,16 +25,16 @@ from penstock.dataset.build_scan import (
     work_shared,
 )
 from penstock.dataset.catalog import Catalog, Manifest, VersionFile
-from penstock.dataset.crew import Crew, ThreadCrew
+from penstock.dataset.crew import Crew, ThreadCrew, refuse_memory
 from penstock.dataset.formats.base import Unit
 from penstock.dataset.moved import open_parts, settled
 from penstock.dataset.versions import Addition, Heading, next_version
-from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError, OptionError
+from penstock.errors import DatasetError, ExistsError, FormatError, NotFoundError
 
 _THREADS_LOCAL = 4
 _THREADS_REMOTE = 16
 _TOGETHER_MAX = 32
-"""Units that a worker elsewhere is given at once: many take less time than handing them out."""
+"""Units given to a remote worker at once: to hand one out often takes longer than to scan it."""
 _COMMIT_TRIES_MAX = 8
 
 __all__ = ["BuildProgress", "Changes", "IndexRecipe", "Report", "build", "compare"]
@@ -64,13 +64,13 @@ def build(
 ) -> Manifest:
     """Return the version that describes the objects as they are now, committing it if it is new.
 
-    `over` is a version elsewhere, beside the data, that the new one is read instead of.
+    `over` is a version beside the data that the new one, kept elsewhere, replaces for its readers.
     """
     crew = crew or ThreadCrew()
     work = work_shared(catalog) if crew.is_elsewhere else work_here(recipe)
     for _ in range(_COMMIT_TRIES_MAX):
-        # One look gives both the base and the number: whoever saw no version, or an older one,
-        # cannot commit after another who did.
+        # Base and number come from the same look: a writer that saw an older version, or none,
+        # takes a number that is in use by now, and its commit is refused.
         record = catalog.record()
         latest = None if rebuild or record is None else _ours(recipe, record.manifest())
         version = max(record.version if record else 0, over.version if over else 0) + 1
@@ -93,11 +93,11 @@ def build(
             if there is None:
                 catalog.commit(manifest)
         except ExistsError:
-            continue  # Another writer was first: what it committed may be all that we wanted.
+            continue  # Another writer was first; its version may hold all that we wanted.
         except NotFoundError:
             if catalog.newest(version - 1) < version:
                 raise
-            continue  # As above, and it has cleared away the work of both.
+            continue  # Another writer was first, and has removed the parts that both had kept.
         work.clear([unit_name(unit) for unit in units])
         return there or manifest
     raise DatasetError(
@@ -117,7 +117,7 @@ def _committed_already(catalog: Catalog, manifest: Manifest) -> Manifest | None:
     try:
         latest = record.manifest() if record else None
     except FormatError:
-        return None  # What cannot be read may be what must be replaced.
+        return None  # A version that cannot be read is a reason to build from scratch.
     same = latest and msgspec.structs.replace(latest, version=manifest.version) == manifest
     return latest if same else None
 
@@ -134,8 +134,8 @@ def _new_units(recipe: IndexRecipe, catalog: Catalog, latest: Manifest | None) -
     if any(u.note.get("classes", c) != c for u in units for c in [old[0].options.get("classes")]):
         return None  # A new folder may change the numbers of all classes.
     fresh = [u for u in units if any(o.key in new for o in u.objects)]
-    # A unit of many small files may hold old and new ones; then numbering starts over, which costs
-    # nothing: such units are made from the listing alone.
+    # A unit of many small files may hold old and new ones. Then numbering starts over, which costs
+    # nothing, since such units are made from the listing alone.
     return None if any(o.key not in new for u in fresh for o in u.objects) else fresh
 
 
@@ -144,7 +144,7 @@ def _scan_all(
 ) -> Addition:
     if not units:
         raise FormatError(f"{recipe.store.uri}: no {recipe.format.name} objects to index")
-    _refuse_memory(recipe, work, crew)
+    refuse_memory(crew, recipe.store, work.store)
     local = recipe.store.source in ("folder", "memory")
     scanned = crew.map_unordered(
         scan_unit,
@@ -160,7 +160,8 @@ def _scan_all(
         together_max=_TOGETHER_MAX,
         names=lambda numbered: recipe.store.uri + numbered[1].objects[0].key,
     )
-    # What stays here of a unit is where its part lies; of all, how large their whole will be.
+    # Of each unit only the place of its part is kept here, and of all of them the outline of the
+    # whole: a set may have more units than parts fit into memory.
     pieces: dict[int, Piece] = {}
     outline: MergeOutline | None = None
     with closing(scanned):
@@ -184,13 +185,3 @@ def _progress(num_done: int, num_units: int, outline: MergeOutline) -> BuildProg
         num_samples=outline.num_samples,
         size_bytes=outline.object_bytes,
     )
-
-
-def _refuse_memory(recipe: IndexRecipe, work: WorkFolder, crew: Crew) -> None:
-    """Raise when workers elsewhere would look into a store that only this process has."""
-    for store in (recipe.store, work.store):
-        if crew.is_elsewhere and store.source == "memory":
-            raise OptionError(
-                f"{store.uri} lies in the memory of this process, which workers elsewhere cannot "
-                "read; use a folder that all nodes share, or an object store"
-            )

@@ -1,4 +1,4 @@
-"""What lies there now against what was indexed: changed, gone, new."""
+"""How the objects that lie there now differ from those that were indexed: changed, gone, new."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def compare_with_store(
 ) -> Changes:
     """Return what changed between an index and a listing that may be older than it.
 
-    A writer may have committed a version after its reader made the listing: then objects are
-    missing there that are not gone. So those are asked for one by one.
+    A writer may have committed a version after its reader made the listing. Then objects are
+    missing from the listing that are not gone, so each missing object is asked for.
     """
     changes = compare(parts, objects)
     if not changes.gone:
         return changes
     with ReadPool(_INFOS_AT_ONCE) as pool:
-        asked = pool.map_unordered(lambda was: (was, _info(store, was.key)), changes.gone)
+        asked = pool.map_unordered(lambda was: (was, info_or_none(store, was.key)), changes.gone)
         now = {was.key: info for was, info in asked}
     found = [(was, info) for was in changes.gone if (info := now[was.key]) is not None]
     return replace(
@@ -90,7 +90,8 @@ def compare_with_store(
     )
 
 
-def _info(store: Store, key: str) -> ObjectInfo | None:
+def info_or_none(store: Store, key: str) -> ObjectInfo | None:
+    """Return size and marks of an object, or None where there is none."""
     try:
         return store.info(key)
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""Many parts into one, without holding any of them: what `merge_parts` does, at any size.
+"""Many parts merged into one, at any size, without holding any of them.
 
 Two steps. An *outline* says how large each column of the result will be and which fields it has; it
 is folded from the outlines of the pieces in whatever order they are finished, so no piece need be
@@ -13,21 +13,30 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.dataset.columns import Columns
 from penstock.dataset.fields import MEMBERS_MAX, Field, too_many_members
-from penstock.dataset.part import ABSENT, Part, fingerprint_of, merge_fields, part_of
+from penstock.dataset.part import ABSENT, Part, merge_fields, seal_part
 from penstock.storage.folder_errors import store_error
 from penstock.storage.pool import ReadPool
 
 Piece = Callable[[], Part]
 """Opens a part; a value that can be pickled where pieces travel."""
+
+
+def held_piece(part: Part) -> Piece:
+    """Return a part that is at hand as a piece."""
+    return partial(_itself, part)
+
+
+def _itself(part: Part) -> Part:
+    return part
+
 
 _HELD_BYTES_MAX = 64 << 20
 """A result up to this size is put together in memory."""
@@ -59,7 +68,7 @@ class _MergedField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutline:
-    """What must be known of all pieces before the first byte of their whole is written."""
+    """What must be known of all pieces before the first byte of the result is written."""
 
     first: int
     """The smallest of their numbers: that piece says which columns there are."""
@@ -169,7 +178,8 @@ def merged(outline: MergeOutline, pieces: Sequence[Piece], scratch: Path) -> Ite
         filling = _ColumnFill(arrays, fields)
         for part in _opened(pieces):
             filling.add(part)
-        yield _sealed(arrays, outline.meta, fields)
+        head = outline.meta
+        yield seal_part(arrays, head["format"], fields, head["tables"], head["options"])
 
 
 def _shapes(
@@ -221,7 +231,7 @@ class _ColumnFill:
 
     def add(self, part: Part) -> None:
         """Copy the next piece to its place."""
-        # All shifts first: they speak of the pieces before this one.
+        # All shifts come first: each depends on rows that the loop below counts on.
         shifts = {name: self._shift(name) for name in self._arrays}
         for name, array in self._arrays.items():
             at = self._rows[name]
@@ -256,23 +266,10 @@ class _ColumnFill:
 
 
 def _opened(pieces: Sequence[Piece]) -> Iterator[Part]:
-    """Yield all parts in their order, some of them opened ahead."""
+    """Yield all parts in their order, opening some of them ahead."""
     with ReadPool(_OPENED_AT_ONCE) as pool:
         for start in range(0, len(pieces), 2 * _OPENED_AT_ONCE):
             some = list(enumerate(pieces[start : start + 2 * _OPENED_AT_ONCE]))
             opened = dict(pool.map_unordered(lambda numbered: (numbered[0], numbered[1]()), some))
             for number in range(len(some)):
                 yield opened.pop(number)
-
-
-def _sealed(
-    arrays: Mapping[str, npt.NDArray[Any]], head: Mapping[str, Any], fields: Sequence[Field]
-) -> Part:
-    meta = {
-        "format": head["format"],
-        "fields": [msgspec.to_builtins(f) for f in fields],
-        "options": dict(head["options"]),
-        "tables": list(head["tables"]),
-    }
-    meta["fingerprint"] = fingerprint_of(arrays, meta)
-    return part_of(Columns(dict(arrays), meta))

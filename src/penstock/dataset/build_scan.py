@@ -18,13 +18,12 @@ from typing import Any
 import msgspec
 import xxhash
 
-from penstock.dataset.build_merge import MergeOutline, Piece, outline_of
+from penstock.dataset.build_merge import MergeOutline, Piece, held_piece, outline_of
 from penstock.dataset.catalog import FOLDER, Catalog, cache_folder
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats.base import Format, Unit
 from penstock.dataset.magic import what_else
 from penstock.dataset.part import Part, open_part, part_of, recomputed
-from penstock.dataset.writer_index import part_bytes
 from penstock.errors import (
     CorruptError,
     DatasetError,
@@ -34,6 +33,7 @@ from penstock.errors import (
 )
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
+from penstock.storage.folder_errors import store_error
 from penstock.storage.pool import ReadPool
 
 _DELETES_AT_ONCE = 16
@@ -54,7 +54,7 @@ class IndexRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFolder:
-    """Where the parts of units are kept until a version is committed."""
+    """Where the parts of units, or of packed shards, are kept until a version is committed."""
 
     store: Store
     prefix: str
@@ -67,10 +67,12 @@ class WorkFolder:
         """Keep the part of a unit: visible when it is whole."""
         if isinstance(self.store, FolderStore):
             path = self.store.path_of(self.key(name))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.save(path)
+            size_bytes = sum(column.nbytes for column in part.columns.values())
+            with store_error(str(path), needed_bytes=size_bytes):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part.save(path)
         else:
-            self.store.write(self.key(name), part_bytes(part))
+            self.store.write(self.key(name), part.as_bytes())
 
     def part(self, name: str) -> Part:
         """Return the part of a unit, or raise `NotFoundError`, or `CorruptError`."""
@@ -85,7 +87,10 @@ class WorkFolder:
         return part
 
     def clear(self, names: Sequence[str]) -> None:
-        """Remove what was kept, and what killed builds left; another may be at work beside us."""
+        """Remove what was kept, and what killed builds left.
+
+        Another build may be at work on the same units, so a file that is not there is no error.
+        """
         with suppress(OSError, PenstockError):
             if isinstance(self.store, FolderStore):
                 _clear_folder(self.store.path_of(self.prefix + "x").parent, names)
@@ -113,7 +118,7 @@ def work_here(recipe: IndexRecipe) -> WorkFolder:
 
 def work_shared(catalog: Catalog) -> WorkFolder:
     """Return the place that many machines use: in the store of the index, beside its catalog."""
-    # Not inside it: there, everybody who looks for versions would list it too.
+    # Not inside the catalog, where everybody who looks for versions would have to list it.
     name = catalog.prefix.rstrip("/").rpartition("/")[2]
     return WorkFolder(store=catalog.store, prefix=f"{FOLDER}/work/{name}/")
 
@@ -127,29 +132,26 @@ class ScanJob:
     options: Mapping[str, Any]
     work: WorkFolder
     must_keep: bool
-    """Whether a part that cannot be kept is an error, rather than scanned again should we die."""
+    """Whether a part that cannot be kept is an error; else it is held in memory, and only scanned
+    again if this process dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScannedUnit:
-    """What came of a unit."""
+class IndexedUnit:
+    """The index of one unit, or of one packed shard: its outline, and where the rest is."""
 
     number: int
     name: str
-    """Of its part in the work."""
+    """Of its part in the work folder."""
     outline: MergeOutline
     held: Part | None = None
-    """The part itself where it could not be kept."""
+    """The part itself where it is not read from the work folder."""
+    is_reused: bool = False
+    """Whether an earlier run had made it."""
 
     def piece(self, work: WorkFolder) -> Piece:
         """Return the part as something to be merged."""
-        if self.held is not None:
-            return partial(_itself, self.held)
-        return partial(_kept, work, self.name)
-
-
-def _itself(part: Part) -> Part:
-    return part
+        return partial(_kept, work, self.name) if self.held is None else held_piece(self.held)
 
 
 def _kept(work: WorkFolder, name: str) -> Part:
@@ -163,25 +165,25 @@ def _kept(work: WorkFolder, name: str) -> Part:
         ) from None
 
 
-def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> ScannedUnit:
+def scan_unit(job: ScanJob, numbered: tuple[int, Unit]) -> IndexedUnit:
     """Find the samples of one unit, or find that it was done before."""
     number, unit = numbered
     name, held = unit_name(unit), None
     try:
         part = job.work.part(name)
-    except (NotFoundError, FormatError, CorruptError):  # not there, damaged, of another Penstock
+    except (NotFoundError, FormatError, CorruptError):  # Or made by another Penstock.
         part = _scanned(job, unit)
         try:
             job.work.keep(name, part)
-        except OSError:
+        except PenstockError:
             if job.must_keep:
                 raise
             held = part
-    return ScannedUnit(number=number, name=name, outline=outline_of(part, number), held=held)
+    return IndexedUnit(number=number, name=name, outline=outline_of(part, number), held=held)
 
 
 def _scanned(job: ScanJob, unit: Unit) -> Part:
-    """Scan a unit; an object that is not what its name says is said to be what it is."""
+    """Scan a unit. Where an object is not of the kind that its name promises, the error says so."""
     info = unit.objects[0]
     try:
         part = job.format.scan(unit, job.store, job.options)
@@ -190,7 +192,7 @@ def _scanned(job: ScanJob, unit: Unit) -> Part:
         if what:
             raise FormatError(what) from error
         raise
-    # A short text ends before the first header of a tar: nothing is wrong with what was read.
+    # A text shorter than the first header of a tar is read as an empty tar, without any error.
     what = what_else(job.store, info, job.format.name) if part.num_samples == 0 else ""
     if what and info.size_bytes:
         raise FormatError(what)

@@ -3,10 +3,10 @@
 A catalog is a folder of the store: `v000001.json`, `v000002.json`, … and `parts/`. A version is a
 small manifest that names its parts; parts are named by their content and never change. Writing a
 version is one conditional put of its manifest, so of two writers exactly one wins and readers see
-all of a version or nothing. Old versions stay: who reads one is not disturbed.
+all of a version or nothing. Old versions stay, so their readers are not disturbed.
 
-A manifest says of which data set it is a version: the names that were asked for, the format and its
-options. So a version is never taken for one of another data set, wherever its file came to lie.
+A manifest records the data set that it is a version of: the names that were asked for, the format
+and its options. So a version is never mistaken for one of another data set, wherever its file lies.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: _Count
     parts: Annotated[list[PartRef], msgspec.Meta(min_length=1)]
     replaces: str = ""
-    """Hash of the manifest beside the data that this one, in a user's cache, is read instead of."""
+    """Hash of the manifest beside the data that this one, in a user's cache, replaces for that
+    user."""
 
     @property
     def fingerprint(self) -> str:
@@ -137,7 +138,7 @@ def cache_folder() -> Path:
         if os.access(base / "penstock", os.W_OK):
             return base / "penstock"
     except (OSError, RuntimeError):
-        pass  # Containers often run as a user without a home.
+        pass  # Containers often run as a user without a home folder.
     return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
 
 
@@ -194,10 +195,10 @@ class Catalog:
         return VersionFile(name=f"{self.uri} version {version}", version=version, data=data)
 
     def read_soon(self, version: int, wait_s: float, clock: Clock | None = None) -> Manifest:
-        """Return a version that somebody has seen, waiting for it to be seen here too."""
+        """Return a version that another node has seen, waiting until it is visible here too."""
         clock = clock or SystemClock()
         end_s = clock.now_s() + wait_s
-        # A listing also makes a network file system look again.
+        # A listing makes the client of a network file system refresh what it has cached.
         while clock.now_s() < end_s and version not in self.versions():
             clock.sleep(min(_LOOK_AGAIN_S, wait_s))
         manifest = self.read(version)
@@ -225,7 +226,7 @@ class Catalog:
         return f"{self.prefix}parts/{name}.idx"
 
     def add_part(self, part: Part, uri: str = "") -> PartRef:
-        """Store a part of objects that lie at `uri`; no one sees it until a version names it."""
+        """Store a part of objects that lie at `uri`; nobody sees it until a version names it."""
         folder = cache_folder() / "parts"
         own = folder / f".penstock-tmp-{secrets.token_hex(8)}.idx"
         with store_error(str(own)):
@@ -238,7 +239,8 @@ class Catalog:
                 name = xxhash.xxh3_128_hexdigest(memoryview(data))
                 self.store.write(self.part_key(name), memoryview(data))
                 if not isinstance(self.store, FolderStore):
-                    own.replace(folder / f"{name}.idx")  # Who writes it usually reads it next.
+                    # Kept as the local copy: whoever writes a part usually reads it next.
+                    own.replace(folder / f"{name}.idx")
             finally:
                 own.unlink(missing_ok=True)
         return PartRef(
@@ -269,7 +271,7 @@ class Catalog:
         return open_verified(local_copy(copy), ref.name, stamp_folder())
 
     def part_unverified(self, ref: PartRef) -> Part:
-        """Return a part as it lies there, for those who say what is wrong with it."""
+        """Return a part as it lies there, for `verify`, which says what is wrong with it."""
         if isinstance(self.store, FolderStore):
             return open_part(self.store.path_of(self.part_key(ref.name)))
         return self.part(ref)
@@ -285,7 +287,7 @@ class Catalog:
 
 
 def stamp_folder() -> Path:
-    """Return where it is noted which large files were verified."""
+    """Return the folder of stamps, which say which large files were verified."""
     return cache_folder() / "verified"
 
 
@@ -306,7 +308,7 @@ _LAYOUTS = msgspec.json.Decoder(_CatalogLayout)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFile:
-    """The file of a version, not yet believed."""
+    """The file of a version, before it is checked."""
 
     name: str
     """For messages."""

@@ -2,9 +2,9 @@
 
 Ranks of a node open a data set at the same moment. The first takes a lock and downloads, the others
 wait and map what it brought. The lock is the kernel's and goes with its process, however that dies.
-It saves work and guards nothing: a copy gets its name only when it is whole and its hash is the one
-that the version names, so whoever cannot lock, or waits for somebody who does not get on, downloads
-for itself and nothing is lost but bytes.
+The lock saves work and guards nothing: a copy gets its name only when it is whole and has the hash
+that the version names. So a process that cannot lock, or waits for one that makes no progress,
+downloads for itself, which costs nothing but bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CachedPart:
 
 
 def local_copy(copy: CachedPart, clock: Clock | None = None) -> Path:
-    """Return the file of a part on this node, downloading it unless somebody did or does."""
+    """Return the file of a part on this node; one process downloads it, the others wait."""
     with store_error(str(copy.path), needed_bytes=copy.size_bytes):
         if not copy.is_here:
             copy.folder.mkdir(parents=True, exist_ok=True)
@@ -79,14 +79,15 @@ def local_copy(copy: CachedPart, clock: Clock | None = None) -> Path:
 
 @contextmanager
 def _turn(copy: CachedPart, clock: Clock) -> Iterator[bool]:
-    """Hold the lock of a part while the block runs; give False if it could not be had."""
+    """Hold the lock of a part while the block runs; give False if it was not obtained."""
+    # The file stays: if it were removed, two processes could lock two different files of its name.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(copy.folder / f"{copy.name}.lock", flags, 0o666)
     try:
         is_alone = False
         try:
             is_alone = _wait(descriptor, copy, clock)
-        except OSError as error:  # some network file systems have no locks
+        except OSError as error:  # Some network file systems have no locks.
             _log.info("%s cannot be locked (%s): it may be downloaded twice", copy.path, error)
         yield is_alone
     finally:
@@ -94,7 +95,7 @@ def _turn(copy: CachedPart, clock: Clock) -> Iterator[bool]:
 
 
 def _wait(descriptor: int, copy: CachedPart, clock: Clock) -> bool:
-    """Wait for the lock as long as whoever holds it gets on; return whether it was had."""
+    """Wait for the lock while its holder makes progress; return whether it was obtained."""
     moved_s, state, pause_s = clock.now_s(), _arrived(copy), 0.001
     while not _try_lock(descriptor):
         now = _arrived(copy)
@@ -136,7 +137,8 @@ def _arrived(copy: CachedPart) -> list[tuple[str, int]]:
 
 def _download(copy: CachedPart, *, is_alone: bool) -> None:
     for path in _temporaries(copy) if is_alone else []:
-        path.unlink(missing_ok=True)  # left by somebody who was killed
+        # Left by a process that was killed: we hold the lock, so no other is downloading.
+        path.unlink(missing_ok=True)
     temporary = copy.folder / f".penstock-tmp-{secrets.token_hex(8)}-{copy.name}.idx"
     found = ""
     try:
@@ -156,7 +158,7 @@ def _download(copy: CachedPart, *, is_alone: bool) -> None:
 
 def _fill(copy: CachedPart, path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    # Its name is the hash of its bytes, which is compared when all of them are here.
+    # No marks are needed to notice another object: the hash of all bytes is compared at the end.
     info = ObjectInfo(key=copy.key, size_bytes=copy.size_bytes)
 
     def bring(start: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.dataset.bound import BoundPart
 
 _READS_MAX = 5
-"""Of a range that is found to be damaged, each time in another way, before that is an error."""
+"""How often a range is read that is damaged in another way each time, before that is an error."""
 
 
 class FirstReads:
@@ -41,7 +41,10 @@ class FirstReads:
         return np.flatnonzero(~self._flags[ids])
 
     def note(self, ids: Ints) -> None:
-        """Take note that samples were compared. Two threads at once do no harm."""
+        """Take note that samples were compared.
+
+        Without a lock: flags are only ever set, and a lost one costs another comparison.
+        """
         assert self._flags is not None
         self._flags[ids] = True
 
@@ -56,7 +59,8 @@ def read_checked(
 ) -> tuple[memoryview, int]:
     """Return bytes of an object from `offset` on, and how often they were read again.
 
-    The samples `ids` of the part, which lie in them, are what was indexed, as far as that is known.
+    The samples `ids` of the part, which lie in them, have the checksums of the index, if it has
+    any.
     """
     data = read()
     if not has_checksums(bound):
@@ -67,7 +71,7 @@ def read_checked(
         if not what:
             return data, num_again
         if what == before:
-            break  # Damage on the way differs from time to time; this is the store's.
+            break  # Damage in transit differs each time; the same damage twice is the store's.
         data = read()
     raise CorruptError(
         f"{what}, and wrong again when it was read again; the object is damaged in its store: "

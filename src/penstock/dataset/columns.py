@@ -5,8 +5,8 @@ followed by plain little-endian arrays at multiples of 64 bytes. Opening one cos
 whatever its size; only what is looked at is ever read. A column of texts is two arrays: all bytes,
 and where each text ends.
 
-What a file says of itself is not believed: a head that does not fit, or a type that is not a plain
-number of fixed width, is a `FormatError`. An object type would make pointers of the file's bytes.
+The head of a file is checked, not believed: one that does not fit the file, or a type that is not a
+plain number of fixed width, is a `FormatError`. An object type would turn bytes into pointers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _HEAD = msgspec.json.Decoder(_Head)
-"""Made once, not by the first to open a file: that would take as long as all the rest."""
+"""Made at import: to make it when the first file is opened would double the time that this
+takes."""
 
 
 class Columns(Mapping[str, Array]):
@@ -70,7 +71,7 @@ class Columns(Mapping[str, Array]):
         self._path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is mapped from a file travels as the file's name: gigabytes need not be copied.
+        # Columns that are mapped travel as the name of their file: gigabytes need not be copied.
         if self._path is not None:
             return map_columns, (self._path,)
         return Columns, (self._arrays, self.meta)

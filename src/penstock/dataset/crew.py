@@ -1,4 +1,4 @@
-"""Who carries out the same piece of work for many shards: threads here, or processes elsewhere.
+"""Crews carry out the same piece of work for many shards: threads here, or processes elsewhere.
 
 A crew decides nothing about the work. It is given a function, a job (what all items share) and the
 items; it yields what the function returns, as it comes. Indexing and packing are written against
@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from penstock.errors import OptionError
+from penstock.storage.base import Store
 from penstock.storage.pool import ReadPool
 
 J = TypeVar("J")
@@ -22,14 +24,10 @@ R = TypeVar("R")
 class Crew(Protocol):
     """Something that does the same for many items."""
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether work is done in other processes, perhaps on other machines.
-
-        Then jobs, items and results are pickled, and what must outlive the work is put into a
-        store that all of them reach.
-        """
-        ...
+    is_elsewhere: bool
+    """Whether work is done in other processes, perhaps on other machines. Then jobs, items and
+    results are pickled, and what must outlive the work is put into a store that all of them reach.
+    """
 
     def map_unordered(
         self,
@@ -43,9 +41,9 @@ class Crew(Protocol):
     ) -> Generator[R, None, None]:
         """Yield `function(job, item)` of all items as they come; the first error ends it.
 
-        `at_once` items are worked on in one process. Where handing out an item has its price, up to
-        `together_max` of them are handed out as one. `names` is what an item is called should
-        whoever works on it die. Close it when it is left early: nothing goes on after that.
+        One process works on `at_once` items at a time. Where handing out an item is expensive, up
+        to `together_max` items are handed out together. `names` returns the name of an item for the
+        error if its worker dies. Close the generator when you leave it early: this stops the work.
         """
         ...
 
@@ -53,10 +51,7 @@ class Crew(Protocol):
 class ThreadCrew:
     """Threads of this process."""
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return False."""
-        return False
+    is_elsewhere = False
 
     def map_unordered(
         self,
@@ -72,3 +67,13 @@ class ThreadCrew:
         del together_max, names
         with ReadPool(at_once) as pool:
             yield from pool.map_unordered(partial(function, job), items)
+
+
+def refuse_memory(crew: Crew, *stores: Store) -> None:
+    """Raise where workers elsewhere would need a store that only this process has."""
+    for store in stores:
+        if crew.is_elsewhere and store.source == "memory":
+            raise OptionError(
+                f"{store.uri} lies in the memory of this process, which workers elsewhere cannot "
+                "reach; use a folder that all nodes share, or an object store"
+            )

@@ -48,7 +48,7 @@ class Dataset(Sequence[dict[str, Any]]):
         """The catalog that the version was found in, where that is known."""
         self.selection = selection
         self.passed: PassedBytes | None = None
-        """What was read to index it, until tiers take it; not of a copy in another process."""
+        """What was read to index it, until tiers take it; None in a copy in another process."""
         self.opened_ns = (0, 0)
         """From when to when it was opened, its index looked up or built (perf_counter_ns); not of a
         copy in another process."""
@@ -63,23 +63,26 @@ class Dataset(Sequence[dict[str, Any]]):
         self._recent_blocks: tuple[tuple[tuple[int, int], Block], ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Parts that a catalog names travel by these names: files in the cache of this machine may
-        # not be there on the machine where this is unpickled.
+        # Parts that a catalog names travel by these names: the machine that unpickles this may lack
+        # the files that lie in the cache of this one.
         is_named = self.origin is not None and self.origin.catalog.store.source != "memory"
         return self.reduced(by_name=is_named)
 
     def reduced(self, *, by_name: bool) -> tuple[Any, ...]:
         """Take it apart for a pickler: parts by the names that its catalog gives them, which any
         machine can read, or by the files that they lie in here."""
-        state = {
+        return _remake, (self._state() | ({"parts": None} if by_name else {}),)
+
+    def _state(self) -> dict[str, Any]:
+        """Return the arguments that make this data set."""
+        return {
             "store": self.store,
-            "parts": None if by_name else self._parts,
+            "parts": self._parts,
             "decoders": self._decoders,
             "version": self.version,
             "selection": self.selection,
             "origin": self.origin,
         }
-        return _remake, (state,)
 
     @property
     def uri(self) -> str:
@@ -160,7 +163,7 @@ class Dataset(Sequence[dict[str, Any]]):
         return bound.decoded_all(one, [raws])[0]
 
     def _block(self, bound: BoundPart, local: int, number: int) -> Block:
-        # One tuple, replaced whole: no lock that a fork could copy while it is held.
+        # One tuple, replaced as a whole, needs no lock. A fork could copy a lock while it is held.
         for name, block in self._recent_blocks:
             if name == (bound.first, number):
                 return block
@@ -248,22 +251,14 @@ class Dataset(Sequence[dict[str, Any]]):
 
     def _like(self, **changes: Any) -> Dataset:
         """Return this data set with something else in its place."""
-        own: dict[str, Any] = {
-            "store": self.store,
-            "parts": self._parts,
-            "decoders": self._decoders,
-            "version": self.version,
-            "selection": self.selection,
-            "origin": self.origin,
-        }
-        other = Dataset(**own | changes)
+        other = Dataset(**self._state() | changes)
         other.passed, other.opened_ns = self.passed, self.opened_ns
         return other
 
     def latest(self) -> Dataset:
         """Return the newest version of this data set, which is itself when there is no newer one.
 
-        To look costs one request. Who reads the older version is not disturbed.
+        Looking costs one request. Readers of the older version are not disturbed.
         """
         origin = self._whole()
         return self.at_version(origin.catalog.newest(self.version))

@@ -1,8 +1,8 @@
 """Fields of a sample and how their bytes become values.
 
 A field has a name and an *encoding*: `jpg`, `json`, `cls`, … Decoders are plain functions from
-bytes to a value, found by the field's name first (the user's), then by its encoding. An encoding
-that nobody knows stays bytes: nothing is guessed and nothing is lost.
+bytes to a value, found by the field's name first (the user's), then by its encoding. Fields of an
+unknown encoding stay bytes: nothing is guessed and nothing is lost.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ VALUE = "value"
 """Encoding of fields that a format hands over as values already."""
 
 
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
+"""Encodings that Pillow reads."""
 MEMBERS_MAX = 256
 """Fields of a set whose index has a place for each field of each sample (tar). Names with a dot in
 the middle (`a_0.12345.jpg`) would make every sample a field of its own."""
 
 
 _NPZ_BYTES_MAX = 4 << 30
-"""Bytes of all arrays of one `.npz`: that of a tar's largest sample, packed or not."""
+"""Bytes of all arrays of one `.npz`, unpacked: the same limit as for the largest sample of a
+tar."""
 
 
 def too_many_members(where: str, name: str) -> FormatError:
@@ -92,7 +95,7 @@ def _decode_npz(data: memoryview) -> Any:
         claimed = sum(info.file_size for info in infos)
         if claimed > _NPZ_BYTES_MAX:
             raise ValueError(f"its arrays take {claimed} bytes, at most {_NPZ_BYTES_MAX} are read")
-        # Read as zipfile checks them: no more than the sizes above, each with its checksum.
+        # zipfile reads no more than the sizes above, and compares each checksum.
         return {
             info.filename.removesuffix(".npy"): _decode_npy(memoryview(archive.read(info)))
             if info.filename.endswith(".npy")
@@ -114,10 +117,8 @@ def _keep(data: memoryview) -> memoryview:
 
 
 DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(IMAGES, decode_image),
     **dict.fromkeys(("jpg", "jpeg"), decode_jpeg),
-    **dict.fromkeys(
-        ("png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm"), decode_image
-    ),
     **dict.fromkeys(("txt", "text", "str"), _decode_text),
     **dict.fromkeys(("cls", "cls2", "id", "index", "count"), _decode_int),
     "image": decode_by_content,
@@ -164,15 +165,18 @@ def is_raw(decoder: Decoder) -> bool:
     return decoder is _keep
 
 
-def decode(field: Field, decoder: Decoder, data: memoryview, where: object) -> Any:
-    """Return a field's value, or say which sample's field could not be decoded."""
+def decode(field: Field, decoder: Decoder, data: memoryview, where: Callable[[], str]) -> Any:
+    """Return a field's value, or say which sample's field could not be decoded.
+
+    `where` makes the words that name the sample; it is called only for an error.
+    """
     try:
         return decoder(data)
     except MissingPackageError:
         raise
     except Exception as error:
         raise DecodeError(
-            f"field {field.name!r} ({field.encoding}) of {where} "
+            f"field {field.name!r} ({field.encoding}) of {where()} "
             f"could not be decoded: {type(error).__name__}: {error}; "
             f"give your own with decoders={{{field.name!r}: function}}"
         ) from error

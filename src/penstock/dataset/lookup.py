@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -42,6 +42,7 @@ _log = logging.getLogger("penstock.dataset")
 ALL = "all"
 """Name of the catalog of a whole folder with the format's default options."""
 
+T = TypeVar("T")
 Wanted = Callable[[Manifest], bool]
 
 
@@ -109,7 +110,8 @@ def look_up(
     located = resolve(uri, store)
     known = None
     if located.is_everything and not options:
-        with suppress(FormatError):  # Whoever wants that index is told; it may also be replaced.
+        # A damaged index is an error only where it is read; here it may be about to be replaced.
+        with suppress(FormatError):
             known = version_at(located.store, ALL, lambda m: m.is_of(EVERYTHING_SPEC, format, None))
     return found_in(located, format, options, known.manifest if known else None)
 
@@ -144,7 +146,7 @@ def found_in(
 def is_usable(manifest: Manifest, located: Located, format: str | None) -> bool:
     """Return whether a version of a whole folder says what the folder is.
 
-    One of an older Penstock may be of a format that was named by somebody, once.
+    A version of an older Penstock may have a format that a user once named, for that one time.
     """
     is_recorded = bool(manifest.spec) or format is not None
     return is_recorded or manifest.format == format_of(located.objects).name
@@ -192,23 +194,22 @@ def version_at(
 
 def latest_file(catalog: Catalog) -> VersionFile | None:
     """Return the file of the latest version, if this catalog can be read and has any."""
+    return _if_readable(catalog, catalog.record)
+
+
+def versions_of(catalog: Catalog) -> list[int]:
+    """Return the numbers of all versions; none where the catalog cannot be read."""
+    return _if_readable(catalog, catalog.versions) or []
+
+
+def _if_readable(catalog: Catalog, read: Callable[[], T]) -> T | None:
     try:
-        return catalog.record()
+        return read()
     except StoreError as error:
         if error.retryable:
             raise  # A store that is overloaded has not lost its index.
         _log.info("no index at %s: %s", catalog.uri, error)
         return None
-
-
-def versions_of(catalog: Catalog) -> list[int]:
-    """Return the numbers of all versions; none where the catalog cannot be read."""
-    try:
-        return catalog.versions()
-    except StoreError as error:
-        if error.retryable:
-            raise
-        return []
 
 
 def versions_there(found: FoundDataset) -> list[int]:

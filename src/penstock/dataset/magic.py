@@ -1,4 +1,4 @@
-"""What a file is whose name promises something else, told by its first bytes."""
+"""What a file really is if its name promises something else, judged by its first bytes."""
 
 from __future__ import annotations
 

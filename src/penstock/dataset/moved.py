@@ -1,10 +1,11 @@
 """An index that was copied together with its data: the same samples, with other marks.
 
 A part holds the mark (etag or time) of each object, and readers compare it with what lies there. A
-copy has other marks. Its index says where the data lay when it was indexed, so a copy is known as
-one: it is accepted if all sizes agree, and if its content agrees where the index has checksums.
-Then the part is written anew with the marks of the copy, to the user's cache, and a *note* says
-which part stands in for which. The fingerprint is the same: marks are no part of it.
+copy has other marks. The index says where the data lay when it was indexed, so a copy is
+recognised: it is accepted if all sizes agree, and if its content agrees where the index has
+checksums. Then the part is written anew with the marks of the copy, to the user's cache, and a
+*note* records which part replaces which. The fingerprint stays the same, because it does not
+include marks.
 
 Where the data was indexed, other marks mean that a file was rewritten. There a part is only taken
 with new marks if all that was rewritten has checksums and is read again, which is done if it is
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,7 @@ _log = logging.getLogger("penstock.dataset")
 _SAMPLES_READ = 64
 """Samples of a copy that are compared with their checksums, evenly spread over each part."""
 _SAMPLES_EACH = 100
-"""In an object store, one of so many samples is read at most."""
+"""In an object store, at most one in this many samples is read."""
 _REREAD_BYTES_MAX = 64 << 20
 """Rewritten objects up to this size are read again to see whether they are what they were."""
 _READS_AT_ONCE = 16
@@ -61,8 +62,8 @@ def open_parts(
 ) -> list[Part]:
     """Return the parts of a version, with the marks that its objects have at `store`.
 
-    `listing` gives the objects that lie there; without it they are listed if they must be. Parts
-    that need not be `verified` are taken as they are when they are damaged.
+    `listing` gives the objects that lie there; without it they are listed when needed. A damaged
+    part is returned as it is if parts need not be `verified`.
     """
     out = []
     for ref in manifest.parts:
@@ -79,7 +80,7 @@ def open_part_at(
     store: Store, catalog: Catalog, ref: PartRef, listing: Listing | None = None
 ) -> Part:
     """Return a part of a version, with the marks that its objects have at `store`."""
-    noted = _Note.of(store, ref).read()
+    noted = _noted(_note_path(store, ref))
     if noted is not None and noted.name != ref.name:
         try:
             return _parts_here().part(noted)
@@ -124,7 +125,7 @@ def _check_copy(store: Store, part: Part, ref: PartRef, changes: Changes) -> Non
         return
     count = _SAMPLES_READ
     if store.source != "folder":
-        # Every rank may be the first to open a copy, so that all of them cost little of the set.
+        # Every rank may be the first to open a copy, so all ranks together must read little of it.
         count = max(1, min(count, part.num_samples // _SAMPLES_EACH))
     ids = np.unique(np.linspace(0, part.num_samples - 1, count).astype(np.int64))
     try:
@@ -199,9 +200,10 @@ def _kept(store: Store, part: Part, ref: PartRef, changes: Changes) -> Part:
     """Return a part that has the marks of the objects as they are now, and remember it."""
     try:
         own = _parts_here().add_part(part, ref.uri) if changes.changed else ref
-        _Note.of(store, ref).write(own)
+        note = _note_path(store, ref)
+        FolderStore(note.parent).write(note.name, msgspec.json.encode(own))
     except StoreError as error:
-        # It is found out again next time: nothing is lost but time.
+        # The next to open the copy checks it again, which costs nothing but time.
         _log.info("the marks of %s cannot be kept: %s", store.uri, error)
     return part
 
@@ -220,28 +222,20 @@ def _marked(part: Part, changes: Changes) -> Part:
     return part_of(Columns(arrays, part.columns.meta))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
-    """A file in the user's cache: which part stands in for another one at some place."""
+def _note_path(store: Store, ref: PartRef) -> Path:
+    """Return the file, in the user's cache, that says which part stands in for `ref` at a store."""
+    where = f"{store.uri}\0{ref.name}".encode("utf-8", "surrogateescape")
+    return cache_folder() / "moved" / f"{xxhash.xxh3_128_hexdigest(where)}.json"
 
-    path: Path
 
-    @classmethod
-    def of(cls, store: Store, ref: PartRef) -> _Note:
-        where = f"{store.uri}\0{ref.name}".encode("utf-8", "surrogateescape")
-        return cls(path=cache_folder() / "moved" / f"{xxhash.xxh3_128_hexdigest(where)}.json")
-
-    def read(self) -> PartRef | None:
-        try:
-            return msgspec.json.decode(self.path.read_bytes(), type=PartRef)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
-            _log.warning("%s cannot be used (%s) and is made anew", self.path, error)
-            return None
-
-    def write(self, ref: PartRef) -> None:
-        FolderStore(self.path.parent).write(self.path.name, msgspec.json.encode(ref))
+def _noted(path: Path) -> PartRef | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PartRef)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        _log.warning("%s cannot be used (%s) and is made anew", path, error)
+        return None
 
 
 def _parts_here() -> Catalog:

@@ -10,7 +10,6 @@ changed one is named rather than misread.
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
+from penstock.arguments import count_of
 from penstock.dataset.bound import Decoders, checked_decoders
 from penstock.dataset.build import Report
 from penstock.dataset.catalog import EVERYTHING_SPEC, FOLDER, Catalog, Manifest, Origin
@@ -93,14 +93,17 @@ def open(
 
     Args:
         uri: a folder, prefix, glob, braces (`s3://b/x-{000..127}.tar`), a list of these, or an
-        index. version: which version to read; the latest when not given. format: the format's name,
-        where it is not plain from the names of the objects. decoders: functions from bytes to a
-        value, by field name or extension; None leaves bytes. store: endpoint, credentials and the
-        like, where the environment does not say. check: compare the objects with those that were
-        indexed, and name what changed. rebuild: build the index from scratch, whatever is there.
-        report: called with progress while an index is built. tiers: those that the loader will be
-        given; what is read of a remote set while an index is built is kept for them, instead of
-        being read again. options: of the format, such as `sequence_length` for token arrays.
+            index.
+        version: which version to read; the latest when not given.
+        format: the format's name, where it is not plain from the names of the objects.
+        decoders: functions from bytes to a value, by field name or extension; None leaves bytes.
+        store: endpoint, credentials and the like, where the environment does not say.
+        check: compare the objects with those that were indexed, and name what changed.
+        rebuild: build the index from scratch, whatever is there.
+        report: called with progress while an index is built.
+        tiers: those that the loader will be given. What is read of a remote set while an index is
+            built is kept for them, instead of being read again.
+        options: of the format, such as `sequence_length` for token arrays.
     """
     version = _checked_version(version, rebuild=rebuild)
     uri = list(uri) if isinstance(uri, Iterable) and not isinstance(uri, str | bytes) else uri
@@ -134,14 +137,7 @@ def _checked_version(version: Any, *, rebuild: bool) -> int | None:
         return None
     if rebuild:
         raise OptionError("rebuild=True makes a new version of what lies there; leave out version=")
-    try:
-        if isinstance(version, bool):
-            raise TypeError
-        return operator.index(version)
-    except TypeError:
-        raise OptionError(
-            f"version is a whole number, such as 1, got {version!r} ({type(version).__name__})"
-        ) from None
+    return count_of("version", version, hint="versions are numbered from 1")
 
 
 def _built(
@@ -242,7 +238,7 @@ def open_unverified(
     format: str | None = None,
     **options: Any,
 ) -> Dataset:
-    """Return a data set whose index may be damaged, for those who say what is wrong with it."""
+    """Return a data set whose index may be damaged, for `verify`, which says what is wrong."""
     if names_index(uri):
         return open(uri, store=store)
     found = look_up(uri, format=format, store=store, options=options)

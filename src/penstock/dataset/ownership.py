@@ -4,9 +4,9 @@ Samples are cut out of memory that others read as well: a decompressed block tha
 again, bytes of a store, a tier that all processes of a node map. A transform may change what it
 gets in place, so whatever leaves Penstock is a copy unless nobody else has its memory.
 
-Two rules make this hold for every format. Shared bytes are handed out read-only, so an array that
-can be written to is the user's own. And all that a block hands out counts as shared, because a
-block is kept.
+Two rules ensure this for every format. Shared bytes are handed out read-only, so an array that can
+be written to is the user's own. And everything that a block hands out counts as shared, because
+blocks are kept.
 """
 
 from __future__ import annotations

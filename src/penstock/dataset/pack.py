@@ -23,8 +23,8 @@ from penstock.dataset.open import Uri
 from penstock.dataset.open import open as open_dataset
 from penstock.dataset.pack_options import PackOptions, PackProgress, PackReport, Report
 from penstock.dataset.pack_run import Packing, report_of
-from penstock.dataset.sources import DatasetSource, PackSource
-from penstock.dataset.sources_csv import open_csv
+from penstock.dataset.sources import DatasetSource
+from penstock.dataset.sources_csv import PackSource, open_csv
 from penstock.dataset.writer import Writer
 from penstock.errors import OptionError
 from penstock.storage.options import StoreOptions

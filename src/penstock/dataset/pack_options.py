@@ -21,7 +21,7 @@ class PackOptions:
     shuffle: int | None = None
     """Seed of the order in which samples are packed; None keeps them as they are."""
     limit: int | None = None
-    """Pack so many samples only: the first ones, in the order that is chosen."""
+    """Pack only this many samples: the first ones in the chosen order."""
     append: bool = False
     """Add to the data set that is there, as a new version of it."""
     keep_keys: bool = False

@@ -10,25 +10,24 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from penstock.dataset.build_merge import MergeOutline, Piece, outline_of
+from penstock.dataset.build_scan import IndexedUnit
 from penstock.dataset.catalog import Manifest
-from penstock.dataset.columns import parse_columns
-from penstock.dataset.crew import Crew
+from penstock.dataset.crew import Crew, refuse_memory
 from penstock.dataset.pack_options import PackOptions, PackProgress, PackReport, Report
 from penstock.dataset.pack_plan import PackPlan, make_plan
-from penstock.dataset.part import Part, part_of
-from penstock.dataset.sources import PackSource
+from penstock.dataset.part import Part
+from penstock.dataset.sources_csv import PackSource
 from penstock.dataset.versions import Addition
 from penstock.dataset.writer import sample_key, write_shard
-from penstock.dataset.writer_destination import JOBS, Destination, open_destination
+from penstock.dataset.writer_destination import Destination, open_destination, part_name
 from penstock.dataset.writer_layouts import ShardLayout, TarLayout, npy_layout
-from penstock.errors import DatasetError, OptionError, StoreError
+from penstock.errors import DatasetError, StoreError
 from penstock.storage.options import StoreOptions
 from penstock.storage.pool import ReadPool
 from penstock.units import bytes_of
@@ -117,9 +116,10 @@ class Packing:
             # Killed between the commit and the end: the version is there, the note is left over.
             place.forget(done)
             return report_of(place.store.uri, done, self.plan.num_shards, self.plan.num_shards)
-        place.refuse_newer()  # Before a shard is replaced that another version may name.
+        # Before anything is written: a shard of this name may belong to the newer version.
+        place.refuse_newer()
         try:
-            self._refuse_memory(crew)
+            refuse_memory(crew, self.place.store)
             place.check_layout(self.layout)
             addition, num_reused = self._write_all(crew, report)
         except BaseException:
@@ -144,7 +144,7 @@ class Packing:
             )
             with closing(shards):
                 for shard in shards:
-                    pieces[shard.number] = shard.piece(self.place)
+                    pieces[shard.number] = shard.piece(self.place.work)
                     outline = shard.outline.joined(outline) if outline else shard.outline
                     num_reused += shard.is_reused and self.goes_on
                     progress = progress.after(shard.outline)
@@ -157,7 +157,7 @@ class Packing:
     def _for_crew(self, crew: Crew) -> Iterator[Packing]:
         """Give this as its crew needs it."""
         if crew.is_elsewhere:
-            # Who starts a task again after its worker died does not start anew.
+            # A task that is started again after its worker died finds shards that it had finished.
             yield replace(self, goes_on=True, holds=False)
             return
         with ReadPool(_READERS) as readers:
@@ -178,53 +178,20 @@ class Packing:
             if not self.goes_on and not any(shard.key >= first for shard in shards):
                 self.place.forget()
 
-    def _refuse_memory(self, crew: Crew) -> None:
-        if crew.is_elsewhere and self.place.store.source == "memory":
-            raise OptionError(
-                f"{self.place.store.uri} lies in the memory of this process, which workers "
-                "elsewhere cannot write; use a folder that all nodes share, or an object store"
-            )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedShard:
-    """What came of a shard."""
-
-    number: int
-    outline: MergeOutline
-    is_reused: bool
-    """Whether it was there already."""
-    held: Part | None
-    """Its index, unless that is read again in the end."""
-
-    def piece(self, place: Destination) -> Piece:
-        """Return its index as something to be merged."""
-        if self.held is not None:
-            return partial(_itself, self.held)
-        return partial(_noted, place, self.number)
-
-
-def _itself(part: Part) -> Part:
-    return part
-
-
-def _noted(place: Destination, number: int) -> Part:
-    name = f"{JOBS}{place.job_name}/{number:06}.idx"
-    return part_of(parse_columns(place.store.read(name), place.store.uri + name))
-
-
-def pack_shard(packing: Packing, number: int) -> PackedShard:
+def pack_shard(packing: Packing, number: int) -> IndexedUnit:
     """Write one shard and note its index, unless that was done before."""
     part = packing.place.kept(number) if packing.goes_on else None
     is_reused = part is not None
     if part is None:
         part = _written(packing, number)
-        packing.place.keep(number, part)
-    return PackedShard(
+        packing.place.work.keep(part_name(number), part)
+    return IndexedUnit(
         number=number,
+        name=part_name(number),
         outline=outline_of(part, number),
-        is_reused=is_reused,
         held=part if packing.holds else None,
+        is_reused=is_reused,
     )
 
 

@@ -1,9 +1,9 @@
 """The parser process: it parses what it is sent and answers with plain values.
 
 It runs bytes of strangers through native parsers, so that whatever they do ends this process and no
-other. Nothing that it answers is unpickled. It ends when its parent does, when nobody has asked for
-a while, and when one step takes too long, even inside native code. It is the first process that the
-kernel ends when memory is short.
+other. Nothing that it answers is unpickled. It ends when its parent does, after a while without
+requests, and when one step takes too long, even inside native code. It is the first process that
+the kernel ends when memory is short.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _STEP_S_A_MIB = 1.0
 _WALL_A_CPU = 6.0
 """Seconds that may pass for each second of CPU: for parsers that wait for ever."""
 _RENEWED_S = 0.1
-"""After which the time for a step begins anew with the next sample."""
+"""How often, at most, a new sample renews the time limit."""
 _START_S = 300.0
 """Python and its packages may come from a slow network file system."""
 _MEMORY_BYTES_MAX = 4 << 30
 _MEMORY_A_BYTE = 32
-"""Bytes of memory beside that for each byte that was sent: large row groups take more."""
+"""Additional bytes of memory for each byte that was sent, since large row groups take more."""
 
 PARSERS = {
     "parquet_footer": "penstock.dataset.formats.parquet_footer:parse_footer_apart",
@@ -150,7 +150,7 @@ def text_of(error: Exception) -> str:
 
 def _imported(parser: str, needs: list[str]) -> Callable[[ParserCall], Any]:
     for name in needs:
-        with contextlib.suppress(ImportError):  # Whoever uses it says what is missing.
+        with contextlib.suppress(ImportError):  # The code that uses it says what is missing.
             importlib.import_module(name)
     module, _, function = PARSERS[parser].partition(":")
     found: Callable[[ParserCall], Any] = getattr(importlib.import_module(module), function)

@@ -7,35 +7,34 @@ range. So it reads with the caller's credentials, retries and tiers, and this pr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from penstock.dataset.columns import column_bytes
 from penstock.dataset.formats.checked import CheckedFormat
 from penstock.dataset.parse_child import ParserCall, ReadFailedError
 from penstock.dataset.parse_process import error_named
 from penstock.dataset.parse_values import info_values, pack_value, unpickled
 from penstock.errors import MissingPackageError
-from penstock.storage.base import Buffer, ObjectInfo
+from penstock.storage.base import ObjectInfo, Store
 
 
 def answer_format(call: ParserCall) -> bytes:
     """Return the units of some objects, or the part of a unit, as bytes."""
     format = CheckedFormat(unpickled(call.data[0]))
     asked = unpickled(call.data[1])
-    store = CallerStore(call, **asked["store"])
+    store = cast(Store, CallerStore(call, **asked["store"]))
     if asked["method"] == "scan":
         part = format.scan(asked["what"], store, asked["options"])
-        return column_bytes(part.columns, part.columns.meta)
+        return part.as_bytes()
     units = format.units(asked["what"], store, asked["options"])
     return pack_value([[[info_values(o) for o in u.objects], u.note] for u in units])
 
 
 class CallerStore:
-    """The caller's store, to be read from and never written to."""
+    """The caller's store, which a format can read and not write."""
 
     def __init__(self, call: ParserCall, *, uri: str, source: str, can_list: bool) -> None:
         self._call = call
-        self._uri, self._source, self._can_list = uri, source, can_list
+        self.uri, self.source, self.can_list = uri, source, can_list
 
     def _ask(self, method: str, *arguments: Any) -> tuple[Any, memoryview]:
         head, data = self._call.ask_store(method, pack_value(arguments))
@@ -45,21 +44,6 @@ class CallerStore:
                 raise ReadFailedError
             raise kind(head["message"])  # A format may expect it: a file that need not be there.
         return unpickled(head["said"]), data
-
-    @property
-    def uri(self) -> str:
-        """Return the root of the caller's store."""
-        return self._uri
-
-    @property
-    def source(self) -> str:
-        """Return what the caller's store is."""
-        return self._source
-
-    @property
-    def can_list(self) -> bool:
-        """Return whether the caller's store can be listed."""
-        return self._can_list
 
     def info(self, key: str) -> ObjectInfo:
         """Return size and marks of an object."""
@@ -81,14 +65,3 @@ class CallerStore:
     def read_into(self, info: ObjectInfo, offset: int, target: memoryview) -> None:
         """Fill `target` with a part of an object."""
         target[:] = self.read_range(info, offset, target.nbytes)
-
-    def write(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> ObjectInfo:
-        """Not for a format."""
-        raise AssertionError(f"a format writes nothing: {key=} {len(data)=} {only_if_absent=}")
-
-    def delete(self, key: str) -> None:
-        """Not for a format."""
-        raise AssertionError(f"a format deletes nothing: {key=}")
-
-    def close(self) -> None:
-        """Do nothing."""

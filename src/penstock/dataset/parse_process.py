@@ -1,4 +1,4 @@
-"""Parsing bytes of strangers where a crash is an error and not the end of the job.
+"""Parsing untrusted bytes in another process, so that a crash there is an error of one file.
 
 Native parsers abort or run into memory that is not there when a file is damaged in the right place:
 one bit of a Parquet footer is enough. So such bytes are parsed by a small process beside this one
@@ -158,9 +158,9 @@ class ParserProcess:
     """One parser process, for one request at a time."""
 
     def __init__(self) -> None:
-        # Not a pipe: it would fill up, and the process stand still.
+        # Not a pipe: nobody reads it while the process works, so it would fill up and block it.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process is
-        # Memory rather than messages: it says where a process was that can say nothing any more.
+        # Shared memory rather than messages: it can still be read after the process has died.
         shared = os.memfd_create("penstock-parser", os.MFD_CLOEXEC)
         self._progress = os.fdopen(shared, "r+b", buffering=0)
         self._progress.truncate(PROGRESS_BYTES)
@@ -246,7 +246,8 @@ class ParserProcess:
             file.close()
 
     def forget(self) -> None:
-        """Leave the process to whoever has started it: this is a fork of that one."""
+        """Leave the process to the parent, which has started it: this process is a fork of that."""
+        # Popen would otherwise wait for, or warn about, a child that this process does not have.
         self._process.returncode = 0
 
 
@@ -260,7 +261,8 @@ class ParserPool:
         self._wait_s = _WAIT_S
         self.num_deaths = 0
         """Processes that ended while they parsed something."""
-        # Guards all of them; callers wait on it for a process to come back.
+        # Guards everything above. Callers wait on it for a process to be given back, or for the
+        # number of processes to fall.
         self._changed = threading.Condition()
 
     def ask(self, head: Mapping[str, Any], request: ParserRequest) -> dict[str, Any]:
@@ -271,12 +273,14 @@ class ParserPool:
                 answer = process.ask(head, request)
             except ParserEndedError as death:
                 self._drop()
-                # One that waited may have ended meanwhile, or was killed: that proves nothing.
+                # A process that had been idle may have reached its idle limit, or been killed from
+                # outside: neither says anything about the file, so another one is asked.
                 if is_fresh or death.code not in (0, *_FROM_OUTSIDE):
                     self.num_deaths += 1
                     raise
             except BaseException:
-                process.close()  # Half of an exchange may be in its pipes.
+                # The next answer in its pipes may belong to this request: it cannot be used again.
+                process.close()
                 self._drop()
                 raise
             else:
@@ -293,7 +297,9 @@ class ParserPool:
             if self._idle:
                 return self._idle.pop(), False
             self._num_processes += 1
-            # One at a time: sixteen callers that begin at once need one process, not four.
+            # Only one starts at a time: sixteen callers that begin at once need one process, not
+            # sixteen. The start itself is outside of the lock, so that others can give back and
+            # take.
             self._is_starting = True
         begin_s = time.perf_counter()
         try:
@@ -304,7 +310,8 @@ class ParserPool:
         finally:
             with self._changed:
                 self._is_starting = False
-                # On a busy machine a start takes longer, and what it brings is less.
+                # On a busy machine a start takes longer and another process brings less, so callers
+                # then wait longer for a process that is there.
                 self._wait_s = max(_WAIT_S, 2 * (time.perf_counter() - begin_s))
 
     def _has_idle(self) -> bool:
@@ -313,23 +320,27 @@ class ParserPool:
     def _give_back(self, process: ParserProcess) -> None:
         with self._changed:
             self._idle.append(process)
-            self._changed.notify()
+            self._changed.notify()  # One process serves one waiting caller.
 
     def _drop(self) -> None:
         with self._changed:
             self._num_processes -= 1
-            self._changed.notify()
+            self._changed.notify()  # A waiting caller may start a process in its place.
 
     def close(self) -> None:
-        """End all processes that nobody uses."""
+        """End all idle processes."""
         with self._changed:
             idle, self._idle = self._idle, []
             self._num_processes -= len(idle)
+        # To end a process takes time: nobody should wait for the lock meanwhile.
         for process in idle:
             process.close()
 
     def forget(self) -> None:
-        """Begin anew in a fork: neither the processes nor the lock are this process's own."""
+        """Begin anew in a fork.
+
+        The processes belong to the parent, and one of its threads may have held the lock.
+        """
         for process in self._idle:
             process.forget()
         self._idle, self._num_processes, self._is_starting = [], 0, False
@@ -354,5 +365,6 @@ def cause_of(death: ParserEndedError) -> str:
 
 
 _pool = ParserPool()
+# An idle parser ends by itself, but only after a while: a job should leave no process behind.
 atexit.register(_pool.close)
 os.register_at_fork(after_in_child=_pool.forget)

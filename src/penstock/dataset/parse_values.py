@@ -1,4 +1,4 @@
-"""Values of samples on their way out of a parser process: msgpack, arrays as their raw bytes.
+"""How values of samples travel from a parser process: as msgpack, arrays as their raw bytes.
 
 A value comes back as what it was: numbers of NumPy with their type, times with their offset, whole
 numbers of any size, texts that are not UTF-8. A value of a class that is not listed here cannot

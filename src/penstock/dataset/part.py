@@ -2,8 +2,7 @@
 
 A part answers one question: where are the bytes of sample i? It has one *table*, or several where
 the fields of a sample lie in different objects (`x.npy` beside `y.npy`). A table addresses samples
-in one of
-three ways, so that no index is larger than it must be:
+in one of three ways, so that no index is larger than it must be:
 
 * `extents`: an offset and a length for each sample (tar, raw MDS, JSON lines, files);
 * `even`: samples of one width at even distances (rows of an array): nothing is stored per sample;
@@ -24,9 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from penstock.dataset.columns import Columns, Texts, map_columns, text_columns, write_columns
+from penstock.dataset.columns import (
+    Columns,
+    Texts,
+    column_bytes,
+    map_columns,
+    text_columns,
+    write_columns,
+)
 from penstock.dataset.fields import Field
-from penstock.dataset.part_checks import check_lengths, check_types
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo
 
@@ -67,7 +72,7 @@ class Rows:
     """extents: offset, length (a row a sample). even: base, stride, width (a row an object).
     blocks: block.object, block.offset, block.length, block.count (a row a block)."""
     blobs: Sequence[bytes] | None = None
-    """Something of the format's own for each object, such as a footer."""
+    """What the format keeps for each object, such as a footer."""
 
 
 class Table:
@@ -216,6 +221,10 @@ class Part:
         """Write this part to a file, atomically."""
         write_columns(path, self.columns, self.columns.meta)
 
+    def as_bytes(self) -> bytes:
+        """Return what a file of this part holds."""
+        return column_bytes(self.columns, self.columns.meta)
+
 
 def open_part(path: Path) -> Part:
     """Return a part mapped from its file, as it lies there; `part_files` also verifies it."""
@@ -232,14 +241,14 @@ class _Meta(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
-msgspec.json.Decoder(_Meta)  # prepares the type: the first to open a part need not
+# The type is prepared here, by one thread: threads that do so at once can end the process.
+msgspec.json.Decoder(_Meta)
 
 
 def part_of(columns: Columns, name: str = "a part") -> Part:
     """Return a part from its columns; those that do not fit together are a `FormatError`."""
     try:
         meta = msgspec.convert(columns.meta, _Meta)
-        check_types(meta.fields)
         part = Part(
             columns=columns,
             format=meta.format,
@@ -247,13 +256,56 @@ def part_of(columns: Columns, name: str = "a part") -> Part:
             options=meta.options,
             tables=tuple(Table(columns, t, how) for t, how in enumerate(meta.tables)),
         )
-        check_lengths(part)
+        _check_lengths(part)
     except (msgspec.ValidationError, KeyError, IndexError, ValueError, TypeError) as error:
         raise FormatError(
             f"{name} is not the index of samples: {error!r}; build it again with "
             "penstock.open(..., rebuild=True) or `penstock index --rebuild`"
         ) from None
     return part
+
+
+def _check_lengths(part: Part) -> None:
+    """Raise unless all columns have as many rows as there are objects, blocks or samples.
+
+    What is looked at here does not grow with the samples.
+    """
+    num_samples = part.num_samples
+    for number, table in enumerate(part.tables):
+        have = {
+            name.removeprefix(f"t{number}."): column.shape
+            for name, column in part.columns.items()
+            if name.startswith(f"t{number}.") and not name.endswith(".bytes")
+        }
+        if table.num_samples != num_samples:
+            raise ValueError(f"tables of {num_samples} and {table.num_samples} samples")
+        needed = ("object.key.ends", "object.etag.ends", "object.size", "object.mtime_ns")
+        rows = dict.fromkeys((*needed, *have), table.num_objects)
+        rows["object.first"] = table.num_objects + 1
+        if table.addressing == "extents":
+            rows |= {"offset": num_samples, "length": num_samples}
+        elif table.addressing == "even":
+            rows |= dict.fromkeys(("base", "stride", "width"), table.num_objects)
+        else:
+            names = ("block.object", "block.offset", "block.length")
+            rows |= dict.fromkeys(names, table.num_blocks) | {"block.first": table.num_blocks + 1}
+        _check_rows(have, {name: (count,) for name, count in rows.items()}, f"t{number}.")
+    for name in [name for name in part.columns if name.endswith(".ends")]:
+        part.columns.texts(name.removesuffix(".ends"))  # has its bytes too
+    top = {"key.ends": (num_samples,)} | dict.fromkeys(
+        ("member.offset", "member.length"), (num_samples, len(part.fields))
+    )
+    sums = part.tables[0].num_blocks if len(part.tables) == 1 else num_samples
+    shapes = {name: c.shape for name, c in part.columns.items()}
+    _check_rows(shapes, {n: s for n, s in (top | {"checksum": (sums,)}).items() if n in shapes})
+
+
+def _check_rows(
+    have: Mapping[str, tuple[int, ...]], want: Mapping[str, tuple[int, ...]], prefix: str = ""
+) -> None:
+    for name, shape in want.items():
+        if have[name] != shape:
+            raise ValueError(f"column {prefix}{name} has {have[name]} rows, {shape} are needed")
 
 
 def make_part(
@@ -283,16 +335,17 @@ def make_part(
         arrays["checksum"] = checksums
     counts = {int(sum(rows.counts)) for rows in tables}
     assert len(counts) == 1, f"tables of one part differ in their number of samples: {counts}"
-    return _sealed(arrays, format, fields, [rows.addressing for rows in tables], options or {})
+    return seal_part(arrays, format, fields, [rows.addressing for rows in tables], options or {})
 
 
-def _sealed(
+def seal_part(
     arrays: dict[str, npt.NDArray[Any]],
     format: str,
     fields: Sequence[Field],
     tables: Sequence[Addressing],
     options: Mapping[str, Any],
 ) -> Part:
+    """Return a part from all of its columns, with the fingerprint that they give."""
     meta = {
         "format": format,
         "fields": [msgspec.to_builtins(f) for f in fields],
@@ -358,55 +411,6 @@ def recomputed(part: Part) -> str:
     return fingerprint_of(part.columns, meta)
 
 
-def merge_parts(parts: Sequence[Part]) -> Part:
-    """Return one part with the samples of several, in that order."""
-    assert parts, "nothing to merge"
-    if len(parts) == 1:
-        return parts[0]
-    fields = merge_fields([p.fields for p in parts])
-    columns = [p.columns for p in parts]
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for number in range(len(parts[0].tables)):
-        arrays |= _merged_table([p.tables[number] for p in parts], columns, f"t{number}.")
-    if all("key.ends" in c for c in columns):
-        arrays |= _merged_texts(columns, "key")
-    if all("checksum" in c for c in columns):
-        arrays["checksum"] = np.concatenate([c["checksum"] for c in columns])
-    if "member.offset" in columns[0]:
-        for name, absent in (("member.offset", np.uint32(0)), ("member.length", ABSENT)):
-            arrays[name] = np.concatenate([_by_field(p, fields, name, absent) for p in parts])
-    first = parts[0]
-    return _sealed(arrays, first.format, fields, first.columns.meta["tables"], first.options)
-
-
-def _merged_table(
-    tables: Sequence[Table], columns: Sequence[Columns], prefix: str
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a table over several parts, without looking at single objects."""
-    names = [n.removeprefix(prefix) for n in columns[0] if n.startswith(prefix)]
-    out: dict[str, npt.NDArray[Any]] = {}
-    for name in names:
-        if name.endswith(".bytes"):
-            out |= _merged_texts(columns, prefix + name.removesuffix(".bytes"))
-        elif name == "block.object":
-            firsts = np.cumsum([0] + [t.num_objects for t in tables[:-1]])
-            numbers = [c[prefix + name] + first for c, first in zip(columns, firsts, strict=True)]
-            out[prefix + name] = _narrow(np.concatenate(numbers))
-        elif name.endswith(".first"):
-            counts = np.concatenate([np.diff(c[prefix + name]) for c in columns])
-            out[prefix + name] = _starts(counts)
-        elif not name.endswith(".ends"):
-            out[prefix + name] = np.concatenate([c[prefix + name] for c in columns])
-    return out
-
-
-def _merged_texts(columns: Sequence[Columns], name: str) -> dict[str, npt.NDArray[Any]]:
-    data = [c[f"{name}.bytes"] for c in columns]
-    shifts = np.cumsum([0] + [len(d) for d in data[:-1]]).astype(np.uint64)
-    ends = [c[f"{name}.ends"] + shift for c, shift in zip(columns, shifts, strict=True)]
-    return {f"{name}.bytes": np.concatenate(data), f"{name}.ends": np.concatenate(ends)}
-
-
 def merge_fields(several: Sequence[tuple[Field, ...]]) -> tuple[Field, ...]:
     """Return all fields in the order of first sight.
 
@@ -435,14 +439,3 @@ def _joined(known: Field, other: Field) -> Field:
         dtype=known.dtype if known.dtype == other.dtype else None,
         shape=known.shape if known.shape == other.shape else None,
     )
-
-
-def _by_field(
-    part: Part, fields: tuple[Field, ...], column: str, absent: np.uint32
-) -> npt.NDArray[np.uint32]:
-    own = {f.name: i for i, f in enumerate(part.fields)}
-    out = np.full((part.num_samples, len(fields)), absent, np.uint32)
-    for i, f in enumerate(fields):
-        if f.name in own:
-            out[:, i] = part.columns[column][:, own[f.name]]
-    return out

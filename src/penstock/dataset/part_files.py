@@ -4,8 +4,8 @@ The name of a part is the hash of its bytes. A small file is read and hashed whe
 A large one is mapped, so that opening it costs a page or two whatever its size; hashing it each
 time would read all of it. So the first to open it hashes it and checks that every extent lies
 inside its object, and leaves a *stamp* in the user's cache: device, inode, size and times of the
-file. As long as these are the same it is not hashed again. Whoever writes to the file changes its
-times; the time of the last change of an inode cannot be set back.
+file. As long as these are the same it is not hashed again. Writing to the file changes its times,
+and the time of the last change of an inode cannot be set back.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def open_verified(path: Path, name: str | None, stamps: Path) -> Part:
         return part_of(parse_columns(data, str(path), path), str(path))
     part = part_verified(data, name, str(path), path)
     if isinstance(data.obj, mmap.mmap):
-        data.obj.madvise(mmap.MADV_DONTNEED)  # All of it was read; little of it will be needed.
-    if _identity(path) == identity:  # else it was changed meanwhile: nothing is known of it
+        # Hashing has read all of it into memory, and little of it will be needed soon.
+        data.obj.madvise(mmap.MADV_DONTNEED)
+    if _identity(path) == identity:  # Else it was changed while it was hashed.
         _leave(stamp, identity)
     return part
 
@@ -78,7 +79,7 @@ def _stamped(stamp: Path) -> str:
 
 
 def _leave(stamp: Path, identity: str) -> None:
-    with suppress(OSError):  # Without a stamp the file is hashed again next time, no more.
+    with suppress(OSError):  # Without a stamp the file is hashed again next time.
         stamp.parent.mkdir(parents=True, exist_ok=True)
         temporary = stamp.with_name(f".penstock-tmp-{secrets.token_hex(8)}")
         temporary.write_text(identity)

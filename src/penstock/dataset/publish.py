@@ -115,7 +115,7 @@ def _publish(found: FoundDataset, own: Catalog, there: Catalog) -> None:
         try:
             there.commit(msgspec.structs.replace(manifest, replaces=""))
         except ExistsError:
-            return  # Another has begun to write there: that is what goes on.
+            return  # Another writer has begun a catalog there, and that one is continued.
 
 
 def _say_where(found: FoundDataset, there: Catalog, manifest: Manifest) -> None:

@@ -17,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 NewArray = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 """Returns an uninitialised array of a shape and type."""
 _LOOP_BYTES = 4096
-"""From this width on a copy takes longer than the call that starts it, so rows are copied one by
-one into the memory that the caller wants them in."""
+"""From this width on, copying a row takes longer than the call that starts the copy. So rows are
+copied one by one, directly into the memory that the caller provides."""
 
 
 class Ragged(NamedTuple):

@@ -40,7 +40,7 @@ _TASKS_PER_CPU = 2
 """Tasks in flight: one at work and one that waits for it to end."""
 _TASKS_MAX = 4096
 _GROUPS_PER_CPU = 8
-"""Groups are at least so many, or the last one would keep all others waiting."""
+"""The least number of groups of items, so that the last group does not keep all others waiting."""
 _LOOK_EVERY = 64
 """Tasks after which the size of the cluster is looked up again: nodes come and go."""
 _KNOCK_S_MAX = 10.0
@@ -74,6 +74,8 @@ class RayCrew:
     keeps its connection.
     """
 
+    is_elsewhere = True
+
     def __init__(self, address: str | None = None) -> None:
         self._address = address
         self._ray: Any = None
@@ -96,11 +98,6 @@ class RayCrew:
         if self._is_ours:
             self._is_ours = False
             ray.shutdown()
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return True."""
-        return True
 
     def map_unordered(
         self,
@@ -173,7 +170,7 @@ def _ray() -> Any:
 
 def _connect(ray: Any, address: str | None) -> None:
     if address is None:
-        # Should this start a cluster here, it calls nobody.
+        # A cluster that this starts here should not report its use to anybody.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         _knock(address or "")
@@ -193,7 +190,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raise at once where nobody listens: Ray itself would try for minutes."""
+    """Raise at once where nobody listens; Ray itself would keep trying for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S_MAX).close()
@@ -223,7 +220,8 @@ def _do_group(
 
 
 _recent_job: tuple[str, Any] = ("", None)
-"""A worker does many tasks of one job after another; to unpack it each time may take seconds."""
+"""The job that this worker unpacked last: it does many tasks of one job, and unpacking may take
+seconds."""
 
 
 def _unpacked(name: str, job: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Samples whose bytes are parsed in another process, because parsing them can end one.
+"""Samples whose bytes are parsed in another process, because parsing can crash its process.
 
 `pack` and `verify` look at every sample of a set that a stranger may have written. The bytes are
 read here and sent to a parser process together with an excerpt of the index. Decoders of the user's
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.dataset.bound import BoundPart
-from penstock.dataset.columns import column_bytes
 from penstock.dataset.excerpt import block_excerpt, excerpt_of
 from penstock.dataset.fields import is_raw
 from penstock.dataset.formats.base import Format, Sample
@@ -99,7 +98,7 @@ class ApartSamples:
         """
         self._bound, self._ids, self._raws, self._names = bound, ids, raws, names
         self._format = _format_bytes(bound)
-        self._excerpt = column_bytes(excerpt.columns, excerpt.columns.meta)
+        self._excerpt = excerpt.as_bytes()
 
     @classmethod
     def alone(

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.fields import DECODERS, VALUE, Field
-from penstock.dataset.formats.base import Sample, encoding_of
+from penstock.dataset.fields import DECODERS, IMAGES, VALUE, Field
+from penstock.dataset.formats.base import Sample, encoding_of, extension_of
 from penstock.dataset.pack_plan import cut
 from penstock.dataset.parse_values import UnsendableError
 from penstock.dataset.part import Ints, Part
@@ -27,10 +27,9 @@ from penstock.storage.pool import ReadPool, ReadRequest
 
 LABELS = ("cls", "label", "class", "target")
 """Fields that become `cls`, as WebDataset calls it, when they hold a whole number."""
-_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 _PLAIN = ("npy", "npz", "json", "txt", "text", "str", "cls", "cls2", "id", "index", "count")
-_COPIED = frozenset((*_IMAGES, *_PLAIN))
-"""Encodings that other tools know by these names."""
+_COPIED = frozenset((*IMAGES, *_PLAIN)) - {"pbm"}
+"""Encodings that other tools know by these names; few know pbm, so it is packed as an array."""
 _APART_BYTES = 16 << 20
 _APART_SAMPLES = 4096
 """Samples that are sent to another process at once."""
@@ -45,44 +44,8 @@ _MAGIC = (
 )
 
 
-class PackSource(Protocol):
-    """Samples that can be packed."""
-
-    @property
-    def uri(self) -> str:
-        """Where they come from, for messages."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of what they are: whether a pack that was killed may go on."""
-        ...
-
-    @property
-    def num_fields(self) -> int:
-        """Fields of a sample, at most."""
-        ...
-
-    @property
-    def num_samples(self) -> int:
-        """How many there are."""
-        ...
-
-    def sizes_of(self, numbers: Ints) -> Ints:
-        """Return how many bytes some samples have, about."""
-        ...
-
-    def key(self, number: int) -> str | None:
-        """Return a sample's own name as a key of a tar, where it has one."""
-        ...
-
-    def read(self, numbers: Ints, readers: ReadPool, *, decoded: bool) -> list[dict[str, Any]]:
-        """Return samples as a writer takes them."""
-        ...
-
-
 class DatasetSource:
-    """Any data set that `penstock.open` reads, or a view of one."""
+    """A data set that `penstock.open` reads, or a view of one. `CsvSource` has the same methods."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -239,7 +202,7 @@ def tar_fields(
     out: dict[str, Any] = {}
     extension = ""
     if bound.part.format == "files":
-        extension = extension_of(bound.part.key(local) or "")
+        extension = field_extension(bound.part.key(local) or "")
     for field in bound.part.fields:
         value = encoded.get(field.name)
         if value is None:
@@ -291,14 +254,10 @@ def _sniffed(head: bytes) -> str:
     return next(found, "image")
 
 
-def extension_of(name: str) -> str:
-    """Return the last extension of a file's name, in small letters; nothing where it has none.
-
-    >>> extension_of("a.b/c.d.JPEG"), extension_of("a.b/README")
-    ('jpeg', '')
-    """
-    stem, _, extension = name.rpartition("/")[2].rpartition(".")
-    return clean_name(extension) if stem and extension else ""
+def field_extension(name: str) -> str:
+    """Return the extension of a file's name as the name of a field; nothing where it has none."""
+    extension = extension_of(name)
+    return clean_name(extension) if extension else ""
 
 
 def tar_key(name: str, *, has_extension: bool) -> str:

@@ -11,6 +11,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import xxhash
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.fields import Field, decode
-from penstock.dataset.part import Ints, Rows, make_part
+from penstock.dataset.formats.base import whole_objects
+from penstock.dataset.part import Ints, make_part
 from penstock.dataset.samples_apart import ApartSamples, own_steps, reads_apart
-from penstock.dataset.sources import extension_of, tar_key, value_name
+from penstock.dataset.sources import DatasetSource, field_extension, tar_key, value_name
 from penstock.dataset.writer_encode import clean_name
 from penstock.errors import FormatError, OptionError
 from penstock.storage.base import ObjectInfo, Store
@@ -110,24 +112,15 @@ class CsvSource:
             else:
                 step = bound.steps[kind]
                 pairs = zip(raws, names, strict=True)
-                values = [decode(*step, raw[0], name) for raw, name in pairs]
+                values = [decode(*step, raw[0], partial(str, name)) for raw, name in pairs]
             for place, value in zip(places, values, strict=True):
                 out[place] = value
         return out
 
     def _bound(self, kind: str, infos: Sequence[ObjectInfo]) -> BoundPart:
         """Return files of one extension as samples of their own."""
-        rows = Rows(
-            objects=infos,
-            counts=[1] * len(infos),
-            addressing="extents",
-            columns={
-                "offset": np.zeros(len(infos), np.int64),
-                "length": np.array([info.size_bytes for info in infos], np.int64),
-            },
-        )
         fields = [Field(name=kind, encoding=kind)]
-        part = make_part(format="files", fields=fields, tables=[rows])
+        part = make_part(format="files", fields=fields, tables=[whole_objects(infos)])
         return BoundPart(store=self._store, part=part, first=0, decoders={})
 
     def _sample(self, number: int, info: ObjectInfo, content: Any) -> dict[str, Any]:
@@ -145,8 +138,12 @@ class CsvSource:
         return out
 
 
+PackSource = DatasetSource | CsvSource
+"""Samples that can be packed."""
+
+
 def _extension(info: ObjectInfo) -> str:
-    return extension_of(info.key) or "bin"
+    return field_extension(info.key) or "bin"
 
 
 def open_csv(uri: str | Path, options: StoreOptions | None, column: str | None) -> CsvSource:

@@ -71,18 +71,14 @@ def verify(
         assert not isinstance(target, Dataset)
         dataset = open_unverified(target, version=version, store=store, **options)
     tally = Tally(problems_max=problems_max)
-    sound = [bound for bound in dataset.bound if not _add(tally, list(is_sound(bound)))]
     objects = find_objects(dataset.store, dataset.parts)
-    for bound in sound:
+    for bound in dataset.bound:
         tally.add_problems(check_part(bound))
-        tally.add_problems(check_objects(bound, objects))
+        if is_sound(bound):
+            tally.add_problems(check_objects(bound, objects))
+    sound = [bound for bound in dataset.bound if is_sound(bound)]
     _check_all(dataset, sound, objects, tally, decode=decode, report=report)
     return tally.report(sum(t.num_objects for p in dataset.parts for t in p.tables))
-
-
-def _add(tally: Tally, problems: Sequence[Problem]) -> bool:
-    tally.add_problems(problems)
-    return bool(problems)
 
 
 def _check_all(
@@ -97,7 +93,7 @@ def _check_all(
     work: list[SampleRun | Structure] = []
     for each in sound:
         bound = replace(each, store=cast(Store, AsFound(each.store, objects)))
-        # Objects and samples in turn, so that what is done grows from the beginning.
+        # Objects and samples in the order of samples, so that progress is even from the beginning.
         pieces: list[SampleRun | Structure] = [*structures_of(bound, objects), *runs_of(bound)]
         work += sorted(pieces, key=lambda piece: piece.first)
     local = dataset.store.source in ("folder", "memory")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.bound import BoundPart
+from penstock.dataset.build_changes import info_or_none
 from penstock.dataset.part import ABSENT, Ints, Part, Table, recomputed
 from penstock.dataset.verify_report import Problem
-from penstock.errors import NotFoundError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.pool import ReadPool
 
@@ -25,22 +25,17 @@ def named(bound: BoundPart, local: int) -> str:
     return f"sample {bound.first + local}" + (f" ({key})" if key else "")
 
 
-def is_sound(bound: BoundPart) -> Iterator[Problem]:
-    """Yield what is so wrong with a part that its samples cannot even be looked up."""
-    for table in bound.part.tables:
-        first = table.first_sample
-        is_rising = bool((np.diff(first) >= 0).all()) and int(first[0]) == 0
-        if len(first) != table.num_objects + 1 or not is_rising:
-            what = f"{len(first)} counts of samples for {table.num_objects} objects"
-            yield _wrong(bound, f"{what} do not rise from 0")
-        elif table.num_samples != bound.part.num_samples:
-            yield _wrong(
-                bound, f"tables have {bound.part.num_samples} and {table.num_samples} rows"
-            )
+def is_sound(bound: BoundPart) -> bool:
+    """Return whether the counts of samples rise, without which none of them can be looked up."""
+    firsts = [table.first_sample for table in bound.part.tables]
+    return all(int(first[0]) == 0 and bool((np.diff(first) >= 0).all()) for first in firsts)
 
 
 def check_part(bound: BoundPart) -> Iterator[Problem]:
     """Yield what is wrong with a part's own columns."""
+    if not is_sound(bound):
+        yield _wrong(bound, "its counts of samples do not rise from 0")
+        return
     stated, found = bound.part.fingerprint, recomputed(bound.part)
     if stated != found:
         yield _wrong(bound, f"its columns give the fingerprint {found}, it says {stated}")
@@ -128,8 +123,8 @@ class Objects:
 class AsFound:
     """A store whose objects are read as they lie there now, whatever the index says of them.
 
-    What has changed is a problem of its own; what it holds is looked at all the same. An object
-    that changes while it is looked at is a `ChangedError`.
+    That an object has changed is reported apart, and its samples are checked nevertheless. An
+    object that changes while it is checked is a `ChangedError`.
     """
 
     def __init__(self, store: Store, objects: Objects) -> None:
@@ -154,15 +149,8 @@ def find_objects(store: Store, parts: Iterable[Part]) -> Objects:
         return Objects({info.key: info for info in store.list()})
     keys = {t.key(n) for p in parts for t in p.tables for n in range(t.num_objects)}
     with ReadPool(_INFOS_AT_ONCE) as pool:
-        infos = pool.map_unordered(lambda key: _info(store, key), keys)
+        infos = pool.map_unordered(lambda key: info_or_none(store, key), keys)
         return Objects({info.key: info for info in infos if info is not None})
-
-
-def _info(store: Store, key: str) -> ObjectInfo | None:
-    try:
-        return store.info(key)
-    except NotFoundError:
-        return None
 
 
 def check_objects(bound: BoundPart, objects: Objects) -> Iterator[Problem]:

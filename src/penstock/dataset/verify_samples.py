@@ -25,11 +25,11 @@ from penstock.storage.pool import ReadPool
 _RUN_BYTES = 16 << 20
 _RUN_SAMPLES = 4096
 _RUNS_MIN = 64
-"""A small set has as many runs too: for threads to share, and for its progress to be seen."""
+"""A small set is cut into as many runs, so that threads share it and its progress can be seen."""
 
 Raws = list[memoryview]
 _NOT_THE_DATA = (MissingPackageError, WorkerError)
-"""Errors that say nothing of a sample: they end the verification."""
+"""Errors that are not about a sample: they end the verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def _read(
     try:
         return dict(zip(ids.tolist(), read_raws(bound, ids, readers), strict=True))
     except StoreError:
-        pass  # Which of them was it?
+        pass  # Find out below which of the samples it was.
     out: dict[int, Raws] = {}
     for local in ids.tolist():
         try:

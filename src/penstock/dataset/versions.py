@@ -1,8 +1,8 @@
 """The next version of a data set: what it had, and something new at its end.
 
 A version names parts. Appending adds one; beyond a few they are merged into one, so that looking a
-sample up stays a single gather. Nothing here commits: whoever makes a version does, and knows what
-to do when another writer was first.
+sample up stays a single gather. Nothing here commits: the caller does, and knows what to do when
+another writer was first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
-from penstock.dataset.build_merge import MergeOutline, Piece, merged, outline_of
+from penstock.dataset.build_merge import MergeOutline, Piece, held_piece, merged, outline_of
 from penstock.dataset.catalog import EVERYTHING_SPEC, Catalog, Manifest, cache_folder
 from penstock.dataset.moved import open_part_at
 from penstock.dataset.part import Part
@@ -32,12 +32,8 @@ class Addition:
 def addition_of(parts: Sequence[Part]) -> Addition:
     """Return parts that are at hand as an addition."""
     outlines = [outline_of(part, number) for number, part in enumerate(parts)]
-    pieces = [partial(_itself, part) for part in parts]
+    pieces = [held_piece(part) for part in parts]
     return Addition(outline=reduce(MergeOutline.joined, outlines), pieces=pieces)
-
-
-def _itself(part: Part) -> Part:
-    return part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +83,7 @@ def next_version(
 
 def _after(store: Store, catalog: Catalog, base: Manifest, addition: Addition) -> Addition:
     """Return the whole data set as one addition."""
-    # With the marks that its objects have here: the merged part is said to be of this place.
+    # With the marks that its objects have here, since the merged part records this place.
     old = [partial(open_part_at, store, catalog, ref) for ref in base.parts]
     outline = addition.outline
     for number, piece in enumerate(old):

@@ -168,6 +168,7 @@ class Writer:
         number, encoded = self.num_shards, self._encoded
         self._encoded, self._filled_bytes = [], 0
         self.num_shards += 1
+        # Back-pressure: at most so many whole shards are in memory, beside the one being filled.
         self._wait(self._workers - 1)
 
         def write() -> None:
@@ -201,10 +202,12 @@ class Writer:
             self._abandon(error)
             raise
         self._stop()
-        # Outside the block above: the version is committed, whatever becomes of the note.
+        # Outside of the block above: the version is committed, whatever happens to the note.
         place.forget(self._manifest)
 
     def _stop(self) -> None:
+        # Waits for shards that are being written: none may appear after the writer has said which
+        # shards there are.
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None

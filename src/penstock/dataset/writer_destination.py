@@ -2,10 +2,10 @@
 
 Shards lie under their own names and are put whole. Before the first one a *job* is noted in
 `.penstock/pack/`. The version is committed last, by one conditional put, and then the note is
-removed. So a note whose job has committed no version means that the shards which no version names
-belong to unfinished work. A note that is left after the commit, because the writer was killed or
-may not delete, means nothing: the version shows that the job is finished. Beside the note, `pack`
-keeps the index of each finished shard, which is how a killed one goes on where it stopped.
+removed. So if the job of a note has committed no version, the shards that no version names belong
+to unfinished work. A note that is left after the commit, because the writer was killed or may not
+delete, means nothing: the version shows that the job is finished. Beside the note, `pack` keeps the
+index of each finished shard, which is how a killed one goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.dataset.build import compare
+from penstock.dataset.build_changes import compare
+from penstock.dataset.build_scan import WorkFolder
 from penstock.dataset.catalog import FOLDER, Catalog, Manifest
-from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats import format_named
-from penstock.dataset.part import Part, part_of, recomputed
+from penstock.dataset.part import Part
 from penstock.dataset.versions import Addition, Heading, next_version
-from penstock.dataset.writer_index import part_bytes
 from penstock.dataset.writer_layouts import NpyLayout, ShardLayout
 from penstock.errors import (
+    CorruptError,
     DatasetError,
     ExistsError,
     FormatError,
@@ -42,7 +42,7 @@ from penstock.storage.options import StoreOptions
 _log = logging.getLogger("penstock.dataset")
 
 JOBS = f"{FOLDER}/pack/"
-"""Where work that is not finished is noted."""
+"""Where unfinished work is noted."""
 SHARDS_MAX = 1_000_000
 """Names have six digits, and must sort as they count."""
 
@@ -56,7 +56,7 @@ class WriteJob(msgspec.Struct, frozen=True, kw_only=True):
     first_shard: int
     """Number of the first shard that is written."""
     is_over: bool = False
-    """Whether it has ended, in a store that let nobody remove the note."""
+    """Whether it has ended; for stores in which the note could not be removed."""
 
 
 # The type is prepared here, by one thread: threads that do so at once can end the process.
@@ -107,19 +107,17 @@ class Destination:
                 "data set are all alike: write these to another destination"
             )
 
-    def keep(self, number: int, part: Part) -> None:
-        """Note that a shard is finished."""
-        self.store.write(f"{JOBS}{self.job_name}/{number:06}.idx", part_bytes(part))
+    @property
+    def work(self) -> WorkFolder:
+        """Where the indexes of finished shards are kept, by `part_name`."""
+        return WorkFolder(store=self.store, prefix=f"{JOBS}{self.job_name}/")
 
     def kept(self, number: int) -> Part | None:
         """Return the index of a shard that is finished and lies there unchanged."""
-        name = f"{JOBS}{self.job_name}/{number:06}.idx"
         try:
-            part = part_of(parse_columns(self.store.read(name), self.store.uri + name))
+            part = self.work.part(part_name(number))
             changes = compare([part], [self.store.info(self.key(number))])
-            if recomputed(part) != part.fingerprint:
-                return None
-        except (NotFoundError, FormatError):
+        except (NotFoundError, FormatError, CorruptError):
             return None  # Not there, or damaged: the shard is written again.
         return None if changes.changed or changes.gone else part
 
@@ -148,7 +146,8 @@ class Destination:
         return _committed(self.store, self.job)
 
     def refuse_newer(self) -> None:
-        """Raise when a version of somebody else has followed the one that this job began with."""
+        """Raise when another writer has committed a version after the one that this job began
+        with."""
         base_version = self.job.base_version
         newest = self.catalog.newest(base_version)
         if newest != base_version:
@@ -166,7 +165,8 @@ class Destination:
         try:
             for info in list(self.store.list(f"{JOBS}{self.job_name}/")):
                 self.store.delete(info.key)
-            self.store.delete(key)  # Last: until then another run can finish the removal.
+            # The note goes last: while it is there, another run can finish the removal.
+            self.store.delete(key)
             return
         except StoreError as error:
             refused = error
@@ -210,6 +210,11 @@ def _catalog(store: Store) -> Catalog:
 
 def _shard_key(number: int, format: str) -> str:
     return f"shard-{number:06}.{format}"
+
+
+def part_name(number: int) -> str:
+    """Return the name of the index of a finished shard in the work folder of its job."""
+    return f"{number:06}"
 
 
 def _job_key(name: str) -> str:
@@ -271,7 +276,7 @@ def _ways_out(store: Store, job_name: str) -> str:
 
 
 def refuse_unfinished(store: Store) -> None:
-    """Raise when what lies in a store is half of something, so that nobody indexes the half."""
+    """Raise when a store holds the shards of unfinished work, which must not be indexed."""
     jobs = unfinished_jobs(store) if store.can_list else []
     if jobs:
         raise DatasetError(
@@ -306,7 +311,7 @@ def open_destination(
         base = _catalog(store).read()
         first = _checked_first(store, base, layout_format, unfinished_jobs(store), append)
         job = WriteJob(base_version=base.version if base else 0, first_shard=first)
-        is_new = noted is None  # Else it takes the place of a note that nobody may remove.
+        is_new = noted is None  # Else it replaces the note of a job that is over.
         store.write(_job_key(job_name), msgspec.json.encode(job), only_if_absent=is_new)
     place = Destination(store=store, format=layout_format, job_name=job_name, job=job, base=base)
     if not goes_on:
@@ -317,9 +322,9 @@ def open_destination(
 def _refuse_others(place: Destination) -> None:
     """Raise when another writes there too, or has since this one looked for the first time.
 
-    All note their jobs before they look here. So of two that begin in one moment at least one sees
-    the other, and nobody goes on from a version that is no longer the latest: it would write over
-    the shards of the one that is.
+    Every writer notes its job before it looks here. So of two that begin at the same moment at
+    least one sees the other, and none goes on from a version that is no longer the latest: it would
+    write over the shards of the one that is.
     """
     others = [name for name in unfinished_jobs(place.store) if name != place.job_name]
     base_version = place.job.base_version

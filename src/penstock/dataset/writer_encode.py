@@ -4,11 +4,11 @@ Bytes are taken as they are, under any name. A name whose last part is an encodi
 other values: `json` any plain value, `cls` (`cls2`, `id`, `index`, `count`) whole numbers, `txt`
 (`text`, `str`) text, `npy` arrays, `jpg` (`jpeg`) and `png` arrays of uint8, which are compressed.
 
-Any other name gets the extension that its value needs, so that it is decoded to the same value when
-it is read: `image` with an array becomes `image.npy`, `label` with an int `label.cls`, `caption`
-with a str `caption.txt`; lists, dictionaries, floats and all else that is plain become `.json`, in
-which NaN and infinities are written as Python's `json` writes them. NumPy's own scalars other than
-integers are arrays without axes. None leaves the field out.
+Any other name gets the extension that its value needs to be decoded to the same value again:
+`image` with an array becomes `image.npy`, `label` with an int `label.cls`, `caption` with a str
+`caption.txt`; lists, dictionaries, floats and all else that is plain become `.json`, in which NaN
+and infinities are written as Python's `json` writes them. NumPy's own scalars other than integers
+are arrays without axes. None leaves the field out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JPEG_QUALITY = 95
 
 
 def check_name(name: str) -> str:
-    """Return a field's name, or say why it is none.
+    """Return the name of a field, or raise an error that says why it cannot be one.
 
     >>> check_name("seg.png")
     'seg.png'

@@ -1,7 +1,7 @@
 """How samples become the bytes of a shard: plain tar, or rows of a `.npy` array.
 
 A layout is a value without state, so that threads share it. The same samples give the same bytes: a
-tar member has time 0, owner 0 and mode 0644, and nothing is said of where or when it was made.
+tar member has time 0, owner 0 and mode 0644, and nothing records where or when it was made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,40 +36,15 @@ class EncodedSample:
     size_bytes: int
 
 
-class ShardLayout(Protocol):
-    """One way to write a shard."""
-
-    @property
-    def format(self) -> str:
-        """The name of the format that reads it; also the extension of its shards."""
-        ...
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that the format needs to read it the same way."""
-        ...
-
-    def encode(self, key: str, sample: Mapping[str, Any]) -> EncodedSample:
-        """Return a sample as it will lie in a shard."""
-        ...
-
-    def join(self, records: Sequence[EncodedSample]) -> bytes:
-        """Return a whole shard."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TarLayout:
     """WebDataset tar: a member for each field, named by key and field."""
 
-    @property
-    def format(self) -> str:
-        """Return "tar"."""
-        return "tar"
+    format: ClassVar[str] = "tar"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return nothing: names say it all."""
+        """Options that the format needs to read it the same way: none, since names say it all."""
         return {}
 
     def encode(self, key: str, sample: Mapping[str, Any]) -> EncodedSample:
@@ -154,14 +129,10 @@ def _pax_record(text: bytes) -> bytes:
 class NpyLayout:
     """Rows of one array: its elements for a single field, a record for several."""
 
+    format: ClassVar[str] = "npy"
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def format(self) -> str:
-        """Return "npy"."""
-        return "npy"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -212,6 +183,9 @@ class NpyLayout:
             # More than 64 KiB of it: a record of very many fields.
             np.lib.format.write_array_header_2_0(out, about)
         return out.getvalue()
+
+
+ShardLayout = TarLayout | NpyLayout
 
 
 def _row(what: str, value: Any, dtype: str, shape: tuple[int, ...]) -> bytes:

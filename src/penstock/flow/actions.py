@@ -1,4 +1,4 @@
-"""What a flow wants done. Whoever carries it out reports back with events."""
+"""What a flow wants done. Its driver carries it out and reports back with events."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     """0 at first; higher for a hedge, or for the next source after a failure."""
     source: str
-    """One of the fetch's sources; not always the first of them, even at attempt 0: what waits for
-    its
-    turn at a slow source may go to the next without ever being asked of it."""
+    """One of the fetch's sources. Not always the first of them, even at attempt 0: a fetch that
+    waits for its turn at a slow source may go to the next without the first ever being asked."""
 
 
 class GiveUp(msgspec.Struct, frozen=True, kw_only=True):

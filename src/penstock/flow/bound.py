@@ -73,9 +73,9 @@ def windows_bound(
 def belady_bytes(ids: npt.ArrayLike, sizes: npt.ArrayLike, cache_bytes: int) -> int:
     """Return the fewest bytes that a string of accesses reads, every use known ahead.
 
-    Of what is in the cache after an access, the bytes that are used furthest ahead go first, be
-    they those just read. That is the minimum where samples can be kept in part, and a lower bound
-    where they cannot (that problem is NP-hard). O(n log n) for n accesses; `sizes` is by id.
+    After each access the bytes whose next use is furthest ahead are evicted first, even those just
+    read. That is the minimum where samples can be kept in part, and a lower bound where they cannot
+    (that problem is NP-hard). O(n log n) for n accesses; `sizes` is by id.
 
     >>> belady_bytes([0, 1, 2, 0, 1, 2], [10, 10, 10], 20)
     40

@@ -1,4 +1,4 @@
-"""What a flow may use, and what it believes of a source before it has asked it anything."""
+"""What a flow may use, and what it assumes about a source before its first request there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penstock.flow.cost import REQUESTS_MAX, requests_in_flight
 from penstock.machine import StoreModel
 
 REQUESTS_FIRST = 8
-"""Requests in flight to begin with at a source of which nothing is known."""
+"""Requests in flight to begin with at a source about which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowBudget:
-    """Bounds of a flow. Inside them it finds its own way by measuring."""
+    """Bounds of a flow. Within them it chooses by measuring."""
 
     stage_bytes_max: int
     """Memory for bytes on their way and for those that wait for their step. One batch may exceed

@@ -1,14 +1,14 @@
 """Which sources a fetch has: those that keep its bytes, nearest to hand first, then the store.
 
-Where bytes lie is computed (`plan.homes`), who can be asked at the moment is a matter of opinion
-(`peers.members`). This is where the two meet, and the only place: a loader and a simulation name
-their sources by the same rule. A wrong opinion costs bytes and time, never a sample: the store is
-always the last source.
+Where bytes lie is computed (`layout.homes`). Who can be asked at the moment is an opinion that each
+rank forms for itself (`engine.peers.members`). The two meet only here, so a loader and a simulation
+name their sources by the same rule. A wrong opinion costs bytes and time, never a sample: the store
+is always the last source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 PEERS_MAX = 2
 """Peers that are asked before the store. A third one would be asked after two have failed, at a
@@ -34,28 +34,24 @@ def peer_of(source: str) -> str | None:
     return source[len(_PREFIX) :] if source.startswith(_PREFIX) else None
 
 
-def sources_for(
-    holders: Sequence[str], usable: Callable[[str], bool], store: str
-) -> tuple[str, ...]:
+def sources_for(holders: Sequence[str], store: str) -> tuple[str, ...]:
     """Return the sources of bytes that some peers keep, best first.
 
-    `holders` are the names of these peers, the home first and then the copies, without oneself. One
-    that does not answer is passed over rather than tried: it is tried again off the step path.
+    `holders` are the names of the peers that can be asked, the home first and then the copies. One
+    that does not answer is not among them: it is tried again off the step path.
 
-    >>> sources_for(["a", "b", "c"], lambda name: name != "a", "store")
-    ('peer:b', 'peer:c', 'store')
-    >>> sources_for([], lambda name: True, "store")
-    ('store',)
+    >>> sources_for(["b", "c"], "store"), sources_for([], "store")
+    (('peer:b', 'peer:c', 'store'), ('store',))
     """
-    peers = [peer_source(name) for name in dict.fromkeys(holders) if usable(name)]
+    peers = [peer_source(name) for name in dict.fromkeys(holders)]
     return (*peers[:PEERS_MAX], store)
 
 
 def taken_over(lost: Collection[int], num_nodes: int) -> frozenset[int]:
     """Return those of the lost nodes whose share the others keep from now on.
 
-    Whoever has lost more than half of the nodes is more likely cut off itself: it reads from the
-    store what it needs, and does not begin to keep everything.
+    A node that has lost more than half of the others is more likely cut off itself: it reads what
+    it needs from the store, and does not begin to keep everything.
 
     >>> sorted(taken_over({1, 3}, 4)), sorted(taken_over({1, 2, 3}, 4))
     ([1, 3], [])

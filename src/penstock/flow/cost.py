@@ -32,7 +32,7 @@ def read_s(size_bytes: float, latency_s: float, bytes_s: float) -> float:
 def merge_gap_bytes(latency_s: float, bytes_s: float, num_requests: int = 1) -> int:
     """Return the largest gap between two wanted ranges that is worth reading.
 
-    One connection: a second request costs its latency, the gap costs gap/bandwidth, so they are
+    On one connection a second request costs its latency and a gap costs gap/bandwidth, so they are
     equal at L·b. With K requests in flight on a link of b bytes/s the latency of one is spent while
     the others transfer: a request holds one of K slots for L, that is L/K of everybody's time,
     while the gap's bytes hold the whole link for gap/b. So it is L·b/K. Both agree where the link

@@ -1,35 +1,35 @@
 """Falling back: asking the next source for what this one does not bring in time.
 
-A fetch has sources, best first: a peer that keeps its bytes, perhaps another one, at last the store
-that owns them. The next one is asked while the first is still at it
+A fetch has sources, best first: a peer that keeps its bytes, perhaps another one, and last the
+store that owns them. The next source is asked, while the first has not answered yet,
 
 * when the request has been in flight for longer than the *next* source usually takes. What this
-  source usually takes does not matter: where all of it is ten times slower than it was, none of its
-  requests stands out, and every step would wait for them. Whoever has waited as long as the other
-  way takes, and then goes it, needs at most twice as long as by the better of the two;
+  source usually takes does not matter: if the whole source is ten times slower than before, none of
+  its requests stands out, and every step would wait for them. To wait as long as the other source
+  takes, and then to ask it, takes at most twice as long as the better of the two;
 * when the step is near: the next source would be only just in time for it;
 * when the next source has not just asked us to slow down.
 
-No tokens here, unlike in `hedge`: they ration second copies to a share of all requests, and of a
-slow peer every request is late. What bounds the extra load is that a source is asked for a fetch
-once, so a slow peer costs the next source at most what that peer keeps, as if it were lost; that a
-peer far ahead of its steps is left alone however slow it is; and that these fetches wait at the
-next source in line with all others, earliest step first, inside its limit: those that their first
-source brings in the meantime are never asked for. A source that answers quicker than the next one
-is not late at all.
+There are no tokens here, unlike in `hedge`: tokens ration second copies to a share of all requests,
+and every request to a slow peer is late. Three things bound the extra load. A source is asked for a
+fetch once, so a slow peer costs the next source at most what that peer keeps, as if it were lost. A
+peer whose fetches are far ahead of their steps is left alone, however slow it is. And these fetches
+wait at the next source in line with all others, earliest step first, inside its limit: those that
+their first source brings in the meantime are never requested there. A source that answers quicker
+than the next one is never late.
 
-If most of what a source has in flight is late, then what still waits for a place there would be
-late, too: near steps are taken out of that line and go to the next source alone, as far as it has
-room for them.
+If most of the requests in flight at a source are late, the fetches that still wait for a place
+there would be late, too. Those of near steps leave that line and go to the next source, as far as
+it has room for them.
 
 A *deferred* request is not late: its source is alive and will answer when it has the bytes, and to
-ask the store would read them twice. Only when the training loop has been waiting for its step for
-seconds is the next source asked, and then only if nothing that this flow has to wait for there
-belongs to that step or an earlier one: else it is the store that is slow, for everybody, and asking
-it twice makes it slower. A source on which the training loop has waited in vain like that is
-*behind*: until it brings something it has deferred, the rest of it is asked for elsewhere as soon
-as its step is near. So a node that cannot fetch what others count on costs one long wait, not one
-for each step.
+ask the store would read them twice. The next source is asked only when the training loop has waited
+for the step for seconds, and only if this flow waits there for nothing else that belongs to that
+step or an earlier one. Otherwise the store is slow for everybody, and asking it twice makes it
+slower. A source on which the training loop has waited in vain like that is *behind*: until it
+delivers something that it had deferred, its other deferred fetches are asked for elsewhere as soon
+as their steps are near. So a node that cannot fetch what others count on costs one long wait, not
+one for each step.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PATIENCE_S = 5.0
 """The training loop's wait after which a deferred fetch is asked for elsewhere."""
 _UNKNOWN = 4.0
 _UNKNOWN_S = 1.0
-"""Late, while the next source is not known: so many times what 19 in 20 requests of this source do
-not exceed, but not later than this."""
+"""While nothing is known about the next source, a request is late after `_UNKNOWN` times what 19 in
+20 requests of this source do not exceed, or after `_UNKNOWN_S`, whichever is sooner."""
 _NEAR = 4.0
 """Near is this many times what nearly all requests of the next source take: it may have to bring
 the whole share of a peer, not one fetch."""
@@ -100,7 +100,7 @@ def look_for_fallbacks(
         tracked, place = request.tracked, request.place + 1
         if request.is_beaten or place == len(tracked.fetch.sources):
             continue
-        # One between may have failed already: then it is the one after that.
+        # The next source may have been tried and have failed already: then it is the one after it.
         place = min(max(place, tracked.num_tried), len(tracked.fetch.sources) - 1)
         following = source_of(tracked.fetch.sources[place])
         late_s = late_after_s(request.source, following, tracked.fetch.size_bytes)
@@ -172,7 +172,7 @@ def _steps_at(
 
 
 def may_turn(request: SourceRequest) -> bool:
-    """Whether a fetch is still to come, has a source left, and this request is all it waits for."""
+    """Whether a fetch has not arrived, has a source left, and waits for this request alone."""
     tracked = request.tracked
     if tracked.num_tried == len(tracked.fetch.sources) or not request.is_counted_on:
         return False

@@ -1,15 +1,15 @@
 """Filling tiers ahead of the batches: in which order, and how far it has come.
 
-A batch in the making takes memory; a unit in its tier takes none. So the tiers are filled in the
-order of first use as far ahead as the store allows, up to the point where every sample was seen
-once. A rank goes over the batches
+A batch that is being made takes memory; a unit in its tier takes none. So the tiers are filled in
+the order of first use, as far ahead as the store allows, until every sample was seen once. A rank
+goes over the batches
 
 * from the start of the run, for what is its own to fetch;
 * again from the batches that are planned by now, whenever homes have moved to this node;
 * once more from the start, if it is the first rank of a node with several, for what the other ranks
   of its node should have fetched and have not.
 
-The *cursor* of a node tells other nodes that wait for it whether it still gets on.
+The *cursor* of a node tells other nodes that wait for it whether it still makes progress.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FillCourse(Generic[Place, Item]):
         self._version = version
         self._is_over = False
         self.is_for_others = False
-        """Whether it is about what other ranks of this node have left undone."""
+        """Whether it looks for what other ranks of this node have left undone."""
 
     def is_over(self, version: int) -> bool:
         """Return whether everything was seen, with the homes of a version."""
@@ -70,7 +70,7 @@ class FillCourse(Generic[Place, Item]):
     def next(
         self, num_samples: Callable[[Item], int], *, for_others: bool
     ) -> list[tuple[int, Item]]:
-        """Return the next batches with their numbers, so many that a look pays; none at the end.
+        """Return the next batches with their numbers, enough for a look to pay; none at the end.
 
         `for_others` says that this rank also sees to what other ranks of its node leave undone.
         """
@@ -129,7 +129,7 @@ class FillProgress:
         self._has_ended = True
 
     def stop(self) -> None:
-        """Take note that what is under way will not come either."""
+        """Take note that the fetches under way will not arrive either."""
         self._has_ended = True
         self._begun.clear()
 
@@ -150,8 +150,8 @@ class FillProgress:
     def cursor(self, samples_per_epoch: int, now_s: float) -> int:
         """Return a number that grows as long as something moves.
 
-        While fetches are under way time itself counts as movement: a store that makes this node
-        wait is no reason to go around the node to the same store.
+        While fetches are under way the passing of time counts as movement: if this node waits for
+        the store, others gain nothing by asking the same store themselves.
         """
         epoch, position = self._reached
         moved = self._num_done + (int(now_s) if self._begun else 0)

@@ -50,7 +50,7 @@ from penstock.flow.source import FlowSource, SourceRates
 from penstock.flow.stage import StageBudget
 
 _UNKNOWN_SHARE = 4
-"""One part in so many of the budget is planned ahead while nothing is known yet."""
+"""While nothing is known yet, the budget divided by this is planned ahead."""
 _DEPTH_S = 0.02
 """Between two looks at all sources for the look-ahead."""
 
@@ -213,10 +213,10 @@ class Flow:
         self._begin_at(source)
 
     def _beat_others(self, tracked: TrackedFetch) -> None:
-        """Give the places of copies that were too late to others.
+        """Free the places of copies that were too late.
 
-        Not at an earlier source: whoever is slower than the next source is slow for others, too,
-        and should not get more to do for that.
+        Not at an earlier source: one that is slower than the next is slow for other fetches, too,
+        and must not get more work because of it.
         """
         last = len(tracked.fetch.sources) - 1
         for attempt in range(tracked.num_attempts):

@@ -36,13 +36,13 @@ TOKEN_SHARE = 0.05
 HEDGES_MAX = 2
 """Copies of one fetch beside the first request, at its last source."""
 WAITED_S = 0.5
-"""Without a token, the training loop's own wait is worth a copy each time this has passed."""
+"""Without a token, the training loop's wait allows one copy each time this has passed."""
 TOKENS_MAX = 8.0
 """Copies that may be made at once after a quiet time."""
 LATE = 1.25
 """Late is this many times what 19 in 20 requests of the size do not exceed."""
 LATE_S_MIN = 0.05
-"""Sooner than this nothing is late: threads of a busy machine wait as long for their turn."""
+"""Sooner than this nothing is late: on a busy machine threads wait as long for their turn."""
 SEEN_MIN = 32
 """Answers before a source's tail is believed."""
 EARLY_LATE, EARLY_LATE_S_MIN = 5.0, 0.5
@@ -111,7 +111,7 @@ def _is_waited_for(request: SourceRequest, pace: StepPace) -> bool:
 
 
 def is_overtaken(request: SourceRequest, num_late: int) -> bool:
-    """Whether this request is slow and not its source.
+    """Whether this request is slow rather than its source.
 
     Since it began, its source has answered half as many again as were in flight before it; or
     hardly any other request of the source is late.

@@ -1,12 +1,12 @@
 """Who keeps what, as one rank sees it: homes, copies, and who can be asked at the moment.
 
-Where a unit is at home is computed (`plan.homes`), from the nodes that were there when the job
-began. Which nodes are lost and which can be asked is told from outside (`follow`, `look`). From the
-two follows where each unit should come from, and what this rank fetches before it is needed. An
-engine asks for many units at once; a simulation asks the same questions.
+The home of a unit is computed (`layout.homes`) from the nodes that were there when the job began.
+Which nodes are lost, and which can be asked, this room is told (`follow`, `look`). Both together
+say where each unit should come from, and what this rank fetches before it is needed. An engine asks
+for many units at once; a simulation asks the same questions.
 
-When a node is lost for all, its share is at home with the others from then on. When it comes back,
-whoever stood in for it is asked first: it has that share at once, while the node may be behind.
+When a node is lost for all, the others are home to its share from then on. When it comes back, the
+nodes that stood in for it are asked first: they have its share at once, while it may be behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.storage.tier_shape import UnitColumn
 Flags = npt.NDArray[np.bool_]
 
 _HOLDERS_MAX = 3
-"""Of many copies of a unit, so many are considered."""
+"""How many holders of a unit are considered: its home and the best copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Sources:
     def may_wait_at(self, source: str) -> bool:
         """Return whether a source may answer later: only a home is sure to get the units.
 
-        Whoever has a copy has it by chance; to wait there could take an epoch.
+        Other holders have a copy by chance; to wait there could take an epoch.
         """
         return bool(self.home) and source == self.home
 
@@ -60,9 +60,9 @@ class Holders:
         """`offsets` are the places of units in the layout; `node` is the one of this rank."""
         self._homes = self._base = homes
         self._away = homes.without([node])
-        """Where units are at home as long as others believe this node to be lost."""
+        """The homes as they are for others while these believe this node to be lost."""
         self._meanwhile: Homes | None = None
-        """Where they were at home while a node was lost that is back."""
+        """The homes as they were while a node was lost that is back now."""
         self._kept: Flags | None = None
         self._offsets = offsets
         self._node = node
@@ -75,7 +75,7 @@ class Holders:
     # -- what is told --------------------------------------------------------------------------
 
     def follow(self, lost: Collection[str]) -> frozenset[int]:
-        """Take over from lost nodes, and give back to those that are back; return who is gone."""
+        """Take over from lost nodes, and give back to those that returned; return the lost ones."""
         numbers = {self._names.index(name) for name in lost} - {self._node}
         gone = taken_over(numbers, len(self._names))
         if self._homes.lost - gone:
@@ -152,24 +152,25 @@ class Holders:
         for row, numbers in _alike(rows):
             names = [self._names[node] for node in row[:-1] if node >= 0]
             home = "" if row[-1] < 0 else peer_source(self._names[row[-1]])
-            yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
+            yield Sources(names=sources_for(names, store), home=home), numbers
 
     def by_home(self, units: Ints, store: str) -> Iterator[tuple[Sources, Ints]]:
         """Yield the homes of units that are to be copied from there, and their numbers.
 
-        What is at home here, or with nobody who can be asked, has no source but the store. Copies
-        are not made from copies: two nodes could wait for each other's.
+        Units whose home is this node, or one that cannot be asked, have no source but the store.
+        Copies are not made from copies: two nodes could wait for each other's.
         """
         homes = self._holders(units)[:1]
         for (node,), numbers in _alike(np.where(self._usable[homes], homes, -1)):
             names = [] if node < 0 else [self._names[node]]
             home = "" if node < 0 else peer_source(names[0])
-            yield Sources(names=sources_for(names, lambda _: True, store), home=home), numbers
+            yield Sources(names=sources_for(names, store), home=home), numbers
 
     def stand_ins(self, units: Ints, *, was_missed: bool) -> Iterator[tuple[str, Ints]]:
         """Yield sources that have kept units in our place, and the numbers of those units.
 
-        None but "" as long as nobody has missed this node, and for units of other homes.
+        The source is "" for all units while nobody has missed this node, and for units whose home
+        is another node.
         """
         if not was_missed:
             yield "", np.arange(len(units))

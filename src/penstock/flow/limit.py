@@ -17,8 +17,8 @@ level that shows up as a change of rate: 1 for an empty link, 0 for a full one.
   the level goes back up. Once in a while, and when the base is unknown, it goes down until the rate
   falls, only to see that time. This is how a stale base dies, in both directions.
 
-Rounds in which the flow had nothing more to ask for say nothing about the link and change nothing.
-A throttle mark cuts the level at once, at most once per round trip, and makes the next trial wait.
+Rounds in which the flow had too little to ask for show nothing about the link and change nothing. A
+throttle mark cuts the level at once, at most once per round trip, and makes the next trial wait.
 """
 
 from __future__ import annotations
@@ -52,52 +52,20 @@ _MARKS_MAX, _MARKS_SHARE, _MARKS_SMALL = 2.0, 0.03, 0.25
 being near a store's limit, and cheaper than staying far away from it; the more so where the level
 is so small that one request less is a large cut."""
 MARKS_MAX = 8
-"""How often one read can tell that its store refused it: a read that was refused for minutes is one
-read."""
+"""How many refusals one read reports at most: a read that was refused for minutes is one read."""
 _CEILING_S = 10.0
 """How long the level of the last throttle mark stands in the way of doubling."""
 
 _ROUND_MIN, _TRIAL_MIN, _ROUND_MAX = 16, 32, 256
 _ROUND_S = 0.05
-"""A round has at least so many completions, in a trial more, and more where they come fast:
-counting is noisy."""
+"""Least completions of a round, of a trial, and most of any. Where they come fast a round lasts at
+least `_ROUND_S`, because counting is noisy."""
 
 GROW, HOLD, UP, DOWN = range(4)
 
 
 class RequestLimit:
     """The level of one source."""
-
-    __slots__ = (
-        "_base_at_s",
-        "_bytes",
-        "_ceiling",
-        "_ceiling_at_s",
-        "_count",
-        "_deaf_until_s",
-        "_in_flight_sum",
-        "_is_seeking",
-        "_is_starting",
-        "_latency_sum_s",
-        "_marks",
-        "_max",
-        "_min",
-        "_need",
-        "_patience_s",
-        "_probe_at_s",
-        "_quiet_until_s",
-        "_ref_in_flight",
-        "_ref_rate",
-        "_round_at_s",
-        "_safe",
-        "_skip",
-        "_throttled_s",
-        "base_s",
-        "latency_s",
-        "level",
-        "mode",
-        "rate_bytes_s",
-    )
 
     def __init__(self, *, requests_min: int, requests_max: int, start: int = 8) -> None:
         self._min, self._max = requests_min, requests_max
@@ -238,7 +206,7 @@ class RequestLimit:
             return
         self._patience_s = max(self._patience_s / 2, _PATIENCE_MIN_S)
         if self.level > 1.2 * self._ceiling:
-            self._ceiling = self._max + 1  # It was a moment's mood, not a limit.
+            self._ceiling = self._max + 1  # The marks were transient: there is no such limit.
         self._refer(rate, in_flight)
         self._safe = self.level
         if elasticity >= _UP_STEEP and self._may_double(now_s):
@@ -291,10 +259,10 @@ class RequestLimit:
 
     def _learn_base(self, latency_s: float) -> None:
         if not self.base_s or latency_s < 0.7 * self.base_s:
-            # Another world: what it is like without a queue must be found out soon.
+            # The source has changed: its time without a queue must be measured again soon.
             self.base_s, self._base_at_s = latency_s, -inf
         elif latency_s < self.base_s:
-            # Not the least of many noisy rounds, which would be too little: a step towards it.
+            # A step towards it, since the least of many noisy rounds would be too low.
             self.base_s += 0.3 * (latency_s - self.base_s)
 
     def _elasticity(self, rate: float, in_flight: float) -> float:

@@ -1,15 +1,14 @@
 """A machine as it is now: what was measured once, corrected by what a run observes.
 
 Each finished request is compared with the time that it should have taken. The ratio is averaged
-with weights that halve every so many observations and every so many seconds, and as
-logarithms: ten times slower and ten times faster weigh the same, and one straggler does not count
-as twenty.
+with weights that halve with observations and with time, and as logarithms: ten times slower and ten
+times faster weigh the same, and one straggler does not count as twenty.
 
-A request is partly latency and partly transfer, by the machine's own word. Its ratio is
-evidence on both, in these proportions: small requests correct the latency, large ones the
-throughput, and where all are of one size both move alike.
+According to the machine, a request is partly latency and partly transfer. Its ratio is evidence on
+both, in these proportions: small requests correct the latency, large ones the throughput, and where
+all are of one size both move alike.
 
-Pure: no clock, no lock. Whoever feeds it says when, and feeds it from one thread at a time.
+Pure: no clock, no lock. The caller gives the time, and calls from one thread at a time.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class _Average:
 class LiveRates:
     """Refines a machine with what a run observes.
 
-    Of each source the machine counts as `prior_observations` at first; later, all that was seen
-    before counts as at least so many, however long ago it was.
+    At first the machine counts as `prior_observations` of each source. Later, everything seen
+    before counts as at least that many, however long ago it was.
     """
 
     def __init__(

@@ -19,25 +19,14 @@ GENEROUS = 3.0
 """The look-ahead is this many times what a bad moment needs: memory within the budget costs
 nothing, a stall does."""
 DEPTH_S_MIN = 1.0
-"""Seconds of look-ahead, however good the source has been so far: it may hiccup for the first time.
-"""
+"""Seconds of look-ahead, however steady the source has been so far: it may stall for the first
+time."""
 STEPS_MIN = 4
 """Steps of look-ahead, however fast the source and slow the consumer."""
 
 
 class StepPace:
     """The consumer, as its batches being taken show it."""
-
-    __slots__ = (
-        "_intervals",
-        "_last_at_s",
-        "_stalled_s",
-        "_waiting_since_s",
-        "bytes_per_step",
-        "last_step",
-        "step_s",
-        "waiting_step",
-    )
 
     def __init__(self) -> None:
         self.last_step = -1
@@ -71,7 +60,7 @@ class StepPace:
         self._last_at_s, self.last_step, self._stalled_s = at_s, step, 0.0
 
     def needed_s(self, step: int, now_s: float) -> float:
-        """Return when a step will be asked for, if nothing holds the consumer up until then."""
+        """Return when a step will be needed, if nothing delays the consumer until then."""
         step_s = self.step_s or 0.0
         if self.waiting_step is not None:
             return now_s + max(0, step - self.waiting_step) * step_s

@@ -15,7 +15,8 @@ NEAR_SPARE = 2
 BATCHES_MAX = 4096
 """Batches planned and not taken, however small they are."""
 FILLS_WAITING = 2
-"""The tiers are filled ahead while no more reads wait than so many times those under way."""
+"""The tiers are filled ahead while the reads that wait are fewer than this many times the requests
+that may be in flight."""
 FILL_SAMPLES = 4096
 """Samples of later batches that are looked through for fills at once."""
 REQUESTS_MIN = 8
@@ -51,7 +52,7 @@ def may_plan(
 
 
 def may_fill(*, num_waiting: int, requests_limit: int) -> bool:
-    """Return whether stores have so little to do that the tiers can be filled ahead.
+    """Return whether the stores have room for fills of tiers ahead of the batches.
 
     `num_waiting` are the reads of stores that are wanted and not done. Reads that other nodes owe
     do not count: those nodes may be waiting for ours.

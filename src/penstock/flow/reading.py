@@ -1,7 +1,7 @@
 """What measurements of the stores say about reads: which gaps to read, which blocks to read whole,
 and how long to wait for what another process is fetching.
 
-`plan.cost` has the formulas; here they meet what a flow has measured.
+The formulas are in `cost`; here they are given what a flow has measured.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.flow.flow import FlowRates
 from penstock.flow.source import SourceRates
 
 GAP_BYTES_MIN = 2 << 10
-"""Read rather than asked around in any case: the headers of a request and of its answer take about
-as many bytes on the wire."""
+"""A gap up to this size is always read: the headers of another request and its answer take about as
+many bytes on the wire."""
 CLAIM_S, CLAIM_TAILS = 2.0, 4.0
-"""A claim that is held longer than this, and than so many times what a slow request takes, may be
-held by a process that is stopped."""
+"""A claim may belong to a stopped process if it is held for longer than `CLAIM_S` and for longer
+than `CLAIM_TAILS` slow requests take."""
 HURRY_S = 30.0
-"""After a process that is stopped was given up, nobody is waited for, for so long."""
+"""After a claim of a stopped process was given up, no claim is waited for during this time."""
 
 
 def stores_of(rates: FlowRates) -> list[SourceRates]:
@@ -29,7 +29,7 @@ def stores_of(rates: FlowRates) -> list[SourceRates]:
 
 
 def gap_bytes(stores: Iterable[SourceRates], range_bytes: int, *, requests_max: int) -> int:
-    """Return the largest gap between two ranges that is read rather than asked around.
+    """Return the largest gap between two ranges that is read rather than skipped by a new request.
 
     While the flow could have more requests in flight, another one costs no time and a gap does.
     Where there are as many as there may be, a request costs its share of their time. A gap is never
@@ -50,7 +50,7 @@ def reads_block_whole(
     size_bytes: int,
     requests_max: int,
 ) -> bool:
-    """Return whether a block is read whole of which this rank uses a share."""
+    """Return whether a block is read whole if this rank uses a share of it."""
     if used_share == 1:
         return True
     known = [s for s in stores if s.full_bytes_s]
@@ -70,8 +70,8 @@ def reads_block_whole(
 class ClaimPatience:
     """How long to wait for units that another process of this node has claimed.
 
-    Longer than fetching them takes, and not at all for a while after that was in vain: a process
-    that is stopped may hold many claims.
+    Longer than fetching them takes. After a claim was given up, not at all for a while: a stopped
+    process may hold many claims.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class TrackedFetch(msgspec.Struct):
     is_admitted: bool = False
     """Whether its bytes count, against the stage or against the fills under way."""
     is_released: bool = False
-    """Whether its bytes count no more."""
+    """Whether its bytes no longer count."""
     is_there: bool = False
     """Whether its bytes arrived."""
     is_unwanted: bool = False
@@ -41,7 +41,7 @@ class SourceRequest(msgspec.Struct):
 
     @property
     def is_counted_on(self) -> bool:
-        """Whether no later attempt is under way: this is the one to ask again for."""
+        """Whether no later attempt is under way, so that this is the one to repeat."""
         return self.tracked.open_attempts >> self.attempt == 1
 
     tracked: TrackedFetch

@@ -9,7 +9,7 @@ unit's *key* is its next use if that is known, else the end of what is known plu
     keys; those are evicted. Else it is used and not kept.
 
 SHADE's rule, which evicts the least important sample, is the second half of this one. The decisions
-of a window are a value: whoever knows the same string decides the same.
+of a window are a value: the same string of uses gives the same decisions on every rank.
 """
 
 from __future__ import annotations

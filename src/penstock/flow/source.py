@@ -11,6 +11,7 @@ from penstock.flow.requests import SourceRequest, TrackedFetch
 from penstock.flow.tail import LatencyTail
 
 BEATEN_MAX = 8
+"""Late requests under way that do not count against the limit; see `beat`."""
 TOKENS_FIRST = 4.0
 """Copies that may be made before a source has earned any."""
 _METER_S = 0.1
@@ -34,25 +35,6 @@ class SourceRates:
 class FlowSource:
     """The state of one source."""
 
-    __slots__ = (
-        "_meter_at_s",
-        "_meter_bytes",
-        "bytes_s",
-        "has_prior",
-        "hedged_s",
-        "hedges",
-        "in_flight",
-        "is_behind",
-        "limit",
-        "name",
-        "num_beaten",
-        "num_done",
-        "prior_bytes_s",
-        "ready",
-        "tail",
-        "tokens",
-    )
-
     def __init__(self, name: str, budget: FlowBudget, prior: SourcePrior | None) -> None:
         self.name = name
         self.limit = RequestLimit(
@@ -71,7 +53,7 @@ class FlowSource:
         self.num_beaten = 0
         """Requests under way that are not counted in flight; see `beat`."""
         self.is_behind = False
-        """Whether it has deferred what the training loop then waited for in vain."""
+        """Whether the training loop has waited in vain for something that it had deferred."""
         self.num_done = 0
         self.tokens = TOKENS_FIRST
         """Copies that may still be made; see `hedge`."""
@@ -84,8 +66,8 @@ class FlowSource:
     def answered(self, request: SourceRequest, now_s: float, *, moved: bool) -> None:
         """Release a request's place, and learn from it if bytes came over the wire.
 
-        How long a deferred one took is the story of another node's fetch, not of this source; its
-        bytes count in what the source delivers, and nowhere else.
+        The time of a deferred request is that of another node's fetch and says nothing about this
+        source: only its bytes count, as delivered.
         """
         size_bytes = request.tracked.fetch.size_bytes
         if moved and request.is_deferred:
@@ -108,7 +90,7 @@ class FlowSource:
     def defer(self, request: SourceRequest) -> None:
         """Give the place of a request to others: it waits at the source for bytes to come there.
 
-        Nobody's thread waits with it, so any number may: the stage bounds them.
+        No thread waits for it meanwhile, so there may be any number; the stage bounds their bytes.
         """
         if request.is_beaten:
             request.is_beaten = False
@@ -120,8 +102,8 @@ class FlowSource:
     def beat(self, request: SourceRequest) -> None:
         """Give the place of a request to others: it is late, or another copy of it was quicker.
 
-        It is still under way, and may be for long. Only so many are left out of the count: whoever
-        carries requests has not many more threads than the limit.
+        It is still under way, and may be for long. At most `BEATEN_MAX` are left out of the count:
+        the threads that carry requests are not many more than the limit.
         """
         is_counted = not (request.is_beaten or request.is_deferred)
         if is_counted and self.num_beaten < BEATEN_MAX:

@@ -1,4 +1,4 @@
-"""Who may use memory next: bytes are admitted in the order of their steps, inside the budget.
+"""Which fetches may use memory next: they are admitted in the order of steps, inside the budget.
 
 Admitted bytes form a window over the next steps. They are counted from here, before their request
 has a place at its source: else a fast source would fill the budget with far steps while a near one
@@ -16,24 +16,11 @@ from penstock.flow.events import Fetch
 from penstock.flow.requests import TrackedFetch
 
 _FILL_SHARE = 4
-"""One part in so many is for fills, while there are any."""
+"""While there are fills, the budget divided by this is for them."""
 
 
 class StageBudget:
     """The bytes of a flow, counted."""
-
-    __slots__ = (
-        "_fills",
-        "_held",
-        "_last_step",
-        "_max",
-        "_steps",
-        "_wanted",
-        "fill_bytes",
-        "planned_bytes",
-        "planned_fill_bytes",
-        "staged_bytes",
-    )
 
     def __init__(self, size_bytes_max: int) -> None:
         self._max = size_bytes_max
@@ -119,7 +106,7 @@ class StageBudget:
         self.staged_bytes += tracked.fetch.size_bytes
         tracked.is_admitted = True
         if step <= self._last_step:
-            tracked.is_unwanted = True  # Its step went by without it; it leaves when it arrives.
+            tracked.is_unwanted = True  # Its step has gone by: it is dropped when it arrives.
             return
         held = self._held.get(step)
         if held is None:

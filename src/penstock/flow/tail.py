@@ -27,21 +27,6 @@ _UNKNOWN_S = 0.05
 class LatencyTail:
     """The latency of one source, by size."""
 
-    __slots__ = (
-        "_cov",
-        "_first_s",
-        "_mean_bytes",
-        "_mean_s",
-        "_quantiles",
-        "_seconds_per_byte",
-        "_stale",
-        "_total",
-        "_unit",
-        "_var",
-        "_weights",
-        "num_seen",
-    )
-
     def __init__(self, prior: SourcePrior | None = None) -> None:
         self.num_seen = 0
         self._first_s = prior.latency_s if prior else _UNKNOWN_S
@@ -91,7 +76,7 @@ class LatencyTail:
         return self.expected_s(size_bytes) * self._ratios()[2]
 
     def p999_s(self, size_bytes: float) -> float:
-        """Return what all but one in a thousand do not exceed, as far as so few tell."""
+        """Return what all but one in a thousand do not exceed, as far as so few answers tell."""
         return self.expected_s(size_bytes) * self._ratios()[3]
 
     @property
@@ -128,7 +113,7 @@ class LatencyTail:
         return self._quantiles
 
     def _rescale(self) -> None:
-        """Fading makes what is new heavier instead of all that is old lighter: cut it back."""
+        """Scale all weights down: fading makes new ones heavier instead of all old ones lighter."""
         self._weights = [w / self._unit for w in self._weights]
         self._total /= self._unit
         self._unit = 1.0

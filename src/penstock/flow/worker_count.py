@@ -56,8 +56,8 @@ thread of a core adds only a third of a core."""
 _GAIN_FULL = 0.75
 """Above this share a raise brought what it promised, and nobody looks for fewer."""
 _ROUND_INTERVALS, _ROUND_INTERVALS_MAX, _ROUND_BATCHES = 4, 16, 32
-"""A round has at least so many intervals and so many batches, but never more intervals than the
-second number: few batches are a coarse measure of throughput."""
+"""Least intervals, most intervals and least batches of a round. The most wins over the batches; few
+batches are a coarse measure of throughput."""
 _STARTING_MAX = 120
 """Intervals to wait for workers to start or end. After that the number that exists counts."""
 _PAUSE_ROUNDS, _PAUSE_ROUNDS_MAX = 8, 128
@@ -75,7 +75,7 @@ class WorkInterval(msgspec.Struct, frozen=True, kw_only=True):
     busy_share: float
     """Share of the workers' time in which they had work, averaged over the workers."""
     idle_cores: float
-    """Cores of the machine that nobody used, on average."""
+    """Cores of the machine that were idle, on average."""
     num_batches: float
     """Batches that the workers finished; parts of batches count as such."""
 

@@ -20,36 +20,29 @@ array([1000000, 1000001, 1000002, 1000003])
 
 from penstock.order.blocks import BlocksOrder
 from penstock.order.cold import ColdOrder
-from penstock.order.cursor import Cursor
-from penstock.order.interleave import Interleave, interleave_of, shares_of
-from penstock.order.keys import Ids, key_of
+from penstock.order.cursor import Cursor as Cursor
+from penstock.order.interleave import interleave_of as interleave_of
+from penstock.order.interleave import shares_of as shares_of
+from penstock.order.keys import Ids as Ids
+from penstock.order.keys import key_of as key_of
 from penstock.order.mixture import MixtureOrder
-from penstock.order.orders import Description, GlobalOrder, Order, SequentialOrder, order_hash
-from penstock.order.permutation import Permutation, PermutationFamily
-from penstock.order.quality import Quality, mixing, quality_of
+from penstock.order.orders import GlobalOrder, SequentialOrder
+from penstock.order.orders import Order as Order
+from penstock.order.orders import order_hash as order_hash
+from penstock.order.permutation import Permutation as Permutation
+from penstock.order.quality import Quality as Quality
+from penstock.order.quality import quality_of
 from penstock.order.steps import Steps
 from penstock.order.stream_hash import StreamHash
 
+# The names for users. Those that are imported "as" themselves are for other rooms.
 __all__ = [
     "BlocksOrder",
     "ColdOrder",
-    "Cursor",
-    "Description",
     "GlobalOrder",
-    "Ids",
-    "Interleave",
     "MixtureOrder",
-    "Order",
-    "Permutation",
-    "PermutationFamily",
-    "Quality",
     "SequentialOrder",
     "Steps",
     "StreamHash",
-    "interleave_of",
-    "key_of",
-    "mixing",
-    "order_hash",
     "quality_of",
-    "shares_of",
 ]

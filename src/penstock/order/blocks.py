@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -70,8 +70,13 @@ class BlocksOrder:
     def __hash__(self) -> int:
         return hash((self.blocks_hash, self.seed, self.window_blocks))
 
-    def __reduce__(self) -> tuple[Callable[..., BlocksOrder], tuple[Ids, int, int]]:
-        return _remake, (self.block_starts, self.seed, self.window_blocks)
+    def __reduce__(self) -> tuple[Callable[..., BlocksOrder], tuple[()]]:
+        return partial(
+            BlocksOrder,
+            block_starts=self.block_starts,
+            seed=self.seed,
+            window_blocks=self.window_blocks,
+        ), ()
 
     @property
     def num_samples(self) -> int:
@@ -153,10 +158,6 @@ class BlocksOrder:
 
     def _permutation(self, epoch: int, window: int, size: int) -> Permutation:
         return Permutation(size=size, key=key_of(self.seed, "window", epoch, window))
-
-
-def _remake(block_starts: Ids, seed: int, window_blocks: int) -> BlocksOrder:
-    return BlocksOrder(block_starts=block_starts, seed=seed, window_blocks=window_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 In the first epoch nothing is held yet, and every byte has to come from the store. In the order of
 its blocks it comes in large reads; once tiers hold it, a uniform shuffle costs no more than any
-other. The price is that the first epoch mixes only inside its windows, which the mode says wherever
-it is written down.
+other. The price is that the first epoch mixes only inside its windows. The name of the mode says so
+wherever it is recorded.
 """
 
 from __future__ import annotations

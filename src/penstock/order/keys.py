@@ -18,12 +18,13 @@ from penstock.arguments import count_of
 from penstock.errors import OptionError
 
 Words: TypeAlias = npt.NDArray[np.uint64]
-"""64-bit words; arithmetic on them wraps, which is what mixing wants."""
+"""64-bit words; arithmetic on them wraps around, as mixing needs it."""
 Ids: TypeAlias = npt.NDArray[np.int64]
 """Sample ids, or positions of an order."""
 
 NUM_KEYS = 2**64
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
+"""What splitmix64 adds at each step: 2**64 over the golden ratio, odd."""
 
 
 def key_of(seed: int, *parts: int | str) -> int:
@@ -72,10 +73,10 @@ def mix64(words: Words) -> Words:
 def stream_of(key: int, num_words: int) -> Words:
     """Return the first words that splitmix64 gives when it starts at `key`."""
     places = np.arange(1, num_words + 1, dtype=np.uint64)
-    return mix64(places * np.uint64(_GOLDEN) + np.uint64(key))
+    return mix64(places * np.uint64(GOLDEN) + np.uint64(key))
 
 
 def member_keys(key: int, members: Words) -> Words:
     """Return one key for each member of a family."""
     # The member is mixed before it meets the key, so no two families run in step.
-    return mix64(mix64((members + np.uint64(1)) * np.uint64(_GOLDEN)) + np.uint64(key))
+    return mix64(mix64((members + np.uint64(1)) * np.uint64(GOLDEN)) + np.uint64(key))

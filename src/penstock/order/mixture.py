@@ -25,7 +25,7 @@ from penstock.errors import OptionError
 from penstock.order.interleave import Interleave, interleave_of, shares_of
 from penstock.order.keys import Ids, check_epoch, key_of, seed_of
 from penstock.order.orders import Description, check_range, checked_ids, num_samples_of
-from penstock.order.permutation import PermutationFamily
+from penstock.order.permutation import Permutation
 
 PERIOD_DEFAULT = 256
 _SLOTS_MAX = 2**63 - 1
@@ -83,7 +83,7 @@ class MixtureOrder:
         for source, here in _groups(sources):
             size = self.sizes[source]
             rounds = draws[here] // size
-            local = self._family(source).forward(rounds, draws[here] - rounds * size)
+            local = self._family(source).forward(draws[here] - rounds * size, rounds)
             ids[here] = local.view(np.int64) + self.offsets[source]
         return ids
 
@@ -120,7 +120,7 @@ class MixtureOrder:
         open_ = np.arange(len(local))
         for turn in range(begin // size, -(-end // size)):
             rounds = np.full(len(open_), turn)
-            draws = self._family(source).inverse(rounds, local[open_]).view(np.int64) + turn * size
+            draws = self._family(source).inverse(local[open_], rounds).view(np.int64) + turn * size
             valid = (draws >= begin) & (draws < end)
             found = open_[valid]
             slots = interleave.slots_at(source, draws[valid])
@@ -153,19 +153,20 @@ class MixtureOrder:
         for size, part in ((self.period, ~is_tail), (tail_size, is_tail)):
             if not part.any():
                 continue
-            family = PermutationFamily(size=size, key=key_of(self.seed, "period", epoch, size))
+            family = Permutation(size=size, key=key_of(self.seed, "period", epoch, size))
             periods = places[part] // self.period
             within = places[part] - periods * self.period
-            mapped = family.inverse(periods, within) if inverse else family.forward(periods, within)
+            shuffle = family.inverse if inverse else family.forward
+            mapped = shuffle(within, periods)
             shuffled[part] = mapped.view(np.int64) + periods * self.period
         return shuffled
 
     def _interleave(self) -> Interleave:
         return interleave_of(self.shares)
 
-    def _family(self, source: int) -> PermutationFamily:
+    def _family(self, source: int) -> Permutation:
         key = key_of(self.seed, self.mode, source)
-        return PermutationFamily(size=self.sizes[source], key=key)
+        return Permutation(size=self.sizes[source], key=key)
 
 
 def _groups(sources: npt.NDArray[np.int16]) -> list[tuple[int, npt.NDArray[np.intp]]]:

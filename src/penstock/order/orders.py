@@ -1,7 +1,8 @@
 """What an order is, and the two that need no more than a number of samples.
 
 An order maps (epoch, position) to a sample id and back. It is a value: two processes that hold
-equal orders agree on every sample of every epoch without a word. The world size never enters it.
+equal orders agree on every sample of every epoch without exchanging anything. The world size never
+enters it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Halves: TypeAlias = npt.NDArray[np.uint32]
 
 SIZE_MAX = 2**63
 _CHUNK = 2**15
-"""Values worked on at once: the scratch arrays of so many fit in a second-level cache."""
+"""Values worked on at once: their scratch arrays fit in a second-level cache."""
 _NETWORKS_KEPT = 256
 
 _M1 = np.uint32(0x7FEB352D)
@@ -45,58 +45,32 @@ class Permutation:
     [3, 6, 0, 9, 5, 2, 4, 7, 1, 8]
     >>> shuffle.inverse(shuffle.forward(np.arange(10))).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+    With `members` it is a family of permutations, numbered, and each value goes through the member
+    beside it. That is for short permutations, where one call for each costs more than the work.
+
+    >>> Permutation(size=4, key=1).forward([0, 1, 2, 3] * 2, members=[0] * 4 + [1] * 4).tolist()
+    [0, 1, 3, 2, 3, 1, 0, 2]
     """
 
     size: int
     """How many values are permuted; at most 2**63."""
     key: int
-    """Which permutation; any 64-bit number."""
+    """Which permutation, or which family; any 64-bit number."""
 
     def __post_init__(self) -> None:
-        _check(self.size, self.key)
+        if not 1 <= self.size <= SIZE_MAX:
+            raise OptionError(f"a permutation has between 1 and 2**63 values, got {self.size}")
+        if not 0 <= self.key < NUM_KEYS:
+            raise OptionError(f"a key lies between 0 and 2**64 - 1, got {self.key}")
 
-    def forward(self, values: npt.ArrayLike) -> Words:
+    def forward(self, values: npt.ArrayLike, members: npt.ArrayLike | None = None) -> Words:
         """Return where each value goes."""
-        return _network(self.size, self.key).map(values, inverse=False)
-
-    def inverse(self, values: npt.ArrayLike) -> Words:
-        """Return where each value came from."""
-        return _network(self.size, self.key).map(values, inverse=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermutationFamily:
-    """Many permutations of one size, numbered; each value says which one it goes through.
-
-    For short permutations, where calling `Permutation` once for each would cost more than the work.
-
-    >>> family = PermutationFamily(size=4, key=1)
-    >>> family.forward([0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]).tolist()
-    [0, 1, 3, 2, 3, 1, 0, 2]
-    """
-
-    size: int
-    """How many values each member permutes."""
-    key: int
-    """Which family; any 64-bit number."""
-
-    def __post_init__(self) -> None:
-        _check(self.size, self.key)
-
-    def forward(self, members: npt.ArrayLike, values: npt.ArrayLike) -> Words:
-        """Return where each value goes in the member beside it."""
         return _network(self.size, self.key).map(values, members, inverse=False)
 
-    def inverse(self, members: npt.ArrayLike, values: npt.ArrayLike) -> Words:
-        """Return where each value came from in the member beside it."""
+    def inverse(self, values: npt.ArrayLike, members: npt.ArrayLike | None = None) -> Words:
+        """Return where each value came from."""
         return _network(self.size, self.key).map(values, members, inverse=True)
-
-
-def _check(size: int, key: int) -> None:
-    if not 1 <= size <= SIZE_MAX:
-        raise OptionError(f"a permutation has between 1 and 2**63 values, got {size}")
-    if not 0 <= key < NUM_KEYS:
-        raise OptionError(f"a key lies between 0 and 2**64 - 1, got {key}")
 
 
 def _num_rounds(size: int) -> int:
@@ -129,14 +103,12 @@ class _Network:
         words = stream_of(key, _num_rounds(size))
         self.keys = np.stack([words, words >> np.uint64(32)], axis=1).astype(np.uint32)
 
-    def map(
-        self, values: npt.ArrayLike, members: npt.ArrayLike | None = None, *, inverse: bool
-    ) -> Words:
+    def map(self, values: npt.ArrayLike, members: npt.ArrayLike | None, *, inverse: bool) -> Words:
         """Return the image of each value in the range."""
         words = self._words(values)
         numbers = None if members is None else np.asarray(members).astype(np.uint64, copy=False)
         out, outside = self._map_domain(words, numbers, inverse)
-        # Few are outside, and each time fewer, so going around costs next to nothing.
+        # Fewer values are outside each time, so the repeated rounds cost next to nothing.
         while len(outside):
             near = None if numbers is None else numbers[outside]
             out[outside], still = self._map_domain(out[outside], near, inverse)

@@ -4,8 +4,8 @@ Four views, because a bad shuffle hides from any single one: how far apart in th
 neighbours in a batch are, how many were stored side by side, how many runs of the data set
 (classes, when it is stored class by class) meet in a batch, and whether the place in the epoch
 tells anything about the place in the data set. Each has the value of a uniform permutation beside
-it or divided out. Ids of a mixture run through its sources, whose weights these figures then see as
-well.
+it or divided out. Ids of a mixture count through its sources, so there these figures depend on the
+weights as well.
 """
 
 from __future__ import annotations
@@ -78,16 +78,6 @@ def quality_of(
         / _distinct_classes_uniform(classes, num_samples, batch_size),
         cell_z=_cell_z(starts, batches, num_samples),
     )
-
-
-def mixing(order: Order, epoch: int, batch_size: int) -> float:
-    """Return the mean distance between neighbours in a batch, over that of a uniform permutation.
-
-    >>> from penstock.order.orders import GlobalOrder
-    >>> round(mixing(GlobalOrder(num_samples=100_000, seed=7), 0, 100), 2)
-    1.0
-    """
-    return quality_of(order, epoch=epoch, batch_size=batch_size).mixing
 
 
 def _batches(order: Order, epoch: int, batch_size: int) -> tuple[Ids, Ids]:

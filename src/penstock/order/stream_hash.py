@@ -1,9 +1,9 @@
 """One number for everything that was delivered.
 
 Each delivered sample is hashed together with its epoch and its position, and the hashes are added
-up. Addition does not ask who delivered which part, or when; the position inside each hash makes the
-sum depend on the order all the same. So the sums of any number of ranks, before and after any
-number of interruptions, merge to the one that a single uninterrupted rank would have.
+up. A sum does not depend on who delivered which part, or when; yet it depends on the order, because
+each hash contains the position. So the sums of any number of ranks, before and after any number of
+interruptions, merge to the one that a single uninterrupted rank would have.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from testkit.parts import merge_parts
 
 from penstock.dataset.fields import VALUE, decoder_of
 from penstock.dataset.formats.base import Format, Sample
-from penstock.dataset.part import Part, merge_parts, open_part
+from penstock.dataset.part import Part, open_part
 from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore
 

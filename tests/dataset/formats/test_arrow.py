@@ -10,10 +10,11 @@ import pyarrow.feather
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.parts import merge_parts
 
 from penstock.dataset.formats.arrow import ArrowFormat
 from penstock.dataset.formats.base import Sample
-from penstock.dataset.part import Part, merge_parts
+from penstock.dataset.part import Part
 from penstock.errors import FormatError, NotFoundError, OptionError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore

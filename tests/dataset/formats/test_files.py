@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from testkit.parts import merge_parts
 
 from penstock.dataset.formats import files
 from penstock.dataset.formats.files import FilesFormat
-from penstock.dataset.part import merge_parts
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo
 

@@ -8,11 +8,12 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.parts import merge_parts
 
 from penstock.dataset.formats import jsonl, zstd_frames
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.formats.jsonl import JsonlFormat
-from penstock.dataset.part import Part, merge_parts
+from penstock.dataset.part import Part
 from penstock.errors import DecodeError, FormatError, OptionError
 from penstock.storage.memory import MemoryStore
 

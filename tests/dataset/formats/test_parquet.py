@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.parts import merge_parts
 
 from penstock.dataset.formats.base import Sample
 from penstock.dataset.formats.parquet import ParquetFormat, split_of
-from penstock.dataset.part import Part, merge_parts
+from penstock.dataset.part import Part
 from penstock.errors import FormatError, MissingPackageError, OptionError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.memory import MemoryStore

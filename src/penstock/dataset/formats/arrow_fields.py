@@ -52,7 +52,7 @@ def fields_of(
 
 
 def features_of(schema: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return what Hugging Face says of columns, by name; nothing where it says nothing."""
+    """Return the features that Hugging Face describes in a schema, by column; there may be none."""
     try:
         known = msgspec.json.decode((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {name: feature for name, feature in known.items() if isinstance(feature, dict)}

@@ -44,8 +44,8 @@ Span = Callable[[int, int], Any]
 def decoding(where: str) -> Iterator[None]:
     """Raise a `FormatError` for whatever pyarrow makes of damaged bytes.
 
-    That is not only Arrow's own errors: names that are not UTF-8, sizes beyond 64 bits, memory that
-    nobody has and columns that are not there come as errors of Python.
+    Not only Arrow's own errors: names that are not UTF-8, sizes beyond 64 bits, huge allocations
+    and missing columns are raised as errors of Python.
     """
     try:
         yield
@@ -63,7 +63,7 @@ class RowBlock:
         self._where = where
         self._table = table
         self._takers: list[tuple[str, Get, Take | None]] | None = None
-        """What takes many rows of each column, once somebody asked for many."""
+        """What takes many rows of each column; made when many are first asked for."""
         features = features_of(table.schema)
         self._columns: list[tuple[str, Get]] = []
         self._may_lack: list[str] = []

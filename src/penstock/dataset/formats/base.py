@@ -118,6 +118,10 @@ class Format(Protocol):
 class SampleFormat:
     """Base of formats whose samples are addressed alone."""
 
+    def has_columns(self, part: Part) -> bool:
+        """Return True, which says something only of formats that have the method `columns`."""
+        return True
+
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> Block:
         """Not for these formats."""
         raise AssertionError(f"{part.format} has no blocks: {number=} {offset=} {len(raw)=}")
@@ -146,9 +150,31 @@ def encoding_of(name: str) -> str:
     return name.rsplit(".", 1)[-1].lower()
 
 
+def extension_of(key: str) -> str:
+    """Return what follows the last dot of an object's name, in small letters.
+
+    >>> extension_of("a.b/c.d.JPG"), extension_of("a.b/README")
+    ('jpg', '')
+    """
+    stem, _, extension = key.rpartition("/")[2].rpartition(".")
+    return extension.lower() if stem else ""
+
+
 def one_unit_each(objects: Sequence[ObjectInfo]) -> list[Unit]:
     """Return each object as a unit of its own."""
     return [Unit(objects=(o,)) for o in objects]
+
+
+def whole_objects(objects: Sequence[ObjectInfo], blobs: Sequence[bytes] | None = None) -> Rows:
+    """Return the table of objects each of which is one sample."""
+    sizes = np.array([o.size_bytes for o in objects], np.int64)
+    return Rows(
+        objects=objects,
+        counts=[1] * len(objects),
+        addressing="extents",
+        columns={"offset": np.zeros_like(sizes), "length": sizes},
+        blobs=blobs,
+    )
 
 
 def block_rows(

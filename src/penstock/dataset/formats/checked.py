@@ -1,4 +1,4 @@
-"""A format whose errors are Penstock's own, and whose parts lie inside their objects.
+"""Checks that all formats share: errors are Penstock's own, and samples lie inside their objects.
 
 Formats parse what others wrote. They check what they can name; whatever else a damaged file makes
 them raise (a `struct.error`, a `RecursionError`, …) becomes a `FormatError` here, with the original

@@ -1,7 +1,7 @@
 """Files that hold many samples but cannot be read in place: what to do with each.
 
-As plain files they would be one sample of bytes each, which nobody means: a table of a million rows
-is not one sample. Who does mean it says so with `extensions=[...]`.
+As plain files each would be one sample of bytes, which is rarely meant: a table of a million rows
+is not one sample. A user who does mean it says so with `extensions=[...]`.
 """
 
 from __future__ import annotations

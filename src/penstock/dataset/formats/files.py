@@ -16,17 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.fields import VALUE, Field
-from penstock.dataset.formats.base import Bytes, Options, Sample, SampleFormat, Unit
+from penstock.dataset.fields import IMAGES, VALUE, Field
+from penstock.dataset.formats.base import (
+    Bytes,
+    Options,
+    Sample,
+    SampleFormat,
+    Unit,
+    extension_of,
+    whole_objects,
+)
 from penstock.dataset.formats.containers import refuse_containers
-from penstock.dataset.part import Ints, Part, Rows, make_part
+from penstock.dataset.part import Ints, Part, make_part
 from penstock.dataset.ragged import FieldColumns, Ragged
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
 
-_IMAGES = frozenset(
-    ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
-)
+_IMAGES = frozenset(IMAGES)
 _UNIT_OBJECTS = 10_000
 _CLASSES_MAX = 1 << 16
 _CLASS = np.dtype("<u4")
@@ -53,7 +59,7 @@ class FilesFormat(SampleFormat):
         if "extensions" not in options:
             refuse_containers(chosen, store.uri)
         names = _classes(chosen, store) if options.get("classes", True) else None
-        name, encoding = _field_of({_extension(o.key) for o in chosen})
+        name, encoding = _field_of({extension_of(o.key) for o in chosen})
         if names is not None and name == "class":
             name = "data"
         note = {"field": [name, encoding], "classes": names}
@@ -69,16 +75,7 @@ class FilesFormat(SampleFormat):
         fields = [Field(name=name, encoding=encoding)]
         if names is not None:
             fields.append(Field(name="class", encoding=VALUE, dtype="<i8", shape=()))
-        rows = Rows(
-            objects=objects,
-            counts=[1] * len(objects),
-            addressing="extents",
-            columns={
-                "offset": np.zeros(len(objects), np.int64),
-                "length": np.array([o.size_bytes for o in objects], np.int64),
-            },
-            blobs=None if names is None else _numbers(objects, names),
-        )
+        rows = whole_objects(objects, None if names is None else _numbers(objects, names))
         return make_part(
             format="files",
             fields=fields,
@@ -95,10 +92,6 @@ class FilesFormat(SampleFormat):
         numbers = part.tables[0].blob_array(_CLASS)[ids].astype(np.int64)
         return [{name: raw, "class": n} for (raw,), n in zip(raws, numbers, strict=True)]
 
-    def has_columns(self, part: Part) -> bool:
-        """Return True: a field is the whole object, or the number of its class."""
-        return True
-
     def columns(
         self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
     ) -> FieldColumns:
@@ -109,22 +102,12 @@ class FilesFormat(SampleFormat):
         return out
 
 
-def _extension(key: str) -> str:
-    """Return what follows the last dot of a name, in small letters.
-
-    >>> _extension("a.b/c.JPG"), _extension("a.b/README")
-    ('jpg', '')
-    """
-    stem, _, extension = key.rpartition("/")[2].rpartition(".")
-    return extension.lower() if stem else ""
-
-
 def _chosen(objects: Sequence[ObjectInfo], options: Options) -> Sequence[ObjectInfo]:
     wanted = options.get("extensions")
     if wanted is not None:
         wanted = {str(e).lower().lstrip(".") for e in wanted}
-        return [o for o in objects if _extension(o.key) in wanted]
-    images = [o for o in objects if _extension(o.key) in _IMAGES]
+        return [o for o in objects if extension_of(o.key) in wanted]
+    images = [o for o in objects if extension_of(o.key) in _IMAGES]
     return images if len(images) * 2 >= len(objects) else objects
 
 

@@ -20,7 +20,7 @@ _WINDOW_BYTES = 1 << 20
 _STRIDE_BYTES_MAX = 512 << 10
 """Headers further apart than this are read alone on any store, or most of a set would be read."""
 _KEPT_WINDOW_BYTES = 8 << 20
-"""The same where what is read is kept: none of it is in vain."""
+"""The window where bytes are kept for tiers, so that none are read in vain."""
 _BYTES_S = 50e6
 """What one connection of an object store carries, until a window was read."""
 _GAIN = 0.25
@@ -94,7 +94,7 @@ class HeaderReader:
         self._measure(want, time.perf_counter() - begin_s)
 
     def _ahead_bytes(self) -> int:
-        # The first read may have to open a connection; the second one tells the latency. Where
+        # The first read may have to open a connection, so the second one tells the latency. Where
         # headers are next to each other there is nothing to decide.
         if self._is_local or self._num_alone < (2 if self._stride_bytes else 1):
             return _ALONE_BYTES

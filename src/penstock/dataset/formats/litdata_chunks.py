@@ -14,7 +14,7 @@ from penstock.dataset.formats.arrow_fields import import_pyarrow
 from penstock.dataset.formats.arrow_rows import decoding
 from penstock.dataset.formats.base import Sample, block_rows
 from penstock.dataset.formats.headers import HeaderReader
-from penstock.dataset.formats.shards import INDEX, read_offsets, table_bytes
+from penstock.dataset.formats.shards import INDEX, packed_rows, sample_rows, table_bytes
 from penstock.dataset.formats.zstd_frames import check_claim
 from penstock.dataset.part import Part, Rows
 from penstock.errors import FormatError
@@ -30,9 +30,7 @@ _FRAME = np.dtype(
 
 
 def _item_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows:
-    offsets = read_offsets(store, info, note["num_items"])
-    columns = {"offset": offsets[:-1], "length": np.diff(offsets)}
-    return Rows(objects=[info], counts=[note["num_items"]], addressing="extents", columns=columns)
+    return sample_rows(store, info, note["num_items"])
 
 
 def _token_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows:
@@ -55,8 +53,7 @@ def _token_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows
 
 
 def _chunk_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows:
-    whole = (0, info.size_bytes, note["num_items"])
-    return block_rows(info, [whole], note["raw_bytes"].to_bytes(8, "little"))
+    return packed_rows(info, note["num_items"], note["raw_bytes"])
 
 
 def _arrow_rows(store: Store, info: ObjectInfo, note: Mapping[str, Any]) -> Rows:

@@ -14,22 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
-from penstock.dataset.formats.base import Block, Bytes, Options, Sample, Unit, block_rows
+from penstock.dataset.formats.base import Block, Bytes, Options, Sample, Unit
 from penstock.dataset.formats.mds_columns import column_field
 from penstock.dataset.formats.shards import (
     INDEX,
     SizedBlock,
     SizedColumns,
+    packed_rows,
     parse_offsets,
     parsed,
     read_index,
-    read_offsets,
+    sample_rows,
     table_bytes,
 )
 from penstock.dataset.formats.zstd_frames import MAGIC, check_claim, inflated
-from penstock.dataset.part import Ints, Part, Rows, make_part
+from penstock.dataset.part import Ints, Part, make_part
 from penstock.dataset.ragged import FieldColumns
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
@@ -124,10 +124,9 @@ class MdsFormat:
         (info,) = unit.objects
         columns, num_samples = unit.note["columns"], unit.note["num_samples"]
         if unit.note["by_block"]:
-            whole = (0, info.size_bytes, num_samples)
-            rows = block_rows(info, [whole], unit.note["raw_bytes"].to_bytes(8, "little"))
+            rows = packed_rows(info, num_samples, unit.note["raw_bytes"])
         else:
-            rows = _samples(info, num_samples, store)
+            rows = sample_rows(store, info, num_samples)
         return make_part(
             format="mds",
             fields=[column_field(name, kind, size, info.key) for name, kind, size in columns],
@@ -233,16 +232,6 @@ def _file_of(
     raise FormatError(
         f"{store.uri}{folder}{shard.raw_data.basename} is not there, raw or compressed, but "
         f"{folder}{INDEX} names it with {shard.samples} samples; copy the missing shards"
-    )
-
-
-def _samples(info: ObjectInfo, num_samples: int, store: Store) -> Rows:
-    offsets = read_offsets(store, info, num_samples)
-    return Rows(
-        objects=[info],
-        counts=[num_samples],
-        addressing="extents",
-        columns={"offset": offsets[:-1], "length": np.diff(offsets)},
     )
 
 

@@ -82,7 +82,7 @@ class ParquetFormat(BlockFormat):
         return True
 
     def unpack(self, part: Part, number: int, offset: int, raw: memoryview) -> RowBlock:
-        """Return a row group, decoded in this thread: the loader has threads of its own."""
+        """Return a row group, decoded in this thread, since the loader has threads of its own."""
         pa = import_pyarrow("reading Parquet")
         table = part.tables[0]
         with decoding(f"the footer of {table.key(number)}"):

@@ -7,16 +7,17 @@ return, and so can code that Penstock has never seen: compressed JSON lines and 
 user's own are scanned apart. Parquet and Arrow read their objects here and have only the footer
 and the schema parsed apart, so that many reads are in flight.
 
-What is not known to be harmless is parsed apart: a new format or decoder is, until it is listed.
+Whatever is not listed as harmless is parsed apart, and so is a new format or decoder at first.
 """
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+
+import cloudpickle
 
 from penstock.dataset.columns import parse_columns
 from penstock.dataset.formats.base import Format, Options, Unit
@@ -42,18 +43,9 @@ def scans_apart(format: Format, unit: Unit) -> bool:
 
 
 def packed(value: Any) -> bytes | None:
-    """Return a value of the caller's as another process can load it; None where it cannot.
-
-    Classes of `__main__` and of functions travel where cloudpickle is installed.
-    """
+    """Return a value of the caller's as another process can load it; None where it cannot."""
     try:
-        pickling: Any = importlib.import_module("cloudpickle")
-    except ImportError:
-        pickling = pickle
-        if type(value).__module__ == "__main__":
-            return None
-    try:
-        data: bytes = pickling.dumps(value)
+        data: bytes = cloudpickle.dumps(value)
     except Exception:  # Pickling runs code of the user's, which may raise anything.
         return None
     return data

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from penstock.dataset.fields import VALUE, Field
-from penstock.dataset.formats.base import Bytes, Sample
-from penstock.dataset.part import Ints, Part
+from penstock.dataset.formats.base import Bytes, Sample, block_rows
+from penstock.dataset.part import Ints, Part, Rows
 from penstock.dataset.ragged import FieldColumns, Ragged, rows_at
 from penstock.errors import FormatError
 from penstock.storage.base import ObjectInfo, Store
@@ -67,6 +67,18 @@ def read_offsets(store: Store, info: ObjectInfo, num_samples: int) -> Ints:
             f"samples alone takes {length}; copy it anew"
         )
     return parse_offsets(store.read_range(info, 0, length), num_samples, info.size_bytes, where)
+
+
+def sample_rows(store: Store, info: ObjectInfo, num_samples: int) -> Rows:
+    """Return the table of a shard whose samples can be addressed alone."""
+    offsets = read_offsets(store, info, num_samples)
+    columns = {"offset": offsets[:-1], "length": np.diff(offsets)}
+    return Rows(objects=[info], counts=[num_samples], addressing="extents", columns=columns)
+
+
+def packed_rows(info: ObjectInfo, num_samples: int, raw_bytes: int) -> Rows:
+    """Return the table of a compressed shard: one block, which unpacks to `raw_bytes`."""
+    return block_rows(info, [(0, info.size_bytes, num_samples)], raw_bytes.to_bytes(8, "little"))
 
 
 def parse_offsets(data: memoryview, num_samples: int, size_bytes: int, where: str) -> Ints:

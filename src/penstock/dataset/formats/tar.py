@@ -89,10 +89,6 @@ class TarFormat(SampleFormat):
             for raw, starts, sizes in zip(raws, offsets, lengths, strict=True)
         ]
 
-    def has_columns(self, part: Part) -> bool:
-        """Return True: the index knows where each member lies."""
-        return True
-
     def columns(
         self, part: Part, ids: Ints, data: Bytes, starts: Ints, lengths: Ints
     ) -> FieldColumns:
@@ -261,7 +257,7 @@ def _parse(header: bytes, where: str, at: int) -> tuple[int, bytes]:
 
 
 def _octal(field: bytes) -> int | None:
-    """Return a number of a header, or None if it is none; int() alone takes `-7` and `1_0`.
+    """Return an octal number of a header, or None. int() alone would accept `-7` and `1_0`.
 
     >>> _octal(b"0000644\\0"), _octal(b"\\0\\0"), _octal(b"-7 ")
     (420, 0, None)

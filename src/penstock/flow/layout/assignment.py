@@ -1,7 +1,7 @@
 """Assignment: who computes which sample of a global batch.
 
-The order fixes the global batch; who of the ranks computes which of its samples is free. `fixed`
-goes by the place in the batch, whatever lies where. `local`, here, gives a sample to the node that
+The order fixes the global batch; which rank computes which of its samples can be chosen. `fixed`
+goes by the place in the batch, wherever samples lie. `local`, here, gives a sample to the node that
 holds it as far as the shares allow. Shares stay as they are, so only what a node has too much of
 moves to nodes that have too little. With random homes and b samples per node and step that is the
 share sqrt((1 - 1/N) / (2 pi b)) of the samples, and no assignment moves fewer.
@@ -38,7 +38,8 @@ def assign_local(homes_of_samples: Ints, node_of_rank: Ints, sizes: Ints) -> Int
     assert int(quota.sum()) == len(homes_of_samples), f"{quota.sum()=} {len(homes_of_samples)=}"
     nodes = _stayed(homes_of_samples, quota)
     moves = np.flatnonzero(nodes < 0)
-    # Those without a home first: they cost the store wherever they go, so they even out the rest.
+    # Samples without a home come first: they are read from the store wherever they go, so they can
+    # fill whatever is emptiest.
     has_home = homes_of_samples[moves] >= 0
     moves = np.concatenate([moves[~has_home], moves[has_home]])
     nodes[moves] = _emptiest(quota - np.bincount(nodes[nodes >= 0], minlength=len(quota)))

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.dataset.part import Extents, Ints, Table
-from penstock.storage.tier_shape import UnitColumn
 
 ALONE_BYTES = 64 << 10
 """Samples from this size on are units of their own."""
 RUN_BYTES = 128 << 10
-"""Smaller ones share a unit with those that begin in the same so many bytes of their object."""
+"""Smaller samples share a unit with those that begin in the same stretch of this many bytes."""
 GAP_BYTES = 4 << 10
 """The most that a unit holds between two samples."""
 UNITS_MAX = 1 << 24
@@ -38,25 +36,6 @@ _CHUNK_SAMPLES = 1 << 20
 Flags = npt.NDArray[np.bool_]
 Chosen = range | Ints
 """Samples of a part, in rising order: a range of step 1, or ids."""
-
-
-class UnitCut(Protocol):
-    """The units of one table, numbered from 0."""
-
-    num_units: int
-
-    @property
-    def lengths(self) -> Ints | UnitColumn:
-        """Bytes of each unit."""
-
-    def locate(self, ids: Ints) -> tuple[Ints, Ints]:
-        """Return the unit of each sample, and where in the unit its extent begins."""
-
-    def extents(self, units: Ints) -> Extents:
-        """Return object and offset of units; the length is in `lengths`."""
-
-    def samples_of(self, unit: int) -> tuple[int, int]:
-        """Return the first sample and the number of samples of a unit."""
 
 
 class AloneCut:

@@ -3,17 +3,17 @@
 A billion units take eight gigabytes for every number that is kept of each, in every process. So
 beyond `cuts.UNITS_MAX` nothing is kept: the mapped index has all that it takes.
 
-* Rows at even distances are numbered as ever, in closed form: an entry an object.
+* Rows at even distances are numbered as in `cuts`, in closed form, with one entry for each object.
 * Blocks have the numbers that they have in the index.
-* Other samples: a unit has the number of its first sample, so the numbers of the others in it are
-  nobody's, with length 0. Where a unit begins and ends is found by looking at its neighbours, a few
-  at a time; the rule is that of `cuts`.
+* Other samples: a unit has the number of its first sample, so the numbers of its other samples are
+  not used and have length 0. Where a unit begins and ends is found by looking at its neighbours, a
+  few at a time; the rule is that of `cuts`.
 
 The sizes of objects say how much there is (`ObjectPlaces`); what lies between samples counts too.
 
-What cannot be done this way: rows that overlap (a window that slides over tokens), since two units
-would then share bytes of a tier. Such a set keeps its units in memory, however many. And a view by
-ids has its ids in memory anyhow.
+Rows that overlap (a window that slides over tokens) cannot be done this way, since two units would
+then share bytes of a tier. Such a set keeps its units in memory, however many there are. And a view
+by ids has its ids in memory in any case.
 """
 
 from __future__ import annotations
@@ -255,7 +255,10 @@ def can_compute(table: Table) -> bool:
     return bool((stride >= width).all())
 
 
-def computed_cut(table: Table, chosen: Chosen) -> EvenCut | AllBlocksCut | SamplesCut:
+ComputedCut = EvenCut | AllBlocksCut | SamplesCut
+
+
+def computed_cut(table: Table, chosen: Chosen) -> ComputedCut:
     """Return the units of the chosen samples of one table, none of them kept."""
     if table.addressing == "blocks":
         return AllBlocksCut(table, chosen)

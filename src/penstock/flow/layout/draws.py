@@ -1,4 +1,4 @@
-"""Draws: who is best for a key, by rendezvous hashing. Everybody computes the same.
+"""Draws: which node is best for a key, by rendezvous hashing. Every rank computes the same.
 
 Every node draws a number for every key, and the best one wins. A draw is -ln(h) / w, the smaller
 the better, with h a hash of key and name in (0, 1) and w the node's weight: so a node wins in
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.dataset.part import Ints
+from penstock.order.keys import GOLDEN, Words, mix64
 
 NOBODY = -1
 """In place of a node where there is none."""
@@ -28,7 +29,6 @@ _CHUNK_KEYS = 1 << 15
 _SURELY = 1 + 2.0**-20
 """More than `minus_log` can be wrong by."""
 
-Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -95,14 +95,8 @@ def _fraction(hashed: Words) -> Floats:
 
 
 def _mix(words: Words) -> Words:
-    """Return words with all bits stirred: a bijection (the finaliser of SplitMix64)."""
-    out = words + np.uint64(0x9E3779B97F4A7C15)
-    out ^= out >> np.uint64(30)
-    out *= np.uint64(0xBF58476D1CE4E5B9)
-    out ^= out >> np.uint64(27)
-    out *= np.uint64(0x94D049BB133111EB)
-    out ^= out >> np.uint64(31)
-    return out
+    """Return words with all bits stirred: one step of SplitMix64."""
+    return mix64(words + np.uint64(GOLDEN))
 
 
 _LN2 = 0.6931471805599453

@@ -9,9 +9,9 @@ Where that is all of it, the rest of the room holds *copies*: every span gets a 
 best node that has room and does not hold it yet, in the order of the layout; then a third, and so
 on. So a lost node's spans are there once more before any is there three times. The table of holders
 has `HOLDERS_MAX` rows. What a node has room for beyond them it keeps for itself, its best draws
-first; nobody else needs to know. One part in N - 1 of what a node is home to is left free: that is
-what it takes over when another one is lost, and what lies in a tier by then cannot make room, since
-somebody may be reading it. A node that holds everything needs no such reserve.
+first; no other node needs to know. A node leaves free 1/(N - 1) of the bytes that it is home to:
+this is what it takes over when another node is lost. Bytes that lie in a tier by then cannot make
+room, since they may be read at any time. A node that holds everything needs no such reserve.
 
 A node that is lost costs what it held and moves nothing else. A span whose home it was goes to its
 next holder; if there is none, to the best node left that has room. What comes out depends on who is
@@ -76,7 +76,7 @@ class Homes:
     spans: Spans
     nodes: tuple[HomeNode, ...]
     lost: frozenset[int] = frozenset()
-    """Nodes that are no more."""
+    """Nodes that have left or died."""
     whole: Homes | None = None
     """The same before anybody was lost."""
 
@@ -97,7 +97,8 @@ class Homes:
         held: Bools = (self.holders == node).any(axis=0)
         lengths, one = self.spans.lengths, self.nodes[node]
         if self.whole is not None:
-            # Nothing is kept anew for oneself now; what was is, where others' spans leave room.
+            # A node keeps nothing new for itself now; it keeps what it had, where the spans that it
+            # took over leave room.
             if node not in self.lost:
                 own = np.flatnonzero(self.whole.holds(node) & ~held)
                 room = one.capacity_bytes - int(lengths[held].sum())
@@ -134,7 +135,7 @@ def _placed(spans: Spans, nodes: Sequence[HomeNode]) -> Ints:
     giving = _SpanGiver(spans, nodes, np.minimum(free, limits), placed)
     rows = [giving.row(placed, [])]
     held = np.flatnonzero(rows[0] != NOBODY)
-    # Who was closed because its part was full, and not its room, has room for copies.
+    # A node that was closed because its part was full, not its room, has room for copies.
     has_room = giving.is_open[:-1] | (free > limits)
     home_bytes = _bytes_by_node(rows[0][held], spans.lengths[held], len(nodes))
     reserves = [

@@ -1,12 +1,12 @@
 """Placement: which units a tier keeps, and where in it.
 
-Every unit of a data set has a place in one imaginary sequence of bytes, dearest per byte first. A
-capacity only cuts that sequence: the first bytes belong to the fastest tier, the next ones to the
-second, the rest is not placed. So the place of a unit depends on nothing but the index. A tier is a
-sparse file that uses these offsets as they are: growing, shrinking or swapping tiers moves no byte,
-and jobs with different limits agree on the same file.
+Every unit of a data set has a place in one imaginary sequence of bytes, most valuable per byte
+first. A capacity only cuts that sequence: the first bytes belong to the fastest tier, the next ones
+to the second, the rest is not placed. So the place of a unit depends on nothing but the index. A
+tier is a sparse file that uses these offsets as they are: growing, shrinking or swapping tiers
+moves no byte, and jobs with different limits agree on the same file.
 
-Dearest per byte: to hold a unit saves uses · (t_store - t_hit) with t = latency + bytes/bandwidth,
+Value per byte: to hold a unit saves uses · (t_store - t_hit) with t = latency + bytes/bandwidth,
 divided by its bytes. In plain epochs all units are used equally often, and what is left,
 latency/bytes plus a constant, falls with the size, whatever the latency. So the order is by size,
 in classes of powers of two, and inside a class as in the data set, which keeps neighbours together.
@@ -14,9 +14,9 @@ Where some are used more often, as in a mixture, these go first: twice the uses 
 much per byte, half the size at most that.
 
 Of a very large data set nothing is kept for each unit, and sorting by size would take that. There
-the layout is a *shadow* of the objects: they stand in a row as in the index, and a unit lies where
-it lies in its object. What is between units is a hole, and takes no room. In sets of so many units
-one unit is like the other, so little is lost. Sets of a mixture that are used more often go first.
+the layout is a *shadow* of the objects: they follow each other as in the index, and a unit lies
+where it lies in its object. The bytes between units are holes and take no room. In sets of so many
+units all units are alike, so little is lost. Sets of a mixture that are used more often go first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How often a uniform shuffle reads blocks that can only be read whole.
 
-A sample of a block brings the whole block. A stage of so many bytes keeps the latest blocks; of a
-uniform shuffle, the next sample of a block finds it there with a chance of stage over blocks. With
-m samples of a block used in an epoch, a block is read 1 + (m - 1) · (1 - stage / blocks) times:
-once where the stage holds all blocks, and once for every sample where it holds few.
+To read a sample of a block is to read the whole block. A stage keeps the latest blocks; in a
+uniform shuffle the next sample of a block finds it there with probability stage over blocks. With m
+samples of a block used in an epoch, a block is read 1 + (m - 1) · (1 - stage / blocks) times: once
+where the stage holds all blocks, and once for every sample where it holds few.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from penstock.flow.layout.units import chosen_by_part
 from penstock.units import show_bytes
 
 FACTOR_MAX = 2.0
-"""A default order reads no more than so many times the bytes of the data set in an epoch."""
+"""The most that a default order may read in an epoch, as a multiple of the bytes of the data
+set."""
 
 
 def times_read(samples_a_block: float, blocks_bytes: float, stage_bytes: float) -> float:

@@ -1,10 +1,10 @@
 """Spans: the layout cut into even pieces, so that location can be computed for any number of units.
 
-A node is the home of spans, not of single units: what is where is then a table of at most 2**18
-entries, be there a thousand samples or a billion. A span is `span_bytes` of the layout, a power of
-two, and a unit belongs to the span in which it begins. So a span has more or fewer bytes than its
-width says, and where units are wider than spans some have none. In a layout with holes it counts
-for its width, holes and all.
+A node is the home of spans, not of single units, so the table of homes has at most 2**18 entries,
+for a thousand samples or a billion. A span is `span_bytes` of the layout, a power of two, and a
+unit belongs to the span in which it begins. So a span has more or fewer bytes than its width says,
+and where units are wider than spans some have none. In a layout with holes it counts for its width,
+holes and all.
 
 Spans are as narrow as their number allows. Narrow ones spread evenly over nodes and leave little
 room unused at the edge of a full one.

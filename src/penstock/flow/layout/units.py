@@ -9,8 +9,8 @@ A sample whose fields lie in several tables has a unit in each. A view has units
 only: a run ends where the view leaves a sample out. Units are numbered part by part, table by
 table, sample by sample.
 
-Of a very large data set no unit is kept (`cuts_computed`). `lengths` is then computed for those
-that are asked for, and some numbers are nobody's: `between` tells them apart.
+Of a very large data set no unit is kept (`cuts_computed`). `lengths` is then computed for the units
+that are asked for, and some numbers are not used; `between` leaves them out.
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ from penstock.flow.layout.cuts import (
     UNITS_MAX,
     Chosen,
     KeptCut,
-    UnitCut,
     cut_alone,
     cut_table_to,
 )
 from penstock.flow.layout.cuts_computed import (
-    AllBlocksCut,
     ComputedColumn,
-    EvenCut,
-    SamplesCut,
+    ComputedCut,
     can_compute,
     computed_cut,
 )
@@ -52,6 +49,7 @@ _RULE = f"units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
 _ALONE_RULE = "units 1: every sample alone"
 _COMPUTED_RULE = f"computed units 1: alone {ALONE_BYTES}, run {RUN_BYTES}, gap {GAP_BYTES}"
 
+UnitCut = KeptCut | ComputedCut
 _Cuts = list[tuple[int, int, UnitCut]]
 
 
@@ -114,7 +112,7 @@ class Units:
             return ComputedColumn(self.num_units, of)
         parts = [cut.lengths for _, _, cut in self._cuts]
         if len(parts) == 1:
-            return parts[0]  # The same array: for samples of their own it is all there is.
+            return parts[0]  # Not a copy: of billions of samples it would double the memory.
         return np.concatenate([np.asarray(p) for p in parts]) if parts else np.zeros(0, np.int64)
 
     def _each(self, of: Callable[[UnitCut, Ints], Ints]) -> Callable[[Ints], Ints]:
@@ -220,8 +218,8 @@ class Units:
         return *self._cuts[number], unit - int(self._starts[number])
 
 
-def _computed(cut: UnitCut) -> EvenCut | AllBlocksCut | SamplesCut:
-    assert isinstance(cut, EvenCut | AllBlocksCut | SamplesCut), type(cut)
+def _computed(cut: UnitCut) -> ComputedCut:
+    assert isinstance(cut, ComputedCut), type(cut)
     return cut
 
 

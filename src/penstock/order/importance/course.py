@@ -1,8 +1,7 @@
 """The windows that are known, and the losses that later ones wait for.
 
-One course lives where batches are planned, and one in the training process, which has the last word
-on the state of a run. Both take over the same losses in the same order, so both hold the same
-tables.
+One course lives where batches are planned, and one in the training process, whose course is the one
+that is saved. Both learn the same losses in the same order, so both hold the same tables.
 
     course = ImportanceCourse(order)
     course.ids(epoch, start, stop)          # windows 0 and 1 are known from the beginning
@@ -42,7 +41,7 @@ class ImportanceCourse:
         """Losses of the window before the present one, and of the present one: not in the table
         yet, because the present window was drawn without them."""
         self._closed: list[list[StepLosses]] = []
-        """Losses of windows that the table lacks; taken over when somebody wants the table."""
+        """Losses of windows that the table lacks; learned when the table is asked for."""
         self._known: dict[int, WindowDraws] = {}
 
     # -- where it stands ---------------------------------------------------------------------
@@ -87,12 +86,13 @@ class ImportanceCourse:
 
     def close_window(self) -> None:
         """Go on to the next window; the one after it can be drawn now."""
-        # The last window stays for a while: whoever fills caches may still look through it.
+        # The window that ends here is kept for one window more: whoever fills caches may still be
+        # going through its draws.
         self._known.pop(self._window - 1, None)
         before, now = self._steps
         self._closed.append(before)
         if len(self._closed) > self.order.num_windows:
-            _ = self.table  # Or losses would pile up where nobody draws.
+            _ = self.table  # Learn them now: a course that draws nothing would keep all losses.
         self._steps = [now, []]
         self._window += 1
 

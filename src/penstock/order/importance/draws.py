@@ -118,7 +118,7 @@ def _source_points(preference: Whole, plain: int, floor: float) -> Whole:
 
 
 def draw(chances: Probabilities, num_draws: int, *, seed: int, window: int) -> Ids:
-    """Return so many ids, in the order of use."""
+    """Return `num_draws` ids, in the order of use."""
     order_key, start_key, phase_key = (
         key_of(seed, "importance", purpose, window) for purpose in ("order", "start", "phase")
     )

@@ -180,8 +180,8 @@ class ImportanceOrder:
     def _cost_aware(self, points: Whole) -> Whole:
         """Return points over the square root of what a read costs.
 
-        Variance times cost is least with that. The cached set that serves such draws best is that
-        of the highest points, so these count as cached: all ranks know them without a word.
+        That minimises variance times cost. The best set to cache for such draws is the one with the
+        highest points, so these samples count as cached: all ranks derive the same set.
         """
         far = np.ones(len(points), bool)
         num_cached = round(self.options.cached * len(points))

@@ -41,7 +41,7 @@ class StepLosses(NamedTuple):
 
 
 class ScoreTable:
-    """Three numbers for each sample."""
+    """What is known about each sample: three numbers."""
 
     def __init__(self, num_samples: int) -> None:
         self.score: Points = np.zeros(num_samples, np.uint32)
@@ -74,7 +74,7 @@ class ScoreTable:
         """Return the sum of distances, and of how many samples, for the drift."""
         is_number = np.isfinite(step.losses)
         if not is_number.any():
-            return 0, 0  # An overflow says nothing about single samples.
+            return 0, 0  # After an overflow all losses are broken, whatever the samples are.
         self._learn_broken(np.setdiff1d(step.ids[~is_number], step.ids[is_number]))
         ids, losses = step.ids[is_number], step.losses[is_number]
         # By id, so that equal losses have the same places whoever computed them. Of a sample that
