@@ -1,8 +1,8 @@
 """Losses that the training loop reports, on their way to the scores.
 
-`loader.observe(batch, losses)` notes them and returns. Losses on a GPU are copied while the GPU
-goes on; those of other ranks arrive later. So the latest few steps wait in a queue. How many is a
-number and not a matter of time, because all ranks have to use the same losses for the same window.
+`loader.observe(batch, losses)` takes them and returns at once. Losses on a GPU are copied while the
+GPU goes on; those of other ranks arrive later. So the latest few steps wait in a queue. Its length
+is a fixed number of steps, not a time, because all ranks must use the same losses for a window.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from penstock.order.importance.options import Floats
 from penstock.order.importance.scores import check_score
 
 NUM_QUEUED = 4
-"""Steps whose losses may still be computed or under way when a window ends."""
+"""Steps whose losses may still be on their way when a window ends."""
 _SLOTS_KEPT = 256
 """Batches that were delivered and not observed yet."""
 
 
 class StepMark(NamedTuple):
-    """What the losses of all ranks for one step have in common."""
+    """Identifies a step; the marks of all ranks must be equal."""
 
     epoch: int
     step: int
@@ -60,10 +60,10 @@ def check_marks(marks: Sequence[StepMark]) -> None:
 
 
 class PendingLosses(Protocol):
-    """The losses of a step that may still be under way."""
+    """The losses of a step; some may still be on their way."""
 
     def is_here(self) -> bool:
-        """Return whether `result` returns at once."""
+        """Return whether `result` would return at once."""
         ...
 
     def result(self) -> StepLosses:
@@ -72,48 +72,49 @@ class PendingLosses(Protocol):
 
 
 class LossExchange(Protocol):
-    """Brings the losses of one step of all ranks together."""
+    """Gathers the losses of all ranks, step by step."""
 
     def begin(self, ids: Ints, losses: Any, mark: StepMark) -> PendingLosses:
-        """Send this rank's losses on their way; the mark is the same on all ranks."""
+        """Send this rank's losses; the mark must be equal on all ranks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalLosses:
-    """Losses that lie in this process already."""
+    """Losses that are in this process already."""
 
     step: StepLosses
 
     def is_here(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def result(self) -> StepLosses:
-        """Return them."""
+        """Return the losses."""
         return self.step
 
 
 class SingleRankExchange:
-    """One rank has all losses itself."""
+    """The exchange of a world of one rank."""
 
     def begin(self, ids: Ints, losses: Any, mark: StepMark) -> PendingLosses:
-        """Return the losses; those of a GPU are on their way."""
+        """Return the losses; from a GPU they are copied in the background."""
         if hasattr(losses, "detach") and losses.device.type != "cpu":
-            pending: PendingLosses = _torch("losses").DeviceLosses(ids, losses)
+            module = importlib.import_module("penstock.loader.torch.losses")
+            pending: PendingLosses = module.DeviceLosses(ids, losses)
             return pending
         return LocalLosses(StepLosses(ids, as_floats(losses)))
 
 
 def as_floats(losses: Any) -> Floats:
-    """Return losses as an array of their own."""
+    """Return a copy of losses as an array."""
     if hasattr(losses, "detach"):
         losses = losses.detach().float().cpu().numpy()
     return np.array(losses, np.float32)
 
 
 class ObservedLosses:
-    """What an iteration delivers and the loop reports, in the order of steps."""
+    """Matches the losses that the loop reports with the batches that it was given."""
 
     def __init__(
         self,
@@ -123,28 +124,28 @@ class ObservedLosses:
         self.course = course
         self._make_exchange = exchange
         self.exchange: LossExchange | None = None
-        """Made when the first losses come; None where the world has changed."""
+        """Made when the first losses come; None before, and after a change of the world."""
         self.forward: Callable[[list[StepLosses], bool], None] = lambda steps, closes: None
-        """Tells whoever draws: losses of the window, and whether it is over."""
+        """Passes losses of the window on to the engine, and whether the window is over."""
         self._slots: dict[tuple[int, int], BatchSlot] = {}
         self._queue: deque[PendingLosses] = deque()
         self.num_observed = 0
-        # Held while the course changes and whoever draws is told, so that a thread that replaces a
-        # dead engine finds each loss either in the course or among what is still to be told.
+        # Held while the course changes and the engine is told, so that a thread that replaces a
+        # dead engine finds each loss either in the course or among the losses still to be told.
         self.changing = threading.Lock()
 
     def restore(self, queued: list[StepLosses]) -> None:
-        """Take over what was in the queue when a state was saved."""
+        """Restore the queue of a saved state."""
         self._queue = deque(LocalLosses(step) for step in queued)
 
     def queued(self) -> list[StepLosses]:
-        """Return the steps in the queue; waits for what is under way."""
+        """Return the steps in the queue; waits for their losses."""
         return [pending.result() for pending in self._queue]
 
     # -- batches -----------------------------------------------------------------------------
 
     def delivered(self, slot: BatchSlot) -> None:
-        """Take note of a batch; the first one of a window ends the window before."""
+        """Record that a batch is delivered; the first batch of a window ends the one before."""
         order = self.course.order
         epoch, position = slot.cursor_after
         last = (epoch, position - 1) if position else (epoch - 1, order.num_samples - 1)
@@ -161,7 +162,7 @@ class ObservedLosses:
     # -- losses ------------------------------------------------------------------------------
 
     def observe(self, batch: Any, losses: Any) -> None:
-        """Take note of the losses of a batch's samples."""
+        """Take the losses of a batch's samples."""
         if getattr(batch, "ids", None) is None or not hasattr(batch, "step"):
             raise StateError(
                 f"this {type(batch).__name__} does not say where it came from: something has made "
@@ -184,7 +185,7 @@ class ObservedLosses:
                 "gave; observe belongs to the loader that the batch came from"
             )
         ids, losses = slot.ids, _checked(losses, len(slot.ids))
-        del self._slots[key]  # Not before: whoever gave a scalar can call again.
+        del self._slots[key]  # Only now, so that a call that was refused can be repeated.
         if self.exchange is None:
             self.exchange = self._make_exchange()
         if slot.num_counted < len(ids):
@@ -195,11 +196,11 @@ class ObservedLosses:
         self._advance(lambda pending: pending.is_here())
 
     def take_all(self) -> None:
-        """Hand over everything but the latest steps, whose number is fixed."""
+        """Hand over all steps but the latest `NUM_QUEUED`; waits for their losses."""
         self._advance(lambda pending: True)
 
     def _advance(self, may_take: Callable[[PendingLosses], bool]) -> None:
-        """Hand over what has left the queue, as far as it may be waited for."""
+        """Hand over steps beyond the latest `NUM_QUEUED`, as long as `may_take` allows the next."""
         taken = []
         while len(self._queue) > NUM_QUEUED and may_take(self._queue[0]):
             taken.append(self._queue.popleft().result())
@@ -223,7 +224,3 @@ def _checked(losses: Any, num_samples: int) -> Any:
             "sample's losses if it has several"
         )
     return losses
-
-
-def _torch(module: str) -> Any:
-    return importlib.import_module(f"penstock.torch.{module}")
