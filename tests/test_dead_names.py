@@ -1,8 +1,9 @@
-"""The source has no names that only tests use, but for a list that shrinks."""
+"""The source has no names and no modules that only tests use, but for lists that shrink."""
 
 from __future__ import annotations
 
 from testkit.dead_names import dead_names
+from testkit.unreached_modules import unreached_modules
 
 CALLED_BY_OTHERS = {
     "loader/dlio/reader.py:get_sample",
@@ -11,19 +12,21 @@ CALLED_BY_OTHERS = {
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
+    "engine/process.py:emit",
     "step/trainers/accelerate.py:no_sync",
     "step/trainers/lightning.py:block_backward_sync",
     "step/trainers/lightning.py:configure_ddp",
     "loader/torch/observe.py:compute_loss",
 }
-"""Methods that DLIO, the http server of Python and trainers call."""
+"""Methods that DLIO, trainers, and the http server and the log of Python call."""
 FOR_USERS = {
+    "cli/charts.py:sparkline",
     "report/live/otel.py:instrument",
     "report/live/tensorboard.py:LoaderScalars",
     "step/captured/capture.py:num_weights",
     "step/tuner/watch.py:retune",
 }
-"""Guides tell of them."""
+"""Guides tell of them, or examples use them."""
 TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/parse_process.py:num_parser_deaths",
     "engine/peers/members.py:announce",
@@ -34,3 +37,15 @@ TESTS_AND_BENCHMARKS_ONLY = {
 
 def test_every_name_of_the_source_is_used_in_it() -> None:
     assert set(dead_names()) == CALLED_BY_OTHERS | FOR_USERS | TESTS_AND_BENCHMARKS_ONLY
+
+
+MODULES_OF_GUIDES = [
+    "penstock.simulate.importance",
+    "penstock.step.program.blocks",
+    "penstock.step.program.picture",
+]
+"""Users import them as guides tell; nothing of the source does."""
+
+
+def test_every_module_of_the_source_is_reached_from_what_users_start() -> None:
+    assert unreached_modules() == MODULES_OF_GUIDES
