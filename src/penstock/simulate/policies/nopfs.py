@@ -1,11 +1,10 @@
 """NoPFS (SC 2021), as published.
 
 It places by frequency (`frequency`), loads tiers in the background in the order of first use, and
-reads a sample from the own tier, from the one copy that all know of, or from the store, whichever
-is fastest among those that are there. A second copy of a sample comes from the peer that has it.
+reads a sample from the own tier, from the one copy that all workers know of, or from the store: the
+fastest source that has it. A second copy of a sample comes from the peer that has the first.
 
-Ranks of a node have a tier of their own each; what one reads from another on the same node counts
-as local here.
+Each rank of a node has tiers of its own; reads between ranks of one node count as local here.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Nopfs(Policy):
         return None
 
     def reads(self, epoch: int) -> Reads:
-        """Return the store, or a copy from the time on that it is there."""
+        """Return the store, and copies as options from the time at which they are loaded."""
         job, uses = self.job, self.job.accesses(epoch)
         own = self._own.rows(uses.workers, uses.ids)
         options: tuple[SourceOption, ...] = (self._option(uses, own, own),)
@@ -67,7 +66,7 @@ class Nopfs(Policy):
         )
 
     def store_left(self, now_s: float) -> float:
-        """Return what loading the tiers leaves to the stage."""
+        """Return the share of the bandwidth that loading the tiers leaves to the stage."""
         loader = self.job.scenario.loader
         if now_s >= self._done_s or self.job.scenario.model.store_share == "thread":
             return 1.0
@@ -75,14 +74,14 @@ class Nopfs(Policy):
         return loader.threads / (loader.threads + loading)
 
     def background_bytes(self, time_s: float) -> tuple[float, float]:
-        """Return what was loaded into tiers by the end of the run."""
+        """Return the bytes loaded into tiers by some time: from the store, from peers."""
         loaded = self._loaded_s <= time_s
         sizes = self.job.sizes[self._copies.ids]
         store = float(sizes[loaded & self._from_store].sum())
         return store, float(sizes[loaded & ~self._from_store].sum())
 
     def _option(self, uses: Accesses, rows: Ints, own: Ints) -> SourceOption:
-        """Return the copies in some rows as places to read from."""
+        """Return the copies in some rows as a source."""
         job, copies = self.job, self._copies
         if not len(copies.ids):
             never = np.full(len(rows), np.inf)
@@ -102,11 +101,11 @@ class Nopfs(Policy):
         )
 
     def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
-        """Return when a worker takes the copy of another one to be there."""
+        """Return when a worker believes that the copy of another one is loaded."""
         return self._loaded_s[rows]
 
     def _loading_s(self) -> Floats:
-        """Return when each copy is loaded: tiers beside each other, copies one after the other."""
+        """Return when each copy is loaded: tiers at the same time, copies of a tier in a row."""
         job, copies = self.job, self._copies
         devices, loader = Devices(job), job.scenario.loader
         nodes = np.array([float(job.num_nodes)])
