@@ -1,7 +1,7 @@
 """Stores that fail on purpose, and stores that count.
 
-Both wrap another store, so tests of upper rooms need no server. What fails is decided by a hash of
-seed, key, offset and attempt, not by the order of calls: the same plan fails the same reads on any
+Both wrap another store, so tests of other rooms need no server. A hash of seed, key, offset and
+attempt decides which reads fail, not the order of calls: the same plan fails the same reads on any
 number of threads, and a retry of a failed read is a new draw.
 """
 

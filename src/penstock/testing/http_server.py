@@ -1,8 +1,8 @@
 """A small http file server that can be told to misbehave.
 
-It serves a dictionary of objects with ranges and HEAD, writes down every request, and lets
-scripted faults loose on chosen ones. An S3 client pointed at it (anonymous, path style) can read
-from it too, so the errors of both protocols are tested for real, on the wire.
+It serves a dictionary of objects with ranges and HEAD, logs every request, and answers chosen ones
+with scripted faults. An S3 client (anonymous, path style) can read from it too, so the errors of
+both protocols are tested on the wire.
 """
 
 from __future__ import annotations

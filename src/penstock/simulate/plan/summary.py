@@ -29,7 +29,7 @@ class Summary:
     num_reads: int
     """Reads of all samples if each is read alone: one for each of its tables."""
     class_counts: tuple[int, ...]
-    """Number of units by size class, smallest first. The class is the number of bits of a length."""
+    """Number of units by size class (the number of bits of the length), smallest first."""
     class_bytes: tuple[int, ...]
     """Bytes of the units of each class."""
     num_blocks: int = 0
