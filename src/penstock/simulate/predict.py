@@ -113,12 +113,13 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
     for number in range(run.ranks):
         rank = VirtualRank(
             node,
-            _batches(run, order, number),
+            _batches(run, order, number, run.epochs),
             costs=run.costs,
             budget=budget,
             threads=run.threads,
             prior=_prior(machine, run),
-            ahead=partial(_one_epoch, run, order, number),
+            # Fills look one epoch ahead: after it, every sample has come once.
+            ahead=partial(_batches, run, order, number, 1),
         )
         training.add(rank)
         rank.start()
@@ -142,18 +143,14 @@ def _steps(run: LoaderRun, order: Order) -> Steps:
     )
 
 
-def _batches(run: LoaderRun, order: Order, rank: int, epochs: int | None = None) -> Iterator[Ints]:
+def _batches(run: LoaderRun, order: Order, rank: int, epochs: int) -> Iterator[Ints]:
     """Yield the samples of a rank's batches."""
     steps = _steps(run, order)
-    for epoch in range(run.epochs if epochs is None else epochs):
+    for epoch in range(epochs):
         ids = order.ids(epoch, 0, order.num_samples)
         for step in range(steps.num_steps):
             positions, is_real = steps.positions(step, rank)
             yield ids[positions[is_real]]
-
-
-def _one_epoch(run: LoaderRun, order: Order, rank: int, place: None) -> Iterator[Ints]:
-    return _batches(run, order, rank, epochs=1)
 
 
 class _Training:

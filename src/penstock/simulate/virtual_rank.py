@@ -89,7 +89,7 @@ class VirtualRank:
         budget: FlowBudget,
         threads: int,
         prior: SourcePrior | None,
-        ahead: Callable[[None], Iterator[Ints]],
+        ahead: Callable[[], Iterator[Ints]],
     ) -> None:
         """`ahead` returns the samples of batches to come, for filling tiers."""
         self._node, self._batches, self._costs = node, batches, costs
@@ -108,7 +108,7 @@ class VirtualRank:
             self.flow, now_s=lambda: node.time.now_s, at=node.time.at, begin=self._begin
         )
         self._taker: Call | None = None
-        self._course = FillCourse(ahead, None)
+        self._course: FillCourse[None, Ints] = FillCourse(lambda _: ahead(), None)
 
     def start(self) -> None:
         """Begin to plan."""
