@@ -167,7 +167,7 @@ def _disowned(job: ClusterJob, log: ClusterLog) -> Iterator[str]:
                 if any(f.kind in _LOSING and f.strikes(asker, node) for f in job.faults)
             }
             if len(witnesses) < quorum:
-                yield f"node {node} was held for lost, by no fault: {sorted(lost)}"
+                yield f"node {node} was declared lost without a fault: {sorted(lost)}"
 
 
 def _divided(world: ClusterWorld) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _divided(world: ClusterWorld) -> Iterator[str]:
     for rank in world.ranks.values():
         if not world.knows(rank):
             yield (
-                f"in the end rank {rank.number} holds {sorted(rank.members.lost)} for lost and "
+                f"in the end rank {rank.number} believes {sorted(rank.members.lost)} lost and "
                 f"suspects {sorted(rank.members.suspects)}; dead are {sorted(dead)}"
             )
 
