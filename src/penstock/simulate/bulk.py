@@ -26,7 +26,7 @@ from penstock.simulate.devices import Devices
 from penstock.simulate.in_turn import in_turn_s, overtaking_s
 from penstock.simulate.job import Floats, SimulatedJob
 from penstock.simulate.policies import POLICIES, Policy, make_policy
-from penstock.simulate.reads import Flags, Reads, StepTraffic, traffic_of
+from penstock.simulate.reads import EpochReads, Flags, StepTraffic, traffic_of
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario
 
@@ -127,7 +127,7 @@ class _BulkRun:
         self._ends = [self._start_s]
         self._fetched[:] = self._start_s
 
-    def epoch(self, reads: Reads) -> None:
+    def epoch(self, reads: EpochReads) -> None:
         """Simulate the steps of one epoch."""
         job = self._job
         self._visited[reads.ids] = True
@@ -181,14 +181,14 @@ class _BulkRun:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def _plain_epoch(self, reads: Reads, compute: Floats) -> None:
+    def _plain_epoch(self, reads: EpochReads, compute: Floats) -> None:
         """Simulate an epoch whose sources are known: the seconds of all its steps at once."""
         seconds = self._seconds(reads, compute, 1.0)
         depth = self._depth(reads, len(compute))
         for step in range(len(compute)):
             self._advance(self._begin(depth), seconds.of(step))
 
-    def _late_epoch(self, reads: Reads, compute: Floats) -> None:
+    def _late_epoch(self, reads: EpochReads, compute: Floats) -> None:
         """Simulate an epoch in which tiers fill up: sources depend on the time of each step."""
         bounds = np.searchsorted(reads.steps, np.arange(len(compute) + 1)).tolist()
         depth = self._depth(reads, len(compute))
@@ -202,7 +202,7 @@ class _BulkRun:
 
     # -- seconds of steps ----------------------------------------------------------------------
 
-    def _seconds(self, reads: Reads, compute: Floats, left: float) -> _StepSeconds:
+    def _seconds(self, reads: EpochReads, compute: Floats, left: float) -> _StepSeconds:
         zero = np.zeros_like(compute)
         if reads.free:
             return _StepSeconds(read=zero, used=compute, is_filling=False)
@@ -217,13 +217,13 @@ class _BulkRun:
         is_filling = bool(load.filled.any())
         return _StepSeconds(read=read, used=compute + wait, is_filling=is_filling)
 
-    def _load(self, reads: Reads, chosen: Flags | None, num_steps: int) -> StepTraffic:
+    def _load(self, reads: EpochReads, chosen: Flags | None, num_steps: int) -> StepTraffic:
         load = traffic_of(self._job, reads, chosen, num_steps)
         self._bytes += load.bytes.sum(axis=(0, 1))
         self._filled += float(load.filled.sum())
         return load
 
-    def _read(self, reads: Reads, load: StepTraffic, left: float) -> Floats:
+    def _read(self, reads: EpochReads, load: StepTraffic, left: float) -> Floats:
         """Return the seconds that reading ahead takes."""
         job, devices = self._job, self._devices
         threads = (reads.threads or job.scenario.loader.threads) * job.ranks
@@ -238,7 +238,9 @@ class _BulkRun:
             mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / threads
         return np.maximum(mine, devices.limits_s(load, readers, threads, left))
 
-    def _waited(self, reads: Reads, late: Flags, compute: Floats, ahead: StepTraffic) -> Floats:
+    def _waited(
+        self, reads: EpochReads, late: Flags, compute: Floats, ahead: StepTraffic
+    ) -> Floats:
         """Return the seconds that the training loop waits for its own reads."""
         job, devices = self._job, self._devices
         load = self._load(reads, late, len(compute))
@@ -257,7 +259,7 @@ class _BulkRun:
 
     # -- the recurrence ------------------------------------------------------------------------
 
-    def _depth(self, reads: Reads, num_steps: int) -> int:
+    def _depth(self, reads: EpochReads, num_steps: int) -> int:
         """Return how many steps the stage holds."""
         stage = reads.stage_bytes
         if stage is None:

@@ -37,7 +37,7 @@ class SourceOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
+class EpochReads:
     """The uses of samples in one epoch, sorted by step, and the source of each."""
 
     ids: Ints
@@ -64,7 +64,7 @@ class Reads:
     free: bool = False
     """Whether reading costs nothing and moves no bytes."""
 
-    def part(self, start: int, stop: int) -> Reads:
+    def part(self, start: int, stop: int) -> EpochReads:
         """Return the accesses of one step, as step 0."""
         part = slice(start, stop)
         assert self.holders is None
@@ -84,7 +84,7 @@ class Reads:
             ),
         )
 
-    def decided(self, now_s: Floats | float) -> Reads:
+    def decided(self, now_s: Floats | float) -> EpochReads:
         """Return the same with a source chosen for each access, by what is there at a time."""
         sources, holders = self.sources, np.zeros(len(self.ids), np.int64)
         for option in reversed(self.options):
@@ -126,7 +126,7 @@ class StepTraffic:
 
 
 def traffic_of(
-    job: SimulatedJob, reads: Reads, chosen: Flags | None, num_steps: int
+    job: SimulatedJob, reads: EpochReads, chosen: Flags | None, num_steps: int
 ) -> StepTraffic:
     """Return the traffic of the chosen accesses; None chooses all."""
     which = slice(None) if chosen is None else chosen

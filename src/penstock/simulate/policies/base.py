@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from penstock.simulate.job import SimulatedJob
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
 class Policy:
@@ -33,7 +33,7 @@ class Policy:
         """Return the work before the first step; None where there is none."""
         return None
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the sources of the samples of an epoch; epochs are asked for in order."""
         raise NotImplementedError
 
@@ -45,11 +45,11 @@ class Policy:
         """Return the bytes filled in the background by some time: from the store, from peers."""
         return 0.0, 0.0
 
-    def all_from_store(self, epoch: int) -> Reads:
+    def all_from_store(self, epoch: int) -> EpochReads:
         """Return the reads of an epoch that reads everything from the store."""
         uses = self.job.accesses(epoch)
         sources = np.full(len(uses.ids), self.job.store, np.uint8)
-        return Reads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
+        return EpochReads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
 
 
 class DoubleBuffering(Policy):
@@ -57,6 +57,6 @@ class DoubleBuffering(Policy):
 
     title = "double buffering"
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the whole epoch from the store."""
         return self.all_from_store(epoch)

@@ -19,7 +19,7 @@ from penstock.simulate.devices import Devices
 from penstock.simulate.job import Accesses, Floats
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.frequency import OwnCopies, known_holders, place
-from penstock.simulate.reads import Reads, SourceOption, StagingWork
+from penstock.simulate.reads import EpochReads, SourceOption, StagingWork
 
 
 class Nopfs(Policy):
@@ -49,7 +49,7 @@ class Nopfs(Policy):
         self._done_s = float(self._loaded_s.max(initial=0.0))
         return None
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the store, and copies as options from the time at which they are loaded."""
         job, uses = self.job, self.job.accesses(epoch)
         own = self._own.rows(uses.workers, uses.ids)
@@ -57,7 +57,7 @@ class Nopfs(Policy):
         if self.peers:
             known = self._known[uses.ids]
             options = _faster_first(options[0], self._option(uses, known, own), Devices(job).byte_s)
-        return Reads(
+        return EpochReads(
             ids=uses.ids,
             steps=uses.steps,
             workers=uses.workers,

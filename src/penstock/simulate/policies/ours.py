@@ -28,7 +28,7 @@ from penstock.flow.layout.placement import UnitLayout, offsets_of
 from penstock.flow.layout.spans import spans_of
 from penstock.simulate.job import Accesses, Codes, SimulatedJob
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.reads import Flags, Reads, StagingWork
+from penstock.simulate.reads import EpochReads, Flags, StagingWork
 from penstock.storage.tier_places import NOWHERE, dealt
 
 _NOT_HELD = 255
@@ -62,7 +62,7 @@ class Ours(Policy):
         """Return who uses what."""
         return self.job.accesses(epoch)
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the own tier or that of the home; homes fill from the store on the first use."""
         job, uses = self.job, self.uses(epoch)
         units, nodes = self._unit_of[uses.ids], job.nodes_of(uses.workers)
@@ -72,7 +72,7 @@ class Ours(Policy):
         far = job.num_tiers + self._tiers[homes, spans]
         sources = np.where(homes == NOBODY, job.store, np.where(is_near, near, far))
         fillers, fill_bytes = self._fills(units)
-        return Reads(
+        return EpochReads(
             ids=uses.ids,
             steps=uses.steps,
             workers=uses.workers,

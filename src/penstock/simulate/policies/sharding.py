@@ -12,7 +12,7 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.simulate.job import SimulatedJob
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
 class ParallelStaging(Policy):
@@ -46,7 +46,7 @@ class ParallelStaging(Policy):
             tier=job.num_tiers - 1,
         )
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return draws of each node from what it holds, as many as its share of each batch."""
         job, uses = self.job, self.job.accesses(epoch)
         nodes = job.nodes_of(uses.workers)
@@ -59,7 +59,7 @@ class ParallelStaging(Policy):
             seed = (job.scenario.job.seed + epoch) * job.num_nodes + node
             ids[mine] = repeated(pool, len(mine), seed) % len(job.sizes)
         sources = np.full(len(ids), job.num_tiers - 1, np.uint8)
-        return Reads(ids=ids, steps=uses.steps, workers=uses.workers, sources=sources)
+        return EpochReads(ids=ids, steps=uses.steps, workers=uses.workers, sources=sources)
 
 
 def shard_starts(job: SimulatedJob) -> Ints:
