@@ -184,6 +184,7 @@ class ClusterLink:
         if not due:
             return
         self._members.silent(self.server.name, kind, self._now_s)
+        # All are over before the first call, which may ask on this connection again.
         for asked in due:
             asked.is_over = True
             del self.outstanding[id(asked)]

@@ -93,6 +93,7 @@ class SharedStore:
     def read(self, size_bytes: int, *, node: int, why: str, done: Callable[[int], None]) -> None:
         """Read for a node; call `done` with the number of refusals."""
         self.read_bytes[why] += size_bytes
+        # Each read has waits of its own; all draw from one source, so a seed repeats the run.
         waits_s, attempt = waits(_RETRIES, self._draws), 0
 
         def ask() -> None:

@@ -110,6 +110,7 @@ class ClusterNode:
         self.num_frozen += 1
         if self.num_frozen > 1:
             return
+        # A frozen process sends no heartbeats, so for all others its paths are closed.
         for way in self.reachability.to_and_from(self.number):
             self.reachability.close(*way, self.time.now_s)
 
@@ -119,6 +120,7 @@ class ClusterNode:
         if self.num_frozen:
             return
         self.thawed_s = self.time.now_s
+        # What arrived while it was frozen comes before messages that are held on its paths.
         backlog, self._backlog = self._backlog, []
         for life, call in backlog:
             self.do(life, call)
@@ -150,6 +152,7 @@ class ClusterNode:
 
     def fill(self, unit: int) -> None:
         """Keep a unit that the caller has claimed; a full tier keeps nothing new."""
+        # Free before the calls: one of them may claim the unit again, if the tier is full.
         calls = self._claims.pop(unit)
         if not self.is_full:
             self.present.add(unit)
@@ -172,6 +175,7 @@ class ClusterNode:
 
     def look_at_parked(self) -> None:
         """Reply to parked requests that have nothing left to wait for."""
+        # Taken out first: a reply may cause a request that is parked here again.
         waiting, self._parked = self._parked, []
         for asked in waiting:
             if asked.link.life != asked.life:

@@ -87,6 +87,8 @@ class ClusterWorld:
             self.time.at(fault.start_s, partial(self._strike, fault))
             if fault.stop_s < GIVE_UP_S:
                 self.time.at(fault.stop_s, partial(self._heal, fault))
+        # Time moves from event to event: without one at the limit, a stuck run would never reach
+        # it.
         self.time.at(GIVE_UP_S, lambda: None)
         self.time.run(lambda: self._has_ended or self.time.now_s >= GIVE_UP_S)
         self.log.done_s = self.time.now_s

@@ -57,6 +57,7 @@ def _be_printable() -> None:
 
 
 def _listen_to_warnings(level: int) -> None:
+    # Replaced and not added: tests call `main` many times in one process.
     handler = logging.StreamHandler()
     handler.setFormatter(_LowerCase("penstock: %(levelname)s: %(message)s"))
     logger = logging.getLogger("penstock")

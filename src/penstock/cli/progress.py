@@ -41,6 +41,7 @@ class ProgressBar:
 
     def update(self, done: int, total: int, *, samples: int = 0, size_bytes: int = 0) -> None:
         """Show the progress: `done` of `total` units."""
+        # A first update at once must not divide by zero.
         elapsed_s = max(self._clock.now_s() - self._began_s, 1e-9)
         facts = [f"{show_count(samples)} samples"] if samples else []
         if size_bytes:

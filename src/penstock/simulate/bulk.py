@@ -136,7 +136,9 @@ class _BulkRun:
         compute = compute.reshape(-1, job.num_nodes, job.ranks).max(axis=2)
         began_s = self._ends[-1]
         if not self._policy.across_epochs:
+            # Nothing of this epoch was read during the last one.
             self._fetched = np.maximum(self._fetched, began_s)
+        # Step by step only while sources still change: a whole epoch at once is much faster.
         if reads.options and self._fetched.min() < max(o.settled_s for o in reads.options):
             self._late_epoch(reads, compute)
         else:
@@ -270,6 +272,7 @@ class _BulkRun:
 
     def _begin(self, depth: int) -> Floats:
         """Return when each node can begin to fetch its next step."""
+        # The stage has room for a step when the step `depth` before it has left.
         freed = max(0, len(self._ends) - 1 - depth)
         return np.maximum(self._fetched, self._ends[freed])
 

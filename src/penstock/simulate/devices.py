@@ -34,6 +34,8 @@ class Devices:
     def __init__(self, job: SimulatedJob) -> None:
         machine, model = job.scenario.machine, job.scenario.model
         self.job, self.machine = job, machine
+        # Curves were measured with the latency of each request in them; here it is added by
+        # request.
         self.store = machine.store.without_latency()
         self.per_thread = model.store_share == "thread"
         if (self.per_thread or model.readers == "in_turn") and machine.store.shared is None:

@@ -220,6 +220,7 @@ class ImportanceSource:
     def draw(self) -> DrawnStretch:
         """Return the next window."""
         if self._has_begun:
+            # The scores of the window that ends here draw the window after the next one.
             self.course.close_window()
         self._has_begun = True
         now = self.course.draws(self.course.window)

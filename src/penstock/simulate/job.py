@@ -123,6 +123,7 @@ class SimulatedJob:
     def accesses(self, epoch: int) -> Accesses:
         """Return which rank uses which sample in an epoch, by the place in the batch."""
         steps = self.steps
+        # Fewer than samples if the last batch is dropped. Padding of an incomplete one is left out.
         positions = np.arange(min(len(self.sizes), steps.num_steps * steps.global_batch_size))
         return Accesses(
             ids=self.order.ids(epoch, 0, len(positions)),

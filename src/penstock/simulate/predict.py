@@ -124,6 +124,7 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
         training.add(rank)
         rank.start()
     time.run(lambda: training.is_over)
+    # A run that stalls would end here without a word: a lost callback is a bug of the model.
     assert training.is_over, "no events are left, and the run is not over"
     return training.prediction(node)
 

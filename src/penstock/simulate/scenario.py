@@ -172,6 +172,7 @@ def draw_sizes(dataset: DatasetTable, seed: int) -> Ints:
         return np.full(dataset.num_samples, dataset.sample_bytes, np.int64)
     rng = np.random.default_rng([seed, dataset.num_samples])
     sizes = rng.normal(dataset.sample_bytes, dataset.spread_bytes, dataset.num_samples)
+    # Drawn again and not clipped: a heap of samples of one byte would change the mean.
     while len(low := np.flatnonzero(sizes < 1)):
         sizes[low] = rng.normal(dataset.sample_bytes, dataset.spread_bytes, len(low))
     return sizes.astype(np.int64)

@@ -134,6 +134,7 @@ class VirtualNode:
 
     def filled(self, unit: int) -> None:
         """Record that a unit is in its tier, and call those that wait for it."""
+        # Present before the calls: they may plan a batch that needs this unit.
         self.present[unit] = True
         for call in self._waiting.pop(unit, []):
             call()

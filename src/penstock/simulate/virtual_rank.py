@@ -291,6 +291,7 @@ class VirtualRank:
         """Hand over the next batch if it is ready and the training loop waits for it."""
         if self._taker is None or not (self._stage and self._stage[0].is_done):
             return
+        # Cleared before the call, because the training loop may ask for the next batch within it.
         batch, taker, self._taker = self._stage.popleft(), self._taker, None
         self._stage_bytes -= batch.size_bytes
         self._memory.give(batch.size_bytes)

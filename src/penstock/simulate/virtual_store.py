@@ -60,6 +60,7 @@ class VirtualStore:
         self.num_requests += 1
         queued_s = self._queued_s(now)
         if queued_s and self._weather.excess == "queue":
+            # A queued request takes its turn now, so that the next one waits behind it.
             self._used_until_s += self._each_s
             self._time.after(queued_s, lambda: self._answer(read))
         elif queued_s or self._draws.is_refused(now):

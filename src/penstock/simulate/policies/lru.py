@@ -26,6 +26,7 @@ class Lru(Policy):
 
     def reads(self, epoch: int) -> EpochReads:
         """Return the node's memory for hits, the store for misses."""
+        # Hits of an epoch depend on all epochs before it, so they are computed together.
         if epoch == 0:
             self._hits = self._all_hits()
         reads = self.all_from_store(epoch)

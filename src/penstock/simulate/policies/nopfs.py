@@ -43,6 +43,7 @@ class Nopfs(Policy):
         self._own = OwnCopies(job, self._copies)
         self._from_store = np.ones(len(self._copies.ids), np.bool_)
         if self.copies_from_peers:
+            # Only the copy that all know of comes from the store; the others are copied from it.
             self._from_store[:] = False
             self._from_store[self._known[self._known >= 0]] = True
         self._loaded_s = self._loading_s()
@@ -113,7 +114,8 @@ class Nopfs(Policy):
         threads = loader.fill_threads * ranks
         loading = threads * job.num_tiers
         share = devices.node_bytes_s(nodes, loading + loader.threads * ranks)[0]
-        # Of what a node gets, each loading thread has its part, and so has each rank of it.
+        # Loading and reading ahead share what a node gets by their threads, and ranks share it
+        # evenly.
         share = share * threads / (loading + loader.threads * ranks) / ranks
         store_s = (devices.store_byte_s(nodes)[0] + devices.decode_s) / loader.fill_threads
         store_s = max(store_s, 1 / share)

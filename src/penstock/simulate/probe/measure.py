@@ -79,6 +79,7 @@ def probe_machine(
         effort: bounds of time and bytes.
         report: called with the next measurement, in words.
     """
+    # All folders first: a wrong one must not be found after half a minute of measuring others.
     for folder in [*disks, *([memory] if memory else [])]:
         check_folder(folder)
     cores = len(os.sched_getaffinity(0))

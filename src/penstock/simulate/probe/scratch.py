@@ -83,6 +83,7 @@ class ScratchFile:
         """
         room_bytes = min(self._size_bytes_max, free_bytes(self.folder) // FREE_SHARE)
         room_bytes = max(room_bytes, SIZE_BYTES_MIN)  # Less was refused by `check_folder`.
+        # Random bytes: disks and file systems may compress others.
         piece = np.random.default_rng(7).bytes(min(PIECE_BYTES, _aligned(room_bytes)))
         rates: list[float] = []
         until_s = time.perf_counter() + seconds
@@ -107,11 +108,13 @@ class ScratchFile:
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+            # Some file systems take the flag and fail at the first read, so one read is tried.
             with mmap.mmap(-1, ALIGN_BYTES) as trial:
                 os.preadv(self._descriptor, [trial], 0)
             self.is_direct = True
         except OSError:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+            # Read-ahead of the kernel would bring bytes that nobody asked for.
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return self.is_direct
 

@@ -91,6 +91,7 @@ class _RangeReader:
         seconds = _LATENCY_SHARE * self._effort.store_s
         found = latencies(self._reads(iter(ranges[1:])), seconds, _SMALL_READS_MAX)
         self._done([r.length for r in ranges[1 : 1 + len(found)]])
+        # Ranges that were not read are unspoilt by caches: the curve may have them.
         self.draws.put_back(len(ranges) - 1 - len(found))
         return found
 
@@ -100,7 +101,7 @@ class _RangeReader:
         wanted = min(round(self._point_bytes / self.draws.mean_bytes), self.draws.num_ranges)
         ranges = self.draws.take(max(_ROUNDS_MIN * in_flight, wanted))
         self._forget(ranges)
-        rest = iter(ranges)  # a list's iterator: threads take from it without a lock
+        rest = iter(ranges)  # Threads share it without a lock: a list's iterator is atomic.
         done: list[int] = []
 
         def worker(_: int) -> Iterator[int]:
@@ -141,7 +142,8 @@ class _RangeReader:
             return
         for key in {r.info.key for r in ranges}:
             file = self._store.open_file(key)
-            with contextlib.suppress(OSError):  # some file systems know neither
+            with contextlib.suppress(OSError):  # Some file systems have neither call.
+                # Dirty pages are not dropped, so they are written first.
                 os.fdatasync(file.descriptor)
                 os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 

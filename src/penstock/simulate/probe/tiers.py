@@ -149,6 +149,7 @@ class SharedIterator(Iterator[int]):
 
     def __init__(self, inner: Iterator[int]) -> None:
         self._inner = inner
+        # Python refuses to enter a generator that another thread is in.
         self._lock = threading.Lock()
 
     def __next__(self) -> int:

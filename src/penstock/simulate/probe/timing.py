@@ -28,6 +28,7 @@ _FAILS_MAX = 2
 
 def rate_of(num_threads: int, worker: Worker, seconds: float) -> float:
     """Return the bytes a second that a number of threads move together."""
+    # One end for all threads: with an end of its own, the last thread would run alone.
     until_s = time.perf_counter() + seconds
 
     def run(number: int) -> float:
