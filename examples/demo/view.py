@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
+import numpy as np
 from examples.demo.messages import Event, RankReady, StepDone
 
-from penstock.cli.charts import sparkline
 from penstock.cli.screen import Span
 from penstock.units import show_bytes, show_count, show_seconds
 
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 _RECENT = 16
 """Steps that the accuracy shown is a mean over."""
 _SPARK_WIDTH = 34
@@ -122,3 +124,17 @@ class DemoView:
 def _line(name: str, value: str, drawn: str = "") -> list[Span]:
     spans: list[Span] = ["     ", (f"{name:<9}", "dim"), value]
     return [*spans, ("  " + drawn, "cyan")] if drawn else spans
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the course of some values in one line; many are averaged to fit.
+
+    >>> sparkline([1, 2, 3, 4], 4), sparkline([2, 2], 4), sparkline([], 4)
+    ('▁▃▆█', '▁▁', '')
+    """
+    if not values:
+        return ""
+    means = [float(part.mean()) for part in np.array_split(values, min(width, len(values)))]
+    low, high = min(means), max(means)
+    scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_HEIGHTS[round((m - low) * scale)] for m in means)
