@@ -1,4 +1,4 @@
-"""What is seen while the demo trains: a few numbers and their course. Pure."""
+"""The view of a training run: a few numbers and their course. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.units import show_bytes, show_count, show_seconds
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _RECENT = 16
-"""Steps that the accuracy shown is a mean over."""
+"""The accuracy is the mean over this many steps."""
 _SPARK_WIDTH = 34
 
 
 class DemoView:
-    """Takes in events, gives out lines."""
+    """Turns the events of training processes into lines."""
 
     def __init__(self) -> None:
         self.ready: RankReady | None = None
@@ -29,7 +29,7 @@ class DemoView:
         """The latest steps of each rank."""
 
     def add(self, event: Event) -> None:
-        """Take in what a process said."""
+        """Record an event of a process."""
         if isinstance(event, RankReady) and event.rank == 0:
             self.ready = event
         elif isinstance(event, StepDone):
@@ -66,7 +66,7 @@ class DemoView:
 
     @property
     def stall_share(self) -> float:
-        """The part of the time that ranks waited for data."""
+        """The share of the time in which ranks waited for data."""
         elapsed_s = sum(s.elapsed_s for s in self._latest)
         return sum(s.stall_s for s in self._latest) / elapsed_s if elapsed_s else 0.0
 
