@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from examples.demo.view import sparkline
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cli.main import main
 
@@ -120,6 +123,11 @@ def test_training_ends_when_the_demo_is_killed(environment: dict[str, str]) -> N
     for handle in handles:
         assert select.select([handle], [], [], END_TIMEOUT_S)[0]
         os.close(handle)
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), max_size=300), width=st.integers(1, 60))
+def test_a_sparkline_fits_its_width(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) == min(width, len(values))
 
 
 def test_without_torch_it_says_what_to_install(environment: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Codes
 from penstock.simulate.policies.lru import AccessString, Lru
-from penstock.simulate.reads import Flags, Reads
+from penstock.simulate.reads import EpochReads, Flags
 
 
 class Belady(Lru):
@@ -25,7 +25,7 @@ class Belady(Lru):
     def hits_of(self, string: AccessString, sizes: Ints) -> Flags:
         return min_hits(string, sizes, float(self.job.capacities.sum()))
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         reads = super().reads(epoch)
         is_hit = reads.sources != self.job.store
         return replace(reads, sources=np.where(is_hit, self._tiers_of(reads.ids), reads.sources))

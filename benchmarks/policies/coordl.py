@@ -14,7 +14,7 @@ from benchmarks.policies.shards import reads_from
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Floats, SimulatedJob, added
 from penstock.simulate.policies import Policy
-from penstock.simulate.reads import Reads
+from penstock.simulate.reads import EpochReads
 
 
 class Coordl(Policy):
@@ -29,7 +29,7 @@ class Coordl(Policy):
         self._holders = np.full(len(self.job.sizes), -1, np.int64)
         self._free = np.full(self.job.num_nodes, float(self.job.capacities[0]))
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return memory for what is kept, the store for the rest."""
         job, uses = self.job, self.job.accesses(epoch)
         nodes = job.nodes_of(uses.workers)

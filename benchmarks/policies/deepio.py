@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.policies.shards import reads_from, sharded, staging_of
 from penstock.simulate.policies import Policy
 from penstock.simulate.policies.sharding import repeated
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
 class DeepioOrdered(Policy):
@@ -29,7 +29,7 @@ class DeepioOrdered(Policy):
         self._holders = sharded(self.job, 0)
         return staging_of(self.job, self._holders, 0)
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return memory ahead of time, the store at the last moment."""
         uses = self.job.accesses(epoch)
         reads = reads_from(self.job, uses, self._holders[uses.ids], 0)
@@ -47,7 +47,7 @@ class DeepioOpportunistic(DeepioOrdered):
             return "its memory does not hold a single sample"
         return without
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return draws from memory, each sample as often as the next."""
         job, uses = self.job, self.job.accesses(epoch)
         pool = np.flatnonzero(self._holders >= 0)

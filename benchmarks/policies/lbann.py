@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.policies.shards import reads_from, staging_of
 from penstock.simulate.policies import Policy
 from penstock.simulate.policies.sharding import shard_starts
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 from penstock.units import show_bytes
 
 
@@ -37,7 +37,7 @@ class LbannDynamic(Policy):
         self._holders = np.full(len(self.job.sizes), -1, np.int64)
         return None
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the store for first uses, the holder's memory after that."""
         job, uses = self.job, self.job.accesses(epoch)
         nodes = job.nodes_of(uses.workers)

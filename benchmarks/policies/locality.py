@@ -13,7 +13,7 @@ from benchmarks.policies.shards import reads_from, sharded, staging_of
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Accesses, SimulatedJob
 from penstock.simulate.policies import Policy
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
 class LocalityAware(Policy):
@@ -29,7 +29,7 @@ class LocalityAware(Policy):
         self._holders = sharded(self.job, self.job.num_tiers - 1)
         return staging_of(self.job, self._holders, self.job.num_tiers - 1)
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return reads of the shares that fit the holders best."""
         uses = self.job.accesses(epoch)
         moved = reassigned(self.job, uses, self._holders[uses.ids])

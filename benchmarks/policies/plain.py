@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.simulate.policies import Policy
-from penstock.simulate.reads import Reads
+from penstock.simulate.reads import EpochReads
 
 
 class Naive(Policy):
@@ -13,7 +13,7 @@ class Naive(Policy):
 
     title = "naive"
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         return replace(self.all_from_store(epoch), ahead=False)
 
 
@@ -22,5 +22,5 @@ class Perfect(Policy):
 
     title = "perfect"
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         return replace(self.all_from_store(epoch), free=True)

@@ -7,13 +7,13 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.simulate.job import Accesses, Codes, Floats, SimulatedJob, added
 from penstock.simulate.policies.sharding import shard_starts
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
-def reads_from(job: SimulatedJob, accesses: Accesses, held: Ints, tier: int) -> Reads:
+def reads_from(job: SimulatedJob, accesses: Accesses, held: Ints, tier: int) -> EpochReads:
     """Return reads from a tier of the node that holds each access (-1: nobody, so the store)."""
     sources = sources_of(job, held, job.nodes_of(accesses.workers), tier)
-    return Reads(
+    return EpochReads(
         ids=accesses.ids,
         steps=accesses.steps,
         workers=accesses.workers,

@@ -1,4 +1,4 @@
-"""What the story and its training processes say to each other: a job in, events out, as JSON."""
+"""Messages between the story and its training processes: a job in, events out, as JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class DemoJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What one training process is to do."""
+    """The job of one training process."""
 
     data: str
-    """Where the shards lie."""
+    """Folder of the shards."""
     checkpoint: str
-    """Where the checkpoint lies; training goes on from it if it is there."""
+    """File of the checkpoint; training resumes from it if it exists."""
     save_every: int
     """Steps between checkpoints; 0 saves none."""
     meeting_point: str
@@ -30,12 +30,12 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     rank: int
     first_step: int
-    """Steps that were done before: those of the checkpoint."""
+    """Steps done before: those of the checkpoint."""
     num_steps: int
     num_parameters: int
     epoch: int
     position: int
-    """Where the stream begins: samples of that epoch that were delivered before."""
+    """Samples of that epoch that were delivered before: where the stream begins."""
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -43,11 +43,11 @@ class StepDone(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     rank: int
     step: int
-    """Steps done, with those of the checkpoint."""
+    """Steps done, those of the checkpoint included."""
     loss: float
     right: int
     samples: int
-    """Samples of this rank's share, and how many of them were recognised."""
+    """Samples in this rank's share of the batch; `right` of them were recognised."""
     samples_total: int
     """Samples that this process was given so far, in `elapsed_s` seconds."""
     elapsed_s: float

@@ -1,7 +1,7 @@
-"""Training processes: started together, heard through one pipe, never left behind.
+"""Starts training processes, reads their events from one pipe, and leaves none behind.
 
-Each process has a session of its own, so that Ctrl-C reaches the story alone, which then ends them.
-Should the story itself be killed, the pipe breaks and they end at their next step.
+Each process has a session of its own, so Ctrl-C reaches only the story, which then ends them. If
+the story itself is killed, the pipe breaks and they end at their next step.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DemoRanks:
             self._reader.close()
 
     def events(self) -> Iterator[Event]:
-        """Yield what the processes say until all of them have ended; raise if one failed."""
+        """Yield the events of the processes until all have ended; raise if one failed."""
         assert self._reader is not None
         for line in self._reader:
             yield decode_event(line)

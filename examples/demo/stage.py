@@ -1,4 +1,4 @@
-"""Where the demo is shown: a live view on a terminal, plain lines elsewhere."""
+"""Shows the demo: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DemoScreen:
             refresh_per_second=_REFRESH_PER_S,
             transient=True,
         ):
-            yield lambda: None  # Drawn by the clock, not by the event.
+            yield lambda: None  # rich draws it by the clock, not at events.
 
     def elapsed(self) -> str:
         """Return the time since the story began."""

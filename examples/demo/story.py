@@ -1,4 +1,4 @@
-"""The scenes of the demo, in the order in which they are told."""
+"""The scenes of the demo, in order."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def tell(folder: Path, scale: Scale, *, is_kept: bool) -> None:
     _draw(stage, place, scale)
     dataset = _pack(stage, place, scale)
     if not is_kept:
-        # Now, while they are in memory only: files that reached the disk take long to remove.
+        # Now, while they are still in the page cache: files that have reached the disk take long to
+        # remove.
         shutil.rmtree(place.images)
     training, _ = split(dataset)
     _train(stage, place, scale, training)

@@ -1,7 +1,7 @@
 """One training process of the demo: `python -m examples.demo.trainer JOB`.
 
-It is written as a user would write it: open, make a loader, train, save the model beside
-`loader.state_dict()`. Whether it begins or goes on, alone or with others, is the same code.
+It is written as a user would write it: open the data, make a loader, train, save the model beside
+`loader.state_dict()`. The same code starts and resumes, on one rank and on several.
 """
 
 from __future__ import annotations
@@ -145,18 +145,19 @@ def _progress(
 
 
 def main() -> None:
-    """Do the job of the command line; end quietly when nobody listens any more."""
+    """Do the job of the command line; end quietly when the story is gone."""
     job = decode_job(sys.argv[1])
 
     def send(event: Event) -> None:
-        # One write of less than a pipe's atomic size: lines of several ranks do not mix.
+        # A single write below the atomic size of pipes, so that lines of several ranks do not mix.
         os.write(job.events, encode(event) + b"\n")
 
     try:
         train(job, send)
     except BrokenPipeError:
         os._exit(1)
-    # All is said and written; torch's gloo threads now and then abort an interpreter that ends.
+    # Everything is sent and saved, and gloo threads of torch sometimes abort an exiting
+    # interpreter.
     os._exit(0)
 
 

@@ -1,22 +1,24 @@
-"""What is seen while the demo trains: a few numbers and their course. Pure."""
+"""The view of a training run: a few numbers and their course. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
+import numpy as np
 from examples.demo.messages import Event, RankReady, StepDone
 
-from penstock.cli.charts import sparkline
 from penstock.cli.screen import Span
 from penstock.units import show_bytes, show_count, show_seconds
 
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 _RECENT = 16
-"""Steps that the accuracy shown is a mean over."""
+"""The accuracy is the mean over this many steps."""
 _SPARK_WIDTH = 34
 
 
 class DemoView:
-    """Takes in events, gives out lines."""
+    """Turns the events of training processes into lines."""
 
     def __init__(self) -> None:
         self.ready: RankReady | None = None
@@ -27,7 +29,7 @@ class DemoView:
         """The latest steps of each rank."""
 
     def add(self, event: Event) -> None:
-        """Take in what a process said."""
+        """Record an event of a process."""
         if isinstance(event, RankReady) and event.rank == 0:
             self.ready = event
         elif isinstance(event, StepDone):
@@ -64,7 +66,7 @@ class DemoView:
 
     @property
     def stall_share(self) -> float:
-        """The part of the time that ranks waited for data."""
+        """The share of the time in which ranks waited for data."""
         elapsed_s = sum(s.elapsed_s for s in self._latest)
         return sum(s.stall_s for s in self._latest) / elapsed_s if elapsed_s else 0.0
 
@@ -122,3 +124,17 @@ class DemoView:
 def _line(name: str, value: str, drawn: str = "") -> list[Span]:
     spans: list[Span] = ["     ", (f"{name:<9}", "dim"), value]
     return [*spans, ("  " + drawn, "cyan")] if drawn else spans
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the course of some values in one line; many are averaged to fit.
+
+    >>> sparkline([1, 2, 3, 4], 4), sparkline([2, 2], 4), sparkline([], 4)
+    ('▁▃▆█', '▁▁', '')
+    """
+    if not values:
+        return ""
+    means = [float(part.mean()) for part in np.array_split(values, min(width, len(values)))]
+    low, high = min(means), max(means)
+    scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_HEIGHTS[round((m - low) * scale)] for m in means)

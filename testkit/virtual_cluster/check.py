@@ -1,25 +1,26 @@
-"""What must be true of every schedule, whatever went wrong in it.
+"""The invariants that every schedule must keep, whatever goes wrong in it.
 
-*Right*: each rank that lives has delivered exactly its samples, in order: the hash of what it
-delivered is the closed form's. *Live*: all is done in a bounded time, and no step waits for longer
-than one silence for each fault that nobody tells of (and the flow's patience, where a node gets
-nothing from the store) and what the store needs to bring a stage instead. *Patient once*: one fault
-costs a rank at most one time-out on the way of its steps, for each server that it strikes.
-*Agreed*: some time after the last fault, everybody knows who is dead and uses everybody else, and
-nobody was ever lost without cause.
-
-*Frugal*: with S_X the bytes at home on node X,
+* *Right*: each rank that lives has delivered exactly its samples, in order. The hash of what it
+  delivered is the closed form's.
+* *Live*: the job ends in a bounded time. No step waits longer than one silence for each fault that
+  happens without a word (and the flow's patience, where a node gets nothing from the store) plus
+  the time in which the store brings a stage instead.
+* *Patient once*: for each server that it strikes, a fault costs a rank at most one time-out that
+  its steps wait for.
+* *Agreed*: some time after the last fault, every rank knows which nodes are dead and uses all
+  others, and no node was ever declared lost without a cause.
+* *Frugal*: with S_X the bytes at home on node X,
 
     store bytes  <=  B + R + D + G + H
 
     B   every placed byte once, and every use of a byte that has no place: S + (E-1)(S-C)
-    R   for each set of nodes that somebody held for lost, S_X of each node X in it: it is read once
-        more by its new home; and S_X where a tier was wiped
-    D   for each fault that keeps ranks from getting answers of X, the bytes at home on X that they
-        use while it lasts and until they may have tried again (`_window`)
-    G   what a process had under way when it was killed: its stage; the same of all ranks where the
-        store itself failed: what nodes wait for from each other may come too late
-    H   second copies at the store itself, which are rationed: 5 % and a few for each rank
+    R   for each set of nodes that a rank believed lost, S_X of each node X in it, because its new
+        home reads it once more; and S_X where a tier was wiped
+    D   for each fault that keeps replies of X from ranks, the bytes at home on X that they use
+        while it lasts and until they may have tried again (`_window`)
+    G   what a process had in flight when it was killed, at most its stage; the same of all ranks
+        where the store itself failed, because what nodes wait for from each other may come too late
+    H   second copies from the store, which are rationed: 5 % and a few for each rank
 """
 
 from __future__ import annotations
@@ -39,40 +40,40 @@ from testkit.virtual_cluster.job import STAGE_BYTES, ClusterJob
 from testkit.virtual_cluster.world import GIVE_UP_S, ClusterLog, ClusterWorld
 
 _AGREE_S = 3.0
-"""After a silence: until everybody has heard of it."""
+"""After a silence: until all ranks have heard of it."""
 _START_S = 1.0
-"""Before the first batch, when nothing goes wrong."""
+"""Until the first batch, when nothing goes wrong."""
 _STAGES = 2
-"""Stages of all ranks that the store may have to bring before the one that is waited for."""
+"""Stages of all ranks that the store may bring before the batch that a step waits for."""
 _LAST_S = 15.0
-"""What a fault may cost beyond the time it lasts."""
+"""What a fault may cost beyond its own length."""
 _RETRY_S = RetryPolicy().wait_max_s
 """The longest wait between two tries at the store."""
 _OWN = ("freeze", "dry")
-"""Faults that keep a rank of the node from anything."""
+"""Faults that stop the ranks of the node themselves."""
 _SILENT = ("vanish", "freeze", "cut", "one-way")
-"""Faults of which nobody says a word."""
+"""Faults that happen without a word: others notice them by a silence."""
 _LOSING = (*DEADLY, "freeze", "cut", "one-way", "corrupt")
-"""Faults for which a node may rightly be held for lost."""
+"""Faults for which a node may rightly be declared lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterVerdict:
-    """What came of a schedule."""
+    """The result of a schedule."""
 
     failures: tuple[str, ...]
-    """What must be true and is not, in sentences."""
+    """Invariants that were broken, in sentences."""
     store_ratio: float
-    """Bytes from the store, over what is allowed."""
+    """Bytes from the store over those that are allowed."""
     extra_share: float
-    """Bytes from the store beyond B, in data sets."""
+    """Bytes from the store beyond B, as a share of the data set."""
     wait_max_s: float
-    """Of a rank whose own node was neither frozen nor cut off from the store."""
+    """The longest wait of a rank whose own node was neither frozen nor cut off from the store."""
     time_s: float
 
 
 def judged(world: ClusterWorld) -> ClusterVerdict:
-    """Run a world, and return whether all that must be true is."""
+    """Run a world and check every invariant."""
     log = world.run()
     job, faults = world.job, world.job.faults
     failures: list[str] = []
@@ -148,7 +149,10 @@ def _impatient(job: ClusterJob, log: ClusterLog) -> Iterator[str]:
 
 
 def _may_silence(fault: ClusterFault, asker: int, server: int) -> bool:
-    """Return whether a fault explains a time-out; a new life is tried, though a link may be cut."""
+    """Return whether a fault explains a time-out.
+
+    A restarted node is tried again at once, also where a link to it is cut meanwhile.
+    """
     is_new = fault.kind in DEADLY and fault.stop_s < math.inf
     return (fault.kind in _SILENT or is_new) and fault.strikes(asker, server)
 
@@ -163,7 +167,7 @@ def _disowned(job: ClusterJob, log: ClusterLog) -> Iterator[str]:
                 if any(f.kind in _LOSING and f.strikes(asker, node) for f in job.faults)
             }
             if len(witnesses) < quorum:
-                yield f"node {node} was held for lost, by no fault: {sorted(lost)}"
+                yield f"node {node} was declared lost without a fault: {sorted(lost)}"
 
 
 def _divided(world: ClusterWorld) -> Iterator[str]:
@@ -171,7 +175,7 @@ def _divided(world: ClusterWorld) -> Iterator[str]:
     for rank in world.ranks.values():
         if not world.knows(rank):
             yield (
-                f"in the end rank {rank.number} holds {sorted(rank.members.lost)} for lost and "
+                f"in the end rank {rank.number} believes {sorted(rank.members.lost)} lost and "
                 f"suspects {sorted(rank.members.suspects)}; dead are {sorted(dead)}"
             )
 
@@ -195,7 +199,7 @@ def _allowed(job: ClusterJob, log: ClusterLog) -> float:
 
 
 def _direct_bytes(job: ClusterJob, log: ClusterLog, fault: ClusterFault) -> int:
-    """Return the bytes that ranks use of nodes which a fault keeps from them."""
+    """Return the bytes that ranks use of nodes whose replies a fault keeps from them."""
     total = 0
     for rank in range(job.num_ranks):
         node = rank // job.ranks
@@ -208,10 +212,11 @@ def _direct_bytes(job: ClusterJob, log: ClusterLog, fault: ClusterFault) -> int:
 
 
 def _window(fault: ClusterFault) -> tuple[float, float]:
-    """Return from when to when a fault may keep ranks from using a node.
+    """Return the start and end of the time in which a fault may keep ranks from using a node.
 
-    One that is dead for good is known to be after a silence. One that comes back is tried again
-    after waits that double, so at most as long again after its return, or the longest wait.
+    A node that is dead for good is known to be dead after a silence. One that returns is tried
+    again after waits that double: at the latest as long after its return as it was away, or after
+    the longest wait.
     """
     if fault.kind == "full":
         return fault.start_s, math.inf
@@ -234,7 +239,7 @@ def _steps_in(
 
 
 def _own_s(job: ClusterJob, rank: int) -> float:
-    """Return for how long a rank may wait because of what happened to its own node."""
+    """Return how long a rank may wait because of faults of its own node."""
     node = rank // job.ranks
     own = [fault for fault in job.faults if fault.kind in _OWN and fault.node == node]
     return sum(2 * _lasts_s(fault) + _RETRY_S for fault in own)

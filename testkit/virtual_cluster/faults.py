@@ -1,8 +1,7 @@
-"""What goes wrong in a cluster, and when: a schedule drawn from a seed.
+"""A schedule of faults, drawn from a seed.
 
-A fault has a kind, a time at which it begins and one at which it ends, and whom it strikes. Some
-never end. A schedule leaves at least half of the nodes alive at any time; all else may come
-together.
+A fault has a kind, a start, an end and a victim. Some faults never end. A schedule leaves at least
+half of the nodes alive at any time; everything else may happen at once.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ Kind = Literal[
 ]
 
 DEADLY: tuple[Kind, ...] = ("kill", "vanish", "wipe")
-"""The process dies; the machine dies, and nobody says so; the process dies and its tier with it."""
+"""The process dies; the machine dies without a word; the process dies and its tier is lost."""
 _LINKS: tuple[Kind, ...] = ("cut", "one-way")
 _STORE: tuple[Kind, ...] = ("refuse", "lag")
 _KINDS: tuple[Kind, ...] = (*DEADLY, "freeze", *_LINKS, "slow", "corrupt", "full", "dry", *_STORE)
-"""Dry: a node gets nothing from the store, all others do."""
+"""`dry`: one node gets nothing from the store, all others do."""
 SLOW = 10.0
 """How many times slower a slow node or store is."""
 _SHORT_S, _LONG_S = 0.3, 14.0
@@ -41,14 +40,14 @@ _STORM_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFault:
-    """One thing that goes wrong."""
+    """One fault: what happens, when, and to whom."""
 
     kind: Kind
     start_s: float
     stop_s: float = math.inf
-    """When it is over: a dead node has been started again, a link carries again."""
+    """When it ends: a dead node is started again, a link carries messages again."""
     node: int = -1
-    """Whom it strikes; for a link, the node that asks; -1 for the store."""
+    """The node that it strikes; of a link, the node that asks; -1 for the store."""
     other: int = -1
     """The other end of a link."""
 
@@ -58,7 +57,7 @@ class ClusterFault:
         return f"{self.kind}{whom} {self.start_s:.2f}..{ends}"
 
     def strikes(self, asker: int, server: int) -> bool:
-        """Return whether it may keep one node from getting answers of another."""
+        """Return whether it may keep the answers of one node from another."""
         if self.kind == "cut":
             return {asker, server} == {self.node, self.other}
         if self.kind == "one-way":
@@ -69,7 +68,7 @@ class ClusterFault:
 def drawn_faults(
     draws: random.Random, *, num_nodes: int, num_faults: int, within_s: float
 ) -> tuple[ClusterFault, ...]:
-    """Draw a schedule; all faults begin within a time."""
+    """Draw a schedule; all faults begin within some seconds."""
     faults: list[ClusterFault] = []
     for _ in range(num_faults):
         fault = _drawn(draws, num_nodes, within_s)

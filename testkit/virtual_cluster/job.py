@@ -1,7 +1,7 @@
-"""What a simulated cluster is to do: the data, the order, and where everything is at home.
+"""The job of a simulated cluster: the data, the order, and the home of each unit.
 
-Samples are units of their own. The order and the batches are those of a real job, and so are the
-homes: `order`, `plan.spans` and `plan.homes` compute them.
+Each sample is one unit. Order, batches and homes are those of a real job: `order`,
+`flow.layout.spans` and `flow.layout.homes` compute them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.order import GlobalOrder, Steps, StreamHash
 from testkit.virtual_cluster.faults import ClusterFault, drawn_faults
 
 STAGE_BYTES = 2 << 20
-"""Memory of a rank for batches in the making."""
+"""Memory of a rank for batches that are being made."""
 _UNIT_BYTES = (65_536, 200_000)
 _STORE_BYTES_S = 10e6
 _NODE_BYTES_S = 20e6
@@ -29,21 +29,21 @@ _NODE_BYTES_S = 20e6
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
-    """A job on a cluster, with all that will go wrong."""
+    """A job on a cluster, and its faults."""
 
     seed: int
     nodes: int = 4
     ranks: int = 1
-    """Of each node."""
+    """Ranks of each node."""
     steps: int = 16
-    """Of each epoch."""
+    """Steps of each epoch."""
     epochs: int = 3
     batch: int = 2
-    """Samples of a rank at each step."""
+    """Samples of a rank and step."""
     capacity: float = 1.2
-    """What all tiers hold together, in data sets."""
+    """What all tiers together hold, as a share of the data set."""
     compute_s: float = 0.1
-    """The training loop's own time for a step."""
+    """How long the training loop computes in a step."""
     lockstep: bool = True
     """Whether ranks wait for each other at each step, as a real job does."""
     faults: tuple[ClusterFault, ...] = ()
@@ -72,12 +72,12 @@ class ClusterJob:
 
     @property
     def num_ranks(self) -> int:
-        """Of all nodes."""
+        """Ranks on all nodes."""
         return self.nodes * self.ranks
 
     @property
     def num_steps(self) -> int:
-        """Of all epochs."""
+        """Steps of all epochs."""
         return self.steps * self.epochs
 
     @property
@@ -87,7 +87,7 @@ class ClusterJob:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """By unit: its bytes."""
+        """Bytes of each unit."""
         num_samples = self.num_ranks * self.batch * self.steps
         sizes = np.random.default_rng(self.seed).integers(*_UNIT_BYTES, num_samples)
         out: list[int] = sizes.tolist()
@@ -95,17 +95,17 @@ class ClusterJob:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Of all units."""
+        """Bytes of all units."""
         return sum(self.lengths)
 
     @property
     def store_bytes_s(self) -> float:
-        """The store's link, for all nodes together."""
+        """Bandwidth of the store, for all nodes together."""
         return _STORE_BYTES_S
 
     @property
     def node_bytes_s(self) -> float:
-        """The link of a node."""
+        """Bandwidth of a node's link."""
         return _NODE_BYTES_S
 
     # -- the order ---------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class ClusterJob:
 
     @cached_property
     def order(self) -> list[Ints]:
-        """By epoch: all samples in the order of their use."""
+        """The samples of each epoch in the order of use."""
         order = GlobalOrder(num_samples=len(self.lengths), seed=self.seed)
         return [order.ids(epoch, 0, order.num_samples) for epoch in range(self.epochs)]
 
@@ -140,12 +140,12 @@ class ClusterJob:
         return self.order[epoch][inside * width : (inside + 1) * width]
 
     def hash_of(self, rank: int) -> StreamHash:
-        """Return the hash of everything that a rank is to deliver, without delivering it."""
+        """Return the hash of all that a rank should deliver, computed from the order alone."""
         steps = [(step, self.batch_of(rank, step)) for step in range(self.num_steps)]
         return self.hash_of_steps(rank, steps)
 
     def hash_of_steps(self, rank: int, steps: Iterable[tuple[int, list[int]]]) -> StreamHash:
-        """Return the hash of what a rank has delivered at some steps."""
+        """Return the hash of what a rank has delivered in some steps."""
         hashed = StreamHash()
         by_epoch: dict[int, tuple[list[Ints], list[int]]] = {}
         for step, ids in steps:
@@ -161,7 +161,7 @@ class ClusterJob:
 
     @cached_property
     def homes(self) -> Homes:
-        """As everybody computes them from the list of members."""
+        """The homes, as each node computes them from the list of members."""
         layout = UnitLayout(
             offsets=self.offsets,
             lengths=np.array(self.lengths),
@@ -176,7 +176,7 @@ class ClusterJob:
 
     @cached_property
     def offsets(self) -> Ints:
-        """By unit: its place in the layout."""
+        """The place of each unit in the layout."""
         return offsets_of(np.array(self.lengths))
 
     def spans_of(self, units: Ints) -> Ints:
@@ -184,17 +184,17 @@ class ClusterJob:
         return self.homes.spans.number_of(self.offsets[units])
 
     def name_of(self, node: int) -> str:
-        """Return what a node is called."""
+        """Return the name of a node."""
         return f"{self.seed:x}-{node}"
 
     @cached_property
     def home_of(self) -> list[int]:
-        """By unit: the node that is its home while all are there; `NOBODY` where none has room."""
+        """The home of each unit while all nodes live; `NOBODY` where none has room."""
         out: list[int] = self.homes.home_of(self.offsets).tolist()
         return out
 
     def home_bytes(self, node: int) -> int:
-        """Return the bytes whose home is a node while all are there."""
+        """Return the bytes whose home is a node while all nodes live."""
         return sum(
             size for size, home in zip(self.lengths, self.home_of, strict=True) if home == node
         )

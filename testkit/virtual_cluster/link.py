@@ -1,8 +1,9 @@
-"""A rank's connection to another node of a simulated cluster, as `peers.client_link` keeps one.
+"""A rank's connection to another node of a simulated cluster, with the rules of
+`peers.client_link`.
 
-A connection on which something is due and nothing is heard for `SILENCE_S` is given up with all
-that was asked on it. Parked requests whose server does not get on for `STUCK_S` fail, too. A server
-that is gone says so at once, unless its machine is.
+A connection that owes a reply and is silent for `SILENCE_S` is given up with all its requests.
+Parked requests fail when their server makes no progress for `STUCK_S`. A dead process resets its
+connections at once; a dead machine does not.
 """
 
 from __future__ import annotations
@@ -21,47 +22,47 @@ _EPSILON_S = 1e-6
 
 
 class MembershipView(Protocol):
-    """What becomes of what a connection sees: `peers.members.Members`."""
+    """What a connection reports to: `engine.peers.members.Members`."""
 
     def say(self) -> bytes:
-        """Return what to tell others."""
+        """Return the message for other nodes."""
         ...
 
     def hear(self, peer: str, data: bytes, at_s: float) -> None:
-        """Take what another node says."""
+        """Handle the message of another node."""
         ...
 
     def heard(self, peer: str, at_s: float) -> None:
-        """Be told that a peer has answered."""
+        """Record that a peer has replied."""
         ...
 
     def silent(self, peer: str, kind: str, at_s: float) -> None:
-        """Be told that a peer failed."""
+        """Record that a peer has failed, and how."""
         ...
 
 
 class ClusterLink:
-    """The way of one rank to one other node."""
+    """The connection of one rank to one other node."""
 
     def __init__(self, node: ClusterNode, server: ClusterNode, members: MembershipView) -> None:
         self.node, self.server = node, server
         self._members = members
         self._node_life = node.life
         self.life = 0
-        """Grows when the connection is given up."""
+        """Counts the times that the connection was given up."""
         self._server_life = 0
-        """Of the process at the other end."""
+        """Life of the process at the other end."""
         self.outstanding: dict[int, UnitRequest] = {}
         self.silences_s: list[float] = []
-        """When requests on the way of a step were waited for in vain."""
+        """Times at which requests that steps needed were given up after a silence."""
         self.served_s = -math.inf
-        """When units came last."""
+        """When units arrived last."""
         self._heard_s = 0.0
         self._cursor, self._moved_s = -1, 0.0
         self._is_checking = False
 
     def do(self, call: Call) -> None:
-        """Have the process that this connection belongs to do something, if it still lives."""
+        """Call a function in the process that owns this connection, if it still lives."""
         self.node.do(self._node_life, call)
 
     @property
@@ -82,7 +83,7 @@ class ClusterLink:
         answered: Callable[[UnitReply], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Ask for units; none of them is only a question whether somebody is there."""
+        """Request units; a request for none only asks whether the server is there."""
         if not self.outstanding:
             self._heard_s = self._now_s
             self._server_life = self.server.life
@@ -104,7 +105,7 @@ class ClusterLink:
             if server.is_up and server.life == server_life and self.life == asked.life:
                 server.do(server.life, lambda: server.asked(asked))
             else:
-                self.reset(asked.life)  # Nobody listens there, or not who did.
+                self.reset(asked.life)  # No process listens there, or another one than was asked.
 
         self.node.time.after(LATENCY_S, lambda: self.node.reachability.pass_on(*way, arrive))
         if not self._is_checking:
@@ -112,7 +113,7 @@ class ClusterLink:
             self.node.after(_CHECK_S, self._check)
 
     def take(self, asked: UnitRequest, call: Call) -> None:
-        """Take what has come for something that was asked."""
+        """Handle a message that belongs to a request."""
         if asked.is_over:
             return
         if call is asked.parked:
@@ -126,7 +127,7 @@ class ClusterLink:
         call()
 
     def reset(self, life: int) -> None:
-        """Be told by the other side that the connection is no more."""
+        """Handle a reset from the other end."""
 
         def fail() -> None:
             if life == self.life:
@@ -135,9 +136,9 @@ class ClusterLink:
         self.do(fail)
 
     def _check(self) -> None:
-        """Look whether the other side is silent, or stuck; again and again while something is due.
+        """Check every second, while a reply is owed, whether the server is silent or stuck.
 
-        As long as the way is open, and who was asked lives, a beat has just been heard.
+        As long as the path is open and the process that was asked lives, a heartbeat has just come.
         """
         if not self.outstanding:
             self._is_checking = False
@@ -145,7 +146,8 @@ class ClusterLink:
         now_s, way = self._now_s, (self.node.number, self.server.number)
         wait_s = _CHECK_S
         is_same = self.server.life == self._server_life
-        self._heard_s = max(self._heard_s, self.node.thawed_s)  # Its own sleep does not count.
+        # The time in which the client itself was frozen is no silence of the server.
+        self._heard_s = max(self._heard_s, self.node.thawed_s)
         if is_same and self.node.reachability.is_open(*way):
             self._heard_s = now_s
             self._look_for_stuck()
@@ -182,6 +184,7 @@ class ClusterLink:
         if not due:
             return
         self._members.silent(self.server.name, kind, self._now_s)
+        # All are over before the first call, which may ask on this connection again.
         for asked in due:
             asked.is_over = True
             del self.outstanding[id(asked)]

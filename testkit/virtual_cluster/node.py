@@ -1,8 +1,8 @@
-"""A node of a simulated cluster: a tier, a server that parks what is not there yet, and its ranks.
+"""A node of a simulated cluster: a tier, a server that parks requests, and its ranks.
 
-The first rank carries the server, so they live and die together. A process that is frozen does
-nothing, and all that came meanwhile afterwards; one that was killed and started again is another
-*life*, to which nothing of the former one belongs but what lies in the tier.
+The first rank carries the server, so they live and die together. A frozen process does nothing, and
+handles what has arrived meanwhile once it is thawed. A process that was killed and started again
+has a new *life*: of the former one only the contents of the tier are left.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class GossipSource(Protocol):
-    """What a server says and hears about other nodes: `peers.members.Members`."""
+    """The membership messages of a server: `engine.peers.members.Members`."""
 
     def say(self) -> bytes:
-        """Return what to tell others."""
+        """Return the message for other nodes."""
         ...
 
     def hear(self, peer: str, data: bytes, at_s: float) -> None:
-        """Take what another node says."""
+        """Handle the message of another node."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class UnitRequest:
-    """Units that one rank wants from another node."""
+    """A request of one rank to another node for units."""
 
     link: ClusterLink
     life: int
-    """Of the connection."""
+    """Life of the connection."""
     units: tuple[int, ...]
     may_wait: bool
-    """Whether it may be parked; else what is there is answered at once."""
+    """Whether it may be parked; else the server replies at once with what it has."""
     gossip: bytes
     parked: Call
     answered: Callable[[UnitReply], None]
@@ -50,23 +50,23 @@ class UnitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReply:
-    """What a server has sent."""
+    """The reply of a server."""
 
     payload: dict[int, int]
-    """By unit: its content, which is its number; absent ones are missing."""
+    """Content by unit. The right content of a unit is its number; absent units are left out."""
     gossip: bytes
 
 
 @dataclass(slots=True, eq=False)
 class ClusterNode:
-    """What the ranks of a node share."""
+    """The process that ranks of a node share, its tier and its server."""
 
     number: int
     name: str
     time: VirtualTime
     reachability: NodeReachability
     lengths: list[int]
-    """Of all units, in bytes."""
+    """Bytes of each unit."""
     egress: SharedPipe
     life: int = 1
     is_up: bool = True
@@ -74,13 +74,13 @@ class ClusterNode:
     is_full: bool = False
     num_frozen: int = 0
     thawed_s: float = 0.0
-    """When it went on last."""
+    """When the process was thawed last."""
     present: set[int] = field(default_factory=set)
     gossip: GossipSource | None = None
     is_coming: Callable[[int], bool] = lambda unit: False
-    """Whether a unit that is not there is at home here, and on its way."""
+    """Whether an absent unit is at home here and in flight."""
     cursor: Callable[[], int] = lambda: 0
-    """What beats carry: it stands still only where nothing is even tried (`flow.filling`)."""
+    """The progress that heartbeats report: it stands still only if nothing is tried any more."""
     _backlog: list[tuple[int, Call]] = field(default_factory=list)
     _claims: dict[int, list[Call]] = field(default_factory=dict)
     _parked: list[UnitRequest] = field(default_factory=list)
@@ -88,7 +88,7 @@ class ClusterNode:
     # -- the process -------------------------------------------------------------------------
 
     def do(self, life: int, call: Call) -> None:
-        """Have this life of the process do something, as soon as it runs."""
+        """Call a function in this life of the process, as soon as it runs."""
         if life != self.life or not self.is_up:
             return
         if self.num_frozen:
@@ -97,28 +97,30 @@ class ClusterNode:
             call()
 
     def after(self, seconds: float, call: Call) -> None:
-        """Have it do something later."""
+        """Call a function in this life of the process, some seconds from now."""
         self.at(self.time.now_s + seconds, call)
 
     def at(self, at_s: float, call: Call) -> None:
-        """Have it do something at a time."""
+        """Call a function in this life of the process, at a time."""
         life = self.life
         self.time.at(at_s, lambda: self.do(life, call))
 
     def freeze(self) -> None:
-        """Stop it; may be done several times."""
+        """Stop the process; each stop needs a `thaw` of its own."""
         self.num_frozen += 1
         if self.num_frozen > 1:
             return
+        # A frozen process sends no heartbeats, so for all others its paths are closed.
         for way in self.reachability.to_and_from(self.number):
             self.reachability.close(*way, self.time.now_s)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Take back one stop; after the last one, handle what has arrived meanwhile."""
         self.num_frozen -= 1
         if self.num_frozen:
             return
         self.thawed_s = self.time.now_s
+        # What arrived while it was frozen comes before messages that are held on its paths.
         backlog, self._backlog = self._backlog, []
         for life, call in backlog:
             self.do(life, call)
@@ -138,18 +140,19 @@ class ClusterNode:
     # -- the tier ----------------------------------------------------------------------------
 
     def claim(self, unit: int) -> bool:
-        """Return whether a unit is now the caller's to fetch; else another rank is at it."""
+        """Return whether the caller is to fetch a unit; else another rank is fetching it."""
         if unit in self._claims:
             return False
         self._claims[unit] = []
         return True
 
     def when_free(self, unit: int, call: Call) -> None:
-        """Be called when a unit that another rank has claimed is there, or free to be claimed."""
+        """Call back when a unit that another rank has claimed is present or free again."""
         self._claims[unit].append(call)
 
     def fill(self, unit: int) -> None:
-        """Take in a unit that the caller has claimed; a tier that is full keeps nothing new."""
+        """Keep a unit that the caller has claimed; a full tier keeps nothing new."""
+        # Free before the calls: one of them may claim the unit again, if the tier is full.
         calls = self._claims.pop(unit)
         if not self.is_full:
             self.present.add(unit)
@@ -160,7 +163,7 @@ class ClusterNode:
     # -- the server --------------------------------------------------------------------------
 
     def asked(self, asked: UnitRequest) -> None:
-        """Answer what is there, park what is coming."""
+        """Reply with units that are present; park a request whose units will come."""
         assert self.gossip is not None
         if asked.gossip:
             self.gossip.hear(asked.link.asker_name, asked.gossip, self.time.now_s)
@@ -171,7 +174,8 @@ class ClusterNode:
             self._answer(asked)
 
     def look_at_parked(self) -> None:
-        """Answer what waits no more."""
+        """Reply to parked requests that have nothing left to wait for."""
+        # Taken out first: a reply may cause a request that is parked here again.
         waiting, self._parked = self._parked, []
         for asked in waiting:
             if asked.link.life != asked.life:
@@ -182,7 +186,7 @@ class ClusterNode:
                 self._answer(asked)
 
     def _may_wait(self, asked: UnitRequest) -> bool:
-        """Whether all that is missing will come; else nobody waits for the rest of it."""
+        """Whether all missing units will come. If one will not, the reply has the others now."""
         missing = [unit for unit in asked.units if unit not in self.present]
         if not missing or self.is_full or not asked.may_wait:
             return False
@@ -204,7 +208,7 @@ class ClusterNode:
         self.egress.send(size_bytes, sent)
 
     def _reply(self, asked: UnitRequest, call: Call) -> None:
-        """Send something back on the connection of an ask, if that is still the same."""
+        """Send a message back on the connection of a request, if it still exists."""
         link, life = asked.link, self.life
 
         def arrive() -> None:

@@ -1,10 +1,10 @@
-"""A rank of a simulated cluster: an engine's decisions, in virtual time.
+"""A rank of a simulated cluster: the decisions of an engine, in virtual time.
 
-Everything that decides is the code of a real rank: how far to plan and when to fill
-(`flow.planning`), which way a sample's bytes take (`flow.routes`), who has them (`flow.holders`),
-in which order the tier is filled (`flow.filling`), and which request begins when (`flow.Flow`).
-Here is what an engine does with threads: batches in the making, fills that several batches wait
-for, and talking to other nodes.
+The code of a real rank decides: how far to plan and when to fill (`flow.planning`), which route a
+sample's bytes take (`flow.routes`), which nodes have them (`flow.holders`), in which order the tier
+is filled (`flow.filling`), and which request begins when (`flow.Flow`). This module does what an
+engine does with threads: it keeps the batches that are being made and the fills that several
+batches wait for, and exchanges messages with other nodes.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from testkit.virtual_cluster.node import ClusterNode, UnitReply
 from testkit.virtual_cluster.reads import STORE, ClusterRead, ClusterReads
 
 _FILL_SAMPLES = 32
-"""A small data set is looked through in small parts, or all of it would be wanted at once."""
+"""A small data set is looked through in small parts; else all of it would be fetched at once."""
 _MAKERS = 2
 _TEND_S = 0.25
 _FROM_STORE = Sources(names=(STORE,), home="")
 
 
 class ClusterBatch:
-    """A batch in the making."""
+    """A batch that is being made."""
 
     __slots__ = ("content", "num_waiting", "size_bytes", "step", "units")
 
     def __init__(self, step: int, units: list[int], size_bytes: int) -> None:
         self.step, self.units = step, units
         self.size_bytes = size_bytes
-        """Of memory, for the batch and for what is staged for it alone."""
+        """Memory for the batch and for what is staged for it alone."""
         self.content: dict[int, int] = {}
         self.num_waiting = 0
 
 
 class ClusterRank:
-    """One rank, from where its job stands."""
+    """One rank, from the step that its job has reached."""
 
     def __init__(
         self,
@@ -89,16 +89,16 @@ class ClusterRank:
         )
         self.flow = self.reads.driver.flow
         self.step = step
-        """The step that comes next."""
+        """The next step."""
         self.delivered: list[tuple[int, list[int]]] = []
-        """Steps, and what their batches had in them."""
+        """Steps, and the content of their batches."""
         self.on_views: Callable[[frozenset[int]], None] = lambda lost: None
         self._version = members.version
         self._planned = step
         self._was_near = False
         self._stage: deque[ClusterBatch] = deque()
         self._fills: dict[int, list[Call]] = {}
-        """Units that this rank has wanted for the tier, and who waits for each."""
+        """Units that this rank fetches into the tier, and the calls that wait for each."""
         self._taker: Call | None = None
         self._course: FillCourse[int, int] = FillCourse(
             self._steps_from, step, samples_at_once=_FILL_SAMPLES
@@ -106,20 +106,20 @@ class ClusterRank:
         self._progress = FillProgress()
         self._is_tending = False
 
-    # -- what its node tells others ------------------------------------------------------------
+    # -- for the server of its node ------------------------------------------------------------
 
     def cursor(self) -> int:
-        """Return what grows as long as this rank gets on with what is at home here."""
+        """Return a number that grows as long as this rank fetches units that are at home here."""
         return self._progress.cursor(len(self._job.lengths), self._now_s)
 
     def is_coming(self, unit: int) -> bool:
-        """Return whether a unit that is not here may still come."""
+        """Return whether an absent unit may still arrive."""
         return not self._progress.is_over and self.holders.are_at_home(np.array([unit]))
 
-    # -- what its training loop wants ----------------------------------------------------------
+    # -- for its training loop -----------------------------------------------------------------
 
     def take(self, call: Call) -> None:
-        """Have the next batch; be called when it is there."""
+        """Ask for the next batch; call back when it is there."""
         self._taker = call
         if not (self._stage and not self._stage[0].num_waiting):
             self.reads.driver.tell(Waiting(step=self.step, at_s=self._now_s))
@@ -144,7 +144,7 @@ class ClusterRank:
         return self.node.time.now_s
 
     def look(self) -> None:
-        """Plan what may be planned now, batches before fills."""
+        """Plan all that may be planned now, batches before fills."""
         self._follow()
         while self._planned < self._job.num_steps and self._may_plan():
             self._plan()
@@ -167,13 +167,13 @@ class ClusterRank:
         )
 
     def _follow(self) -> None:
-        """Take over what has become known of other nodes."""
+        """Follow changes of the membership."""
         if self._version != self.members.version:
             self._version = self.members.version
             self.on_views(self.holders.follow(self.members.lost))
 
     def _look_around(self) -> None:
-        """Take note of who can be asked now."""
+        """Record which nodes can be asked now."""
         self.holders.look([self.reads.is_usable(node.name) for node in self._job.homes.nodes])
 
     def _plan(self) -> None:
@@ -197,7 +197,7 @@ class ClusterRank:
         self._want(fetches)
 
     def _has_place(self, units: Ints) -> npt.NDArray[np.bool_]:
-        """Return which units lie in the tier, or have their place there and there is room."""
+        """Return which units lie in the tier, or have a place there and room."""
         kept = self.holders.kept_here()[self._job.spans_of(units)]
         if self.node.is_full:
             kept &= np.array([unit in self.node.present for unit in units.tolist()], bool)
@@ -211,7 +211,7 @@ class ClusterRank:
             self.reads.driver.tell(Wanted(fetches=tuple(fetches), at_s=self._now_s))
 
     def _staged(self, batch: ClusterBatch, units: Ints, sources: Sources, why: str) -> Fetch:
-        """Return the fetch of units that are read for a batch alone."""
+        """Return the fetch of units that are read for one batch only."""
         batch.num_waiting += 1
         read = ClusterRead(tuple(units.tolist()), sources, why, lambda: None, staged=True)
         read.done = partial(self._some_there, batch, read)
@@ -225,7 +225,7 @@ class ClusterRank:
     # -- filling -------------------------------------------------------------------------------
 
     def _fetches_of(self, batch: ClusterBatch, units: Ints) -> list[Fetch]:
-        """Return the new fetches of what a batch needs of the tier; it waits for the others too."""
+        """Return new fetches of units that a batch needs in the tier; it waits for old ones too."""
         new: list[int] = []
         for unit in units.tolist():
             if unit in self.node.present:
@@ -242,7 +242,7 @@ class ClusterRank:
         self._give()
 
     def _steps_from(self, step: int) -> Iterator[int]:
-        """Yield the steps from one on until every sample was seen once."""
+        """Yield steps from one on, until every sample has come once."""
         return iter(range(step, min(step + self._job.steps, self._job.num_steps)))
 
     def _fill_ahead(self) -> None:
@@ -287,18 +287,18 @@ class ClusterRank:
     def _filled(self, unit: int) -> None:
         self._progress.done(unit)
         if self._progress.is_over:
-            self.node.look_at_parked()  # What is still missing will not come.
+            self.node.look_at_parked()  # Filling has ended; units still missing will not arrive.
         for call in self._fills.pop(unit):
             call()
 
     # -- other nodes ---------------------------------------------------------------------------
 
     def say(self) -> bytes:
-        """Return what to tell others."""
+        """Return the message for other nodes."""
         return self.members.say()
 
     def hear(self, peer: str, data: bytes, at_s: float) -> None:
-        """Take what another node says."""
+        """Handle the message of another node."""
         self.members.hear(peer, data, at_s)
         self._mind()
 
@@ -306,16 +306,16 @@ class ClusterRank:
         self.hear(peer, data, self._now_s)
 
     def heard(self, peer: str, at_s: float) -> None:
-        """Be told that a peer has answered."""
+        """Record that a peer has replied."""
         self.members.heard(peer, at_s)
 
     def silent(self, peer: str, kind: str, at_s: float) -> None:
-        """Be told that a peer failed."""
+        """Record that a peer has failed, and how."""
         self.members.silent(peer, kind, at_s)
         self._mind()
 
     def _mind(self) -> None:
-        """Have those tried again who do not answer, beside the steps."""
+        """Start to greet suspects again, beside the steps, until none is left."""
         if self.members.suspects and not self._is_tending:
             self._is_tending = True
             self.node.after(_TEND_S, self._tend)
@@ -327,7 +327,7 @@ class ClusterRank:
         self._mind()
 
     def greet(self, node: int) -> None:
-        """Ask a node whether it is there."""
+        """Ask a node whether it is alive."""
         link = self.links[node]
         if link.outstanding:
             return

@@ -1,8 +1,8 @@
-"""Reads of a simulated rank: asked of peers or of the store, and put into the tier of its node.
+"""Reads of a simulated rank: from peers or the store, into a batch or the tier of its node.
 
-What `engine.fetcher`, `engine.fills` and `engine.peer_reads` do with threads and sockets. Which
-request begins when is the flow's decision; how long a claim of another rank of the node is waited
-for is that of `flow.reading`.
+It stands for `engine.fetcher`, `engine.fills` and `engine.peer_reads`, without threads and sockets.
+The flow decides which request begins when; `flow.reading` decides how long a rank waits for a unit
+that another rank of its node has claimed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STORE = "store"
 
 
 class ClusterRead:
-    """Units on their way: into the stage of a batch, or one into the tier."""
+    """Units in flight: several into the stage of a batch, or one into the tier."""
 
     __slots__ = ("done", "got", "is_over", "num_open", "sources", "staged", "units", "why")
 
@@ -39,18 +39,18 @@ class ClusterRead:
         self.staged = staged
         assert staged or len(units) == 1, "a tier takes one unit at a time"
         self.got: dict[int, int] = {}
-        """Content by unit, as far as it has come."""
+        """Content by unit, as far as it has arrived."""
         self.num_open = 0
-        """Requests under way."""
+        """Requests in flight."""
         self.is_over = False
 
     @property
     def is_of_peer(self) -> bool:
-        """Whether a peer is to answer it first."""
+        """Whether a peer is asked first."""
         return peer_of(self.sources.names[0]) is not None
 
     def missing(self) -> tuple[int, ...]:
-        """What has not come."""
+        """Return the units that have not arrived."""
         return tuple(unit for unit in self.units if unit not in self.got)
 
 
@@ -69,7 +69,7 @@ class ClusterReads:
         heard: Callable[[str, bytes], None],
         moved: Callable[[], None],
     ) -> None:
-        """`heard` takes what a peer says about other nodes, `moved` is called after each answer."""
+        """`heard` takes membership messages of peers; `moved` is called after each reply."""
         self._job, self._node, self._store = job, node, store
         self._holders, self._members, self._links = holders, members, links
         self._heard, self._moved = heard, moved
@@ -79,7 +79,7 @@ class ClusterReads:
         self._reads: dict[int, ClusterRead] = {}
         self._num_fetches = 0
         self.num_waiting = 0
-        """Reads that are wanted from the store and not done."""
+        """Reads from the store that are wanted and not done."""
         self.peer_bytes = 0
 
     @property
@@ -121,13 +121,13 @@ class ClusterReads:
             )
             self._fill(begin, read, give_up_s, has_waited=False)
         else:
-            # A second copy claims nothing and waits for nobody: the first one takes too long.
+            # A second attempt claims nothing and waits for no claim: the first one takes too long.
             self._read_store(begin, read, self._why(begin, read))
 
     def _over(
         self, begin: Begin, read: ClusterRead, *, moved: bool = True, num_retries: int = 0
     ) -> None:
-        """Take note that a request has brought all that was missing."""
+        """Handle a request that has brought all missing units."""
         read.num_open -= 1
         self.driver.arrived(begin, moved=moved, num_retries=num_retries)
         if not read.is_over:
@@ -145,7 +145,7 @@ class ClusterReads:
     # -- the store -------------------------------------------------------------------------------
 
     def _why(self, begin: Begin, read: ClusterRead) -> str:
-        """Return the reason for which bytes of the store are counted."""
+        """Return under which reason bytes of the store are counted."""
         if len(read.sources.names) > 1:
             is_late = read.num_open > 1 or begin.attempt == 0
             return "late" if is_late else "failed"
@@ -180,7 +180,7 @@ class ClusterReads:
     # -- the tier --------------------------------------------------------------------------------
 
     def _fill(self, begin: Begin, read: ClusterRead, give_up_s: float, *, has_waited: bool) -> None:
-        """Fetch a unit that nobody else is fetching; wait for who does, but not for ever."""
+        """Fetch a unit that no other rank is fetching; else wait for that rank, up to a time."""
         unit, node = read.units[0], self._node
         if unit in node.present or unit in read.got:
             read.got[unit] = unit
@@ -203,7 +203,7 @@ class ClusterReads:
             node.at(give_up_s, look)
 
     def _bring(self, begin: Begin, read: ClusterRead, *, moved: bool) -> None:
-        """Fetch a claimed unit: from whoever has kept it in our place, else from the store."""
+        """Fetch a claimed unit: from the node that stood in for ours, else from the store."""
         why = self._why(begin, read)
         from_store = partial(self._read_store, begin, read, why, claimed=True, moved=moved)
         units = np.array(read.units)
@@ -237,7 +237,7 @@ class ClusterReads:
 
     def _ask(self, begin: Begin, read: ClusterRead, peer: str) -> None:
         if not self.is_usable(peer):
-            # It fell silent since this was planned: a step waits for that once, not twice.
+            # It fell silent after this was planned. A step waits for a silence once, not twice.
             read.num_open -= 1
             self.driver.failed(begin)
             return
@@ -263,7 +263,7 @@ class ClusterReads:
         self._over(begin, read)
 
     def _take(self, read: ClusterRead, peer: str, answer: UnitReply) -> None:
-        """Take what is good of an answer."""
+        """Keep the good units of a reply, and report the peer if one is corrupt."""
         good = {unit: data for unit, data in answer.payload.items() if data == unit}
         for unit, data in good.items():
             read.got.setdefault(unit, data)

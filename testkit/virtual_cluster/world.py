@@ -1,8 +1,8 @@
-"""A whole cluster in virtual time: nodes, ranks, their training loops, and what goes wrong.
+"""A whole cluster in virtual time: nodes, ranks, their training loops, and the faults.
 
-Ranks of a killed node are started again with it, from the step that they took last, as a job that
-saves its cursor with each step. After the last batch the nodes go on talking for a while, as they
-would in the next epoch, so that one can see whether they agree in the end.
+The ranks of a killed node restart with it, from the last step that they took, like a job that saves
+its cursor with each step. After the last batch the nodes go on exchanging messages for a while, as
+they would in the next epoch, to show whether they agree in the end.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from testkit.virtual_cluster.node import ClusterNode
 from testkit.virtual_cluster.rank import ClusterRank
 
 GIVE_UP_S = 900.0
-"""No schedule takes so long unless it is stuck."""
+"""A schedule that takes longer is stuck."""
 CODA_S = 120.0
-"""How long nodes talk after the last step and the last fault."""
+"""How long nodes exchange messages after the last step and the last fault."""
 _TALK_S = 1.0
 
 
 @dataclass(slots=True)
 class ClusterLog:
-    """What has come of it."""
+    """What happened in a run."""
 
     hashes: list[StreamHash] = field(default_factory=list)
-    """By rank, over all its lives."""
+    """Hash of what each rank delivered in all its lives."""
     steps: list[int] = field(default_factory=list)
-    """By rank: taken so far."""
+    """Steps that each rank has taken."""
     waits_s: list[tuple[int, float, float]] = field(default_factory=list)
-    """Which rank asked for a batch, when, and how long it waited for it."""
+    """For each batch: the rank, when it asked, and how long it waited."""
     taken_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By rank and step: when the batch was taken."""
+    """When each batch was taken, by rank and step."""
     lost_sets: set[frozenset[int]] = field(default_factory=set)
-    """Those that any rank has believed."""
+    """The sets of lost nodes that any rank has believed in."""
     silences: list[tuple[int, int, float]] = field(default_factory=list)
-    """Rank, server and time of each time-out on the way of a step."""
+    """Rank, server and time of each time-out of a request that a step needed."""
     peer_bytes: int = 0
     done_s: float = 0.0
 
 
 class ClusterWorld:
-    """A cluster and its job."""
+    """A cluster that carries out a job while faults strike it."""
 
     def __init__(self, job: ClusterJob) -> None:
         self.job = job
@@ -72,7 +72,7 @@ class ClusterWorld:
             for number in range(job.nodes)
         ]
         self.ranks: dict[int, ClusterRank] = {}
-        """Those that live."""
+        """Ranks that live, by number."""
         self._asked_s: dict[int, float] = {}
         self._at_barrier: dict[int, int] = {}
         self._num_slow = [0] * job.nodes
@@ -80,13 +80,15 @@ class ClusterWorld:
         self._has_ended = False
 
     def run(self) -> ClusterLog:
-        """Let everything happen."""
+        """Run the job to its end, or give up."""
         for node in self.nodes:
             self._start(node)
         for fault in self.job.faults:
             self.time.at(fault.start_s, partial(self._strike, fault))
             if fault.stop_s < GIVE_UP_S:
                 self.time.at(fault.stop_s, partial(self._heal, fault))
+        # Time moves from event to event: without one at the limit, a stuck run would never reach
+        # it.
         self.time.at(GIVE_UP_S, lambda: None)
         self.time.run(lambda: self._has_ended or self.time.now_s >= GIVE_UP_S)
         self.log.done_s = self.time.now_s
@@ -94,7 +96,7 @@ class ClusterWorld:
         return self.log
 
     def _look_for_end(self) -> None:
-        """Find out whether every rank that lives, or will live again, has delivered everything."""
+        """End the run if every rank that lives, or will live again, has delivered everything."""
         num_steps = self.job.num_steps
         self._has_ended = all(
             self.log.steps[rank] == num_steps or self._is_gone(rank // self.job.ranks)
@@ -132,11 +134,11 @@ class ClusterWorld:
             ranks.append(rank)
             self.ranks[rank.number] = rank
         node.gossip = ranks[0]
-        # The first rank serves, and sees to what the others of its node leave undone.
+        # The first rank of a node carries its server.
         node.cursor = ranks[0].cursor
         node.is_coming = ranks[0].is_coming
         for rank in ranks:
-            # A loader plans and fills from its start on: others may wait for what is at home here
+            # A loader plans and fills from its start: other nodes may wait for units at home here
             # before its own training loop asks for anything.
             node.do(node.life, rank.look)
             node.do(node.life, partial(self._ask, rank))
@@ -152,7 +154,7 @@ class ClusterWorld:
         )
 
     def _collect(self, node: ClusterNode | None = None) -> None:
-        """Keep what ranks have to tell, before they are gone."""
+        """Move the records of ranks into the log, before the ranks are gone."""
         for rank in list(self.ranks.values()):
             if node is not None and rank.node is not node:
                 continue
@@ -169,7 +171,7 @@ class ClusterWorld:
     # -- training ----------------------------------------------------------------------------
 
     def _ask(self, rank: ClusterRank) -> None:
-        """Have a rank's training loop ask for its next batch, when all are that far."""
+        """Let a rank's training loop ask for its next batch, once all ranks are that far."""
         if rank.step == self.job.num_steps:
             self._at_barrier.pop(rank.number, None)
             self._look_for_end()
@@ -179,7 +181,7 @@ class ClusterWorld:
         self._release()
 
     def _release(self) -> None:
-        """Let those go on that nobody is behind."""
+        """Release the ranks at the barrier that no other rank is behind."""
         behind = min(
             (rank.step for rank in self.ranks.values() if rank.step < self.job.num_steps),
             default=0,
@@ -281,7 +283,7 @@ class ClusterWorld:
     # -- afterwards --------------------------------------------------------------------------
 
     def talk(self) -> None:
-        """Let the nodes that are left greet each other, for a while or until they agree."""
+        """Let the nodes that are left exchange messages, for a while or until they agree."""
         last_s = max(
             [self.time.now_s]
             + [fault.stop_s for fault in self.job.faults if fault.stop_s < GIVE_UP_S]
@@ -292,11 +294,11 @@ class ClusterWorld:
         self.time.run(lambda: self.time.now_s >= end_s or self._is_quiet(last_s))
 
     def _is_quiet(self, last_s: float) -> bool:
-        """Return whether there is nothing more to find out."""
+        """Return whether all agree, after the last fault."""
         return self.time.now_s > last_s and all(map(self.knows, self.ranks.values()))
 
     def knows(self, rank: ClusterRank) -> bool:
-        """Return whether a rank knows who is dead, and may use everybody else."""
+        """Return whether a rank knows which nodes are dead, and suspects no other."""
         dead = {node.name for node in self.nodes if not node.is_up}
         return rank.members.lost == dead and rank.members.suspects <= dead
 

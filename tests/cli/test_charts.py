@@ -1,4 +1,4 @@
-"""Histograms and sparklines count right and fit."""
+"""Histograms count right and fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.charts import bar, histogram, log_bins, sparkline
+from penstock.cli.charts import bar, histogram, log_bins
 from penstock.cli.previews import preview
 
 SIZES = st.lists(st.integers(0, 2**40), min_size=1, max_size=200)
@@ -29,11 +29,6 @@ def test_a_histogram_fits_its_width(sizes: list[int], width: int) -> None:
 @given(share=st.floats(0, 1), width=st.integers(1, 80))
 def test_a_bar_is_as_long_as_its_share(share: float, width: int) -> None:
     assert abs(len(bar(share, width)) - share * width) < 1.1
-
-
-@given(values=st.lists(st.floats(-1e6, 1e6), max_size=300), width=st.integers(1, 60))
-def test_a_sparkline_fits_its_width(values: list[float], width: int) -> None:
-    assert len(sparkline(values, width)) == min(width, len(values))
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What decides is decided once: the engine and the simulator drive the same code."""
+"""What decides is decided once: the engine and the simulators drive the same code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 import penstock
 
 SOURCE = Path(penstock.__file__).parent
+DRIVERS = {
+    "engine": [SOURCE / "engine"],
+    "virtual time": [SOURCE / "simulate", Path(__file__).parents[2] / "testkit/virtual_cluster"],
+}
 RULES = {
     "Flow",
     "Holders",
@@ -26,17 +30,18 @@ RULES = {
 """Of `penstock.flow`, all that the two have in common."""
 
 
-def imported(room: str) -> set[str]:
-    """Return what the files of a room import from the flow."""
+def imported(folders: list[Path]) -> set[str]:
+    """Return what the files of some folders import from the flow."""
     return {
         name.name
-        for path in (SOURCE / room).rglob("*.py")
+        for folder in folders
+        for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock.flow")
         for name in node.names
     }
 
 
-@pytest.mark.parametrize("room", ["engine", "simulate"])
-def test_a_room_that_carries_drives_every_rule_of_the_flow(room: str) -> None:
-    assert imported(room) >= RULES
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_what_carries_drives_every_rule_of_the_flow(driver: str) -> None:
+    assert imported(DRIVERS[driver]) >= RULES

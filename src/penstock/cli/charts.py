@@ -1,4 +1,4 @@
-"""Pictures made of characters: histograms and sparklines. Pure."""
+"""Pictures made of characters: bars and histograms. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from penstock.units import show_bytes
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_HEIGHTS = "▁▂▃▄▅▆▇█"
 _BINS_MIN = 3
 
 
@@ -69,17 +68,3 @@ def histogram(bins: Sequence[Bin], width: int) -> list[str]:
         drawn = bar(b.count / most, room)
         lines.append(f"  {bounds}  {drawn:<{room}} {b.count / total:>6.1%}")
     return lines
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the course of some values in one line; many are averaged to fit.
-
-    >>> sparkline([1, 2, 3, 4], 4), sparkline([2, 2], 4), sparkline([], 4)
-    ('▁▃▆█', '▁▁', '')
-    """
-    if not values:
-        return ""
-    means = [float(part.mean()) for part in np.array_split(values, min(width, len(values)))]
-    low, high = min(means), max(means)
-    scale = (len(_HEIGHTS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_HEIGHTS[round((m - low) * scale)] for m in means)

@@ -1,4 +1,4 @@
-"""`penstock cluster`: the nodes of a run, live."""
+"""`penstock cluster`: shows the nodes of a run, live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.errors import OptionError
 
 _EVERY_S = 2.0
 _ONCE_S = 0.5
-"""Between the two looks that a rate needs."""
+"""Time between the two looks that a rate needs."""
 _EXAMPLE = """\
 Examples
   penstock cluster
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(found: RunsFound, wanted: str | None) -> ListedRun:
-    # A run that is named is shown even if it is silent: who asks for it wants to know why.
+    # A run that was named is shown even if it is silent: the user wants to know why.
     named = found.live + (found.silent if wanted else [])
     matching = [run for run in named if run.run_id.hex().startswith((wanted or "").lower())]
     if matching:
@@ -121,7 +121,7 @@ def _tell_of_others(runs: Sequence[ListedRun], chosen: ListedRun) -> None:
 
 
 def _live(survey: RunSurvey) -> None:
-    """Show it until Ctrl-C; on a terminal that cannot move its cursor, page after page."""
+    """Show the run until Ctrl-C; on a terminal that cannot move its cursor, page after page."""
     width = Screen().width
     if not can_move_cursor(sys.stdout):
         while True:
@@ -138,7 +138,7 @@ def _live(survey: RunSurvey) -> None:
                 live.update(_rich(page), refresh=True)
                 time.sleep(_EVERY_S)
     finally:
-        _print(page)  # what was seen last stays to be read
+        _print(page)  # The live view vanishes with its screen; the last page stays.
 
 
 def _rich(lines: Sequence[Line]) -> Any:

@@ -1,4 +1,4 @@
-"""A run on one page of 80 columns. Pure: a view in, lines out."""
+"""Draws a run on one page of 80 columns. Pure: a view in, lines out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOST_WIDTH = 14
 
 
 def page_of(view: RunView, width: int = 80) -> list[Line]:
-    """Return what there is to see of a run."""
+    """Return the page of a run."""
     names = _names(view)
     lines = [_title(view, width), []]
     lines += _nodes(view, width)
@@ -92,7 +92,7 @@ def _filled(status: NodeStatus) -> tuple[int, int]:
 
 
 def _shares(reads: ReadCounts) -> str:
-    """Where the bytes came from; dashes where nobody has said."""
+    """Shares of the bytes by source; dashes where no rank has reported."""
     parts = (reads.tier_bytes, reads.peer_bytes, reads.store_bytes)
     total = sum(parts)
     return " ".join(f"{part / total:>5.0%}" if total else f"{'–':>5}" for part in parts)
@@ -123,7 +123,7 @@ def _links(links: Sequence[NodeTraffic], names: dict[str, str]) -> list[Line]:
 
 
 def _by_node(links: Sequence[NodeTraffic], names: dict[str, str]) -> list[Line]:
-    """What comes to and goes from each node, where there are too many links to show all."""
+    """The traffic into and out of each node, where there are too many links to show all."""
     lines: list[Line] = [[(f"{'Links':<20}{'in':>11}{'out':>11}   in, out so far", "bold")]]
     for name, called in list(names.items())[:_NODES_MAX]:
         into = [link for link in links if link.to == name]
@@ -139,7 +139,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _troubles(view: RunView, names: dict[str, str], width: int) -> list[Line]:
-    """What does not go as it should, and what was done about it."""
+    """Nodes that are suspected or lost, and messages about them."""
     rows: list[tuple[str, str]] = []
     suspected: dict[str, list[str]] = {}
     for node in view.nodes:
@@ -161,7 +161,7 @@ def _troubles(view: RunView, names: dict[str, str], width: int) -> list[Line]:
 
 
 def service_page(status: NodeStatus, addresses: Sequence[str]) -> list[Line]:
-    """Return what there is to see of a node service that serves no run of this user."""
+    """Return the page of a node service that serves no run of this user."""
     lines: list[Line] = [
         [("node service", "bold"), f"  {status.host}, up {show_seconds(status.uptime_s)}"],
         [f"  no run of yours is served here; {', '.join(addresses)}"],
@@ -177,7 +177,7 @@ def _names(view: RunView) -> dict[str, str]:
 
 
 def _called(node: NodeView) -> str:
-    """A node by number and host, as people know it."""
+    """The number and host of a node, as people know it."""
     host = node.member.host or node.member.name
     number = f"{node.member.node} " if node.member.node >= 0 else ""
     return number + cut(host, _HOST_WIDTH + 2 - len(number))

@@ -1,7 +1,7 @@
-"""`penstock completion`: a script that completes verbs and options, for bash, zsh or fish.
+"""`penstock completion`: prints a script that completes verbs and options in bash, zsh or fish.
 
-The script is made from the parsers of all verbs, so it names exactly what they take. It is static:
-pressing TAB starts no Python. After a new version of Penstock it is made again.
+The script is made from the parsers of all verbs, so it has exactly their options. It is static, so
+TAB starts no Python; a new version of Penstock needs a new script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _CompletedOption:
     help: str
     takes_value: bool
     values: tuple[str, ...]
-    """What may follow; empty where that is free."""
+    """The values that may follow; empty: any value."""
 
 
 def _options(verb: Verb) -> Iterator[_CompletedOption]:
@@ -62,7 +62,7 @@ def _options(verb: Verb) -> Iterator[_CompletedOption]:
 
 
 def _operands(verb: Verb) -> tuple[str, ...]:
-    """Return what the verb's own arguments may be; empty where they are names of files or data."""
+    """Return the choices of a verb's operands; empty where they name files or data."""
     actions = parser_of(verb)._actions
     return tuple(str(c) for a in actions if not a.option_strings for c in a.choices or ())
 

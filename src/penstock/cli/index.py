@@ -1,4 +1,4 @@
-"""`penstock index`: find every sample once, and keep where it lies."""
+"""`penstock index`: finds every sample once and records where it lies."""
 
 from __future__ import annotations
 

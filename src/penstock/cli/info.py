@@ -1,4 +1,4 @@
-"""`penstock info`: what a data set holds."""
+"""`penstock info`: shows what a data set holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Examples
 """
 
 _SIZES_MAX = 4_000_000
-"""Samples whose sizes are looked at; of larger sets, so many evenly spread ones."""
+"""The most samples whose sizes are read; of larger sets they are evenly spread."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def _lengths(table: Table, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _previews(dataset: Dataset, count: int) -> list[tuple[int, str, dict[str, str]]]:
-    """Return id, key and short values of samples spread over the set; one that fails says why."""
+    """Return id, key and short values of evenly spread samples, or the error of a sample."""
     spread = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
     out = []
     for i in spread:

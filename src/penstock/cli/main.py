@@ -1,7 +1,7 @@
-"""`main`: find the verb, run it, and answer with one line and a number when it fails.
+"""`main`: finds the verb and runs it; an error is one line and an exit code.
 
-Only the module of the verb that was asked for is imported, and `rich` only where a terminal shows
-it: `penstock --help` has to feel like a reflex.
+Only the module of that verb is imported, and `rich` only for a terminal, so that `penstock --help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(": ".join(["penstock: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (`| head`) has gone; the interpreter must not flush into it again.
+        # The reader of our output (`| head`) is gone. The interpreter flushes stdout when it exits,
+        # and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (PenstockError, OSError) as error:
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _be_printable() -> None:
-    """Let a terminal that cannot show a character show `?` rather than fail."""
+    """Print `?` instead of a character that the terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -56,6 +57,7 @@ def _be_printable() -> None:
 
 
 def _listen_to_warnings(level: int) -> None:
+    # Replaced and not added: tests call `main` many times in one process.
     handler = logging.StreamHandler()
     handler.setFormatter(_LowerCase("penstock: %(levelname)s: %(message)s"))
     logger = logging.getLogger("penstock")

@@ -1,4 +1,4 @@
-"""`penstock node`: keep and serve what jobs of this host read, for as long as it runs."""
+"""`penstock node`: keeps and serves what jobs of this host read, for as long as it runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A data set as the verbs need it: opened, with the place and the versions of its index.
+"""Opens data sets for verbs, with the place and the versions of the index.
 
-`penstock.open` hides where an index lies; `info` and `index` are there to show it. So the same
-steps are taken here one by one, and objects are listed only once.
+`penstock.open` hides where an index lies, but `info` and `index` show it. So this module takes the
+same steps one by one, and lists objects only once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.errors import OptionError
 
 _log = logging.getLogger("penstock.cli")
 _CHECKED_OBJECTS_MAX = 100_000
-"""Up to so many objects, comparing them with the index takes no time."""
+"""The most objects that are compared with the index: that takes a moment only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +35,23 @@ class OpenedDataset:
 
     dataset: Dataset
     index_uri: str
-    """Where its versions lie, or the index that was named itself."""
+    """The folder of its versions, or the index that the user named."""
     versions: list[int]
-    """All versions there are; none for an index that was named itself."""
+    """All versions; none for an index that the user named."""
     num_objects: int
     size_bytes: int
-    """Of the objects; samples may take less."""
+    """Bytes of the objects; samples may take fewer."""
 
 
 def find(args: argparse.Namespace) -> FoundDataset:
-    """Return what lies under the name that the user gave."""
+    """Return the objects under the name that the user gave."""
     return look_up(
         uri_of(args), format=args.format, store=store_of(args), options=format_options_of(args)
     )
 
 
 def indexed(found: FoundDataset, version: int | None = None) -> tuple[Catalog, Manifest] | None:
-    """Return an index that is there already, the one that `penstock.open` would take."""
+    """Return the existing index that `penstock.open` would use; None if there is none."""
     origin = indexed_origin(found, version)
     return None if origin is None else (origin.catalog, origin.manifest)
 
@@ -74,7 +74,7 @@ def build_index(
 
 
 def changes_since(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> Changes:
-    """Return how the objects differ from those of an index; formats know which ones count."""
+    """Return how the objects differ from those of an index; the format selects them."""
     recipe = found.recipe
     units = recipe.format.units(recipe.objects, recipe.store, recipe.options)
     parts = open_parts(recipe.store, catalog, manifest, lambda: found.objects)
@@ -83,9 +83,9 @@ def changes_since(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> 
 
 
 def open_named(args: argparse.Namespace, *, check: bool = True) -> OpenedDataset:
-    """Return the data set that the user named, indexing it first if need be.
+    """Open the data set that the user named; index it first if it has no index.
 
-    With `check`, objects that are not what was indexed are refused.
+    With `check`, refuse objects that have changed since they were indexed.
     """
     if names_index(uri_of(args)):
         return _open_index(args)
@@ -102,7 +102,7 @@ def open_named(args: argparse.Namespace, *, check: bool = True) -> OpenedDataset
     return OpenedDataset(
         dataset=Dataset(
             store=found.located.store,
-            # Without a check, `verify` says what is wrong with the index too.
+            # Without `check` nothing is refused: `verify` reports damage of the index itself.
             parts=open_parts(found.store, catalog, manifest, lambda: found.objects, verified=check),
             version=manifest.version,
         ),
@@ -114,7 +114,7 @@ def open_named(args: argparse.Namespace, *, check: bool = True) -> OpenedDataset
 
 
 def _check(found: FoundDataset, catalog: Catalog, manifest: Manifest) -> None:
-    """Refuse objects that changed since they were indexed, and mention those that are new."""
+    """Refuse objects that changed since they were indexed, and warn of new ones."""
     uri, changes = found.located.store.uri, changes_since(found, catalog, manifest)
     changes.refuse(uri, "Index it again with `penstock index --rebuild`")
     if changes.new:

@@ -1,4 +1,4 @@
-"""Arguments that several verbs share: which data set, how its store is reached, how it is read."""
+"""Arguments that several verbs share: the data set, its format, its store, tiers, a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RAY_HERE = "here"
 
 
 def add_dataset(parser: argparse.ArgumentParser, *, version: bool = False) -> None:
-    """Add the data set's name and everything that says how to read it."""
+    """Add the name of the data set, and the arguments for its format and store."""
     parser.add_argument(
         "uri",
         metavar="URI",
@@ -31,7 +31,7 @@ def add_dataset(parser: argparse.ArgumentParser, *, version: bool = False) -> No
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add what says how objects become samples."""
+    """Add the arguments for the format: how objects become samples."""
     group = parser.add_argument_group("Format")
     group.add_argument("--format", metavar="NAME", help="tar, mds, files, …; found by itself")
     group.add_argument(
@@ -44,7 +44,7 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add what says how a remote store is reached, where the environment does not."""
+    """Add the arguments for a remote store, where the environment does not name it."""
     group = parser.add_argument_group("Store")
     group.add_argument("--endpoint", metavar="URL", help="an S3-compatible server")
     group.add_argument("--region", metavar="NAME", help="region of the bucket")
@@ -96,7 +96,7 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def crew_of(args: argparse.Namespace) -> AbstractContextManager[Crew | None]:
-    """Return who does the work; None is this process."""
+    """Return the crew that does the work; None is this process."""
     if args.ray is None:
         return nullcontext()
     from penstock.dataset.ray_crew import RayCrew

@@ -1,4 +1,4 @@
-"""`penstock order`: which sample comes when, and how well that is shuffled. Reads no sample."""
+"""`penstock order`: shows which sample comes when, and the quality of the shuffle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock pack`: many small files, tables or arrays into shards that are read fast."""
+"""`penstock pack`: copies many small files, tables or arrays into shards."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pack, show how far it is, and say what was made."""
+    """Pack, show the progress, and print the result."""
     if args.ray is not None and args.workers is not None:
         raise OptionError(
             f"--workers {args.workers} counts threads of this machine, with --ray the cluster says "
@@ -123,7 +123,7 @@ def _pack(args: argparse.Namespace, options: PackOptions) -> PackReport:
 
 
 def _source(args: argparse.Namespace) -> str | Dataset:
-    """Return the source's name, or the data set where the user said how to read it."""
+    """Return the source's name, or the opened data set if the user gave a format."""
     chosen: dict[str, Any] = format_options_of(args)
     if args.source_format is None and not chosen:
         return str(args.source)

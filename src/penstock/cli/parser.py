@@ -1,7 +1,7 @@
-"""From words to a verb and its arguments.
+"""Parses the command line into a verb and its arguments.
 
-The table of verbs is all that the top-level help needs. A verb's module has two functions:
-`configure` adds its arguments to a parser, `run` does it and returns the exit code.
+The top-level help needs only the table of verbs. The module of a verb has two functions:
+`configure` adds its arguments to a parser, `run` carries it out and returns the exit code.
 """
 
 from __future__ import annotations
@@ -94,16 +94,16 @@ Options
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in the manner of the rest."""
+    """argparse, with errors of one line like all others of the command."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where the help is, and leave with 2."""
+        """Print the error and the way to the help, and exit with 2."""
         self.exit(EXIT_USAGE, f"penstock: error: {message}; see {self.prog} --help\n")
 
 
 def parse(words: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     """Return the verb and its arguments; help, version and usage errors leave at once."""
-    # Words behind -- are those of another program.
+    # Words after -- belong to another program (`penstock trace -- COMMAND`).
     end = words.index("--") if "--" in words else len(words)
     rest = [word for word in words[:end] if word != "--debug"] + list(words[end:])
     first = rest[0] if rest else "--help"

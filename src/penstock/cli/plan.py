@@ -1,4 +1,4 @@
-"""`penstock plan`: what a run will read from where, and what will limit it. Reads no sample."""
+"""`penstock plan`: estimates what a run reads from which source, and its limit. Reads no sample."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _work(args: argparse.Namespace) -> Work:
 
 
 def _machine(args: argparse.Namespace, source: str) -> tuple[Machine, str]:
-    """Return the machine to plan for, and where its numbers come from."""
+    """Return the machine to plan for, and the source of its numbers."""
     path = args.machine or _own_file()
     if path is not None:
         machine, note = load_machine(path), f"as measured in {show_place(str(path))}"
@@ -147,7 +147,7 @@ def _own_file() -> Path | None:
 
 
 def assumed_machine(source: str, cores: int) -> Machine:
-    """Return a machine to begin with where nobody has measured one: middling, round numbers."""
+    """Return a machine of round, middling numbers, for users who have not measured one."""
     if source in ("folder", "memory"):
         latency_s, curve = 0.0001, Curve(counts=(1, 8), bytes_s=(1e9, 2e9))
     else:
@@ -160,9 +160,9 @@ def assumed_machine(source: str, cores: int) -> Machine:
 
 
 def _tiers(args: argparse.Namespace, machine: Machine) -> tuple[TierModel, ...]:
-    """Return the tiers that were named: as fast as the machine's of that kind, or as is usual.
+    """Return the tiers that were named, as fast as the machine's of that kind, or as is usual.
 
-    Their folders are not looked at: the machine that is planned for may be another one.
+    Their folders are not looked at, because the plan may be for another machine.
     """
     if args.memory == "0":
         args = argparse.Namespace(memory=None, disk=args.disk)

@@ -1,4 +1,4 @@
-"""A value of a sample in a few words. Pure."""
+"""Short descriptions of the values of samples. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def preview(value: Any, width: int = 60) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks, and without what would make a terminal do things.
+    """Return a text without line breaks and without control sequences of terminals.
 
     >>> one_line("a\\n  cat"), one_line("\\x1b[2J gone")
     ('a cat', '[2J gone')

@@ -1,4 +1,4 @@
-"""`penstock probe`: measure this machine and write machine.toml."""
+"""`penstock probe`: measures this machine and writes machine.toml."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Examples
 
 _LINK_LATENCY_S = 1e-4
 _HOW = ("copy", "memory", "disk", "store", "decode", "link")
-"""Notes that say how something was measured; disks may be several."""
+"""Names of the notes about methods of measurement; there may be several disks."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sized(probed: ProbeResult, wishes: Sequence[Wish]) -> Machine:
-    """Return the machine with tiers as large as wished for, where there is room for that."""
+    """Return the machine with tiers of the sizes that were asked for, where there is room."""
     by_place = {(wish.kind, wish.place): wish for wish in wishes}
     tiers = []
     for tier, folder in zip(probed.machine.tiers, probed.folders, strict=True):
@@ -137,7 +137,7 @@ def _link(text: str) -> LinkModel:
 
 
 def _report(words: str) -> None:
-    """Say what is done, where somebody watches."""
+    """Print the next measurement, if stderr is a terminal."""
     if can_move_cursor(sys.stderr):
         Screen(sys.stderr).line((words, "dim"))
 
@@ -153,7 +153,7 @@ def _noted(machine: Machine, args: argparse.Namespace) -> Machine:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return what was measured as a command, without what may be the signature of an address."""
+    """Return the command of this probe, without parts of URIs that may be signatures."""
     words = ["penstock", "probe", *(uri.partition("?")[0] for uri in args.uri)]
     words += ["--memory", args.memory] if args.memory else []
     words += [word for disk in args.disk for word in ("--disk", disk)]

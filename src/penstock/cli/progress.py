@@ -1,7 +1,7 @@
-"""How far something is: a bar on a terminal, a line now and then in a log.
+"""Progress of a task: a bar on a terminal, a line now and then in a log.
 
-Always on stderr: stdout belongs to the result. A log gets a line every ten seconds, because a job
-that says nothing for an hour looks like one that hangs.
+It goes to stderr, because stdout belongs to the result. A log gets a line every ten seconds,
+because a job that prints nothing for an hour looks like one that hangs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class ProgressBar:
             self._bar.stop()
 
     def update(self, done: int, total: int, *, samples: int = 0, size_bytes: int = 0) -> None:
-        """Show that `done` of `total` are done."""
+        """Show the progress: `done` of `total` units."""
+        # A first update at once must not divide by zero.
         elapsed_s = max(self._clock.now_s() - self._began_s, 1e-9)
         facts = [f"{show_count(samples)} samples"] if samples else []
         if size_bytes:

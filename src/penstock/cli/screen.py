@@ -1,8 +1,8 @@
-"""What a terminal may show: styles where there is one, plain text everywhere else.
+"""Output with styles on a terminal, and plain text everywhere else.
 
-Lines are made of spans, a text with the name of a style or without. Whoever prints does not ask
-where it goes: styles vanish when the output is no terminal, when NO_COLOR is set, or when `rich` is
-not installed. Widths are computed here and not by rich, so that both kinds of output look the same.
+A line is made of spans: texts, with or without the name of a style. Verbs need not know where their
+output goes: styles vanish when it is no terminal, when NO_COLOR is set, or when `rich` is not
+installed. Widths are computed here and not by rich, so that both kinds of output look the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH_MAX = 80
 
 
 def can_move_cursor(stream: TextIO) -> bool:
-    """Return whether bars and live views make sense on a stream."""
+    """Return whether bars and live views work on a stream."""
     return (
         stream.isatty()
         and os.environ.get("TERM", "dumb") != "dumb"
@@ -31,7 +31,7 @@ def can_move_cursor(stream: TextIO) -> bool:
 
 
 def can_style(stream: TextIO) -> bool:
-    """Return whether bold and colours make sense on a stream."""
+    """Return whether bold and colours work on a stream."""
     return can_move_cursor(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -69,7 +69,7 @@ class Screen:
         self.line((text, "bold"))
 
     def pairs(self, rows: Mapping[str, str]) -> None:
-        """Print names and what they are, in two columns."""
+        """Print names and values in two columns."""
         wide = max(map(len, rows), default=0)
         for name, value in rows.items():
             self.line("  ", (f"{name:<{wide}}", "dim"), f"  {value}")
@@ -99,7 +99,7 @@ def plain(spans: Iterable[Span]) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text that is not wider than `width`, with a mark where something is missing.
+    """Return a text cut to `width`, with a mark at the end if it was cut.
 
     >>> cut("abcdef", 4), cut("abc", 4)
     ('abc…', 'abc')
@@ -108,6 +108,6 @@ def cut(text: str, width: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print a result for programs, alone on stdout."""
+    """Print a result as JSON; nothing else goes to stdout then."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`penstock simulate`: what a data set would take on a machine that is only described."""
+"""`penstock simulate`: compares policies on a machine that is only described."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, print, and write what was asked for."""
+    """Simulate, print the results, and write the page if asked."""
     scenario = load_scenario(args.scenario)
     results = _results(scenario, args)
     title = scenario.name or Path(args.scenario).stem

@@ -1,4 +1,4 @@
-"""`penstock tiers`: what this user keeps near on this node, and giving it up."""
+"""`penstock tiers`: shows and removes the tiers of this user on this node."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find the tiers, remove what nobody uses where that is asked for, and show them."""
+    """Find the tiers, remove unused ones if asked, and show all."""
     found = [(wish, tier) for wish in _places(args.folder) for tier in _found(wish)]
     removed = [tier.path for wish, tier in found if args.remove and remove_found(wish, tier)]
     tiers = [tier for _, tier in found]

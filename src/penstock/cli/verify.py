@@ -1,4 +1,4 @@
-"""`penstock verify`: read everything and name all that is wrong."""
+"""`penstock verify`: reads all samples and names every problem."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify, show how far it is, and say what is wrong."""
+    """Verify, show the progress, and print all problems."""
     dataset = open_named(args, check=False).dataset
     began_s = time.monotonic()
     report = _verify(dataset, args)

@@ -1,14 +1,16 @@
-"""Steps in bulk: a run as one sum per step and node, vectorised. Made for scale.
+"""Steps in bulk: a run as one sum per step and node, vectorised, for jobs of any size.
 
 Training is bulk-synchronous: a step ends when the slowest node has ended it. So a run is a
-recurrence over steps. With D the end of a step on all nodes and F when a node has fetched its part,
+recurrence over steps. With D the end of a step on all nodes and F the time at which a node has
+fetched its part,
 
     F[k] = max(F[k-1], D[k-1-depth]) + read[k]        fetched ahead, in the order of steps
     D[k] = max over nodes of max(F[k], D[k-1]) + used[k]
 
-where depth is how many steps the stage holds, `read` what the devices need for bytes that may come
-ahead, and `used` computing plus whatever the training loop reads itself. Latency and throughput are
-averages here: tails, retries and adaptation are `predict`'s, which drives the real flow.
+where depth is the number of steps that the stage holds, `read` is the time that devices need for
+bytes that may be read ahead, and `used` is computing plus what the training loop reads itself.
+Latency and throughput are averages here; `predict`, which drives the real flow, has tails, retries
+and adaptation.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from penstock.simulate.devices import Devices
 from penstock.simulate.in_turn import in_turn_s, overtaking_s
 from penstock.simulate.job import Floats, SimulatedJob
 from penstock.simulate.policies import POLICIES, Policy, make_policy
-from penstock.simulate.reads import Flags, Reads, StepTraffic, traffic_of
+from penstock.simulate.reads import EpochReads, Flags, StepTraffic, traffic_of
 from penstock.simulate.result import PolicyResult
 from penstock.simulate.scenario import Scenario
 
 
 def run(scenario: Scenario, policy: str | type[Policy]) -> PolicyResult:
-    """Return what a policy comes to in a scenario; a policy is a name or a class of one's own."""
+    """Simulate a policy in a scenario; a policy is a name or a class of your own."""
     job = SimulatedJob(scenario)
     made = make_policy(policy, job) if isinstance(policy, str) else policy(job)
     name = policy if isinstance(policy, str) else made.title
@@ -71,14 +73,14 @@ def sweep(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepSeconds:
-    """What steps take, by step and node."""
+    """How long steps take, by step and node."""
 
     read: Floats
     """Reading ahead."""
     used: Floats
-    """From having what was read ahead to the end of the step."""
+    """From the arrival of what was read ahead to the end of the step."""
     is_filling: bool
-    """Whether nodes fill their tiers for others."""
+    """Whether nodes fill their tiers for each other."""
 
     def of(self, step: int) -> _StepSeconds:
         return _StepSeconds(
@@ -89,7 +91,7 @@ class _StepSeconds:
 
 
 class _BulkRun:
-    """The state of a run: when each node has fetched, when each step has ended."""
+    """The state of a run: the time up to which each node has fetched, and the ends of steps."""
 
     def __init__(self, job: SimulatedJob, policy: Policy) -> None:
         self._job, self._policy = job, policy
@@ -111,7 +113,7 @@ class _BulkRun:
         self._visited = np.zeros(len(job.sizes), np.bool_)
 
     def start(self) -> None:
-        """Load what the policy wants to have before the first step."""
+        """Load what the policy needs before the first step."""
         begin = self._policy.start()
         if begin is None:
             return
@@ -125,8 +127,8 @@ class _BulkRun:
         self._ends = [self._start_s]
         self._fetched[:] = self._start_s
 
-    def epoch(self, reads: Reads) -> None:
-        """Go through the steps of one epoch."""
+    def epoch(self, reads: EpochReads) -> None:
+        """Simulate the steps of one epoch."""
         job = self._job
         self._visited[reads.ids] = True
         compute = job.compute_s(reads.steps, reads.workers, job.sizes[reads.ids])
@@ -134,7 +136,9 @@ class _BulkRun:
         compute = compute.reshape(-1, job.num_nodes, job.ranks).max(axis=2)
         began_s = self._ends[-1]
         if not self._policy.across_epochs:
+            # Nothing of this epoch was read during the last one.
             self._fetched = np.maximum(self._fetched, began_s)
+        # Step by step only while sources still change: a whole epoch at once is much faster.
         if reads.options and self._fetched.min() < max(o.settled_s for o in reads.options):
             self._late_epoch(reads, compute)
         else:
@@ -142,7 +146,7 @@ class _BulkRun:
         self._epoch_s.append(self._ends[-1] - began_s)
 
     def result(self, policy: str) -> PolicyResult:
-        """Return what it all came to."""
+        """Return the result of a run that is over."""
         job, time_s = self._job, self._ends[-1]
         own, peer, store = np.split(self._bytes, [job.num_tiers, job.store])
         more_store, more_peer = self._policy.background_bytes(time_s)
@@ -169,9 +173,9 @@ class _BulkRun:
         )
 
     def _least_s(self, bound_bytes: int, rate: float) -> float:
-        """Return the time that no loader goes below: its least bytes, and computing.
+        """Return the least time of any loader: the fewest bytes at the full rate, or computing.
 
-        The first epoch has all bytes of the set to read; computing the others comes after that.
+        The first epoch has to read all bytes of the set, and the other epochs compute after it.
         """
         epochs = self._job.scenario.job.epochs
         later_s = self._bound_s * (epochs - 1) / epochs
@@ -179,15 +183,15 @@ class _BulkRun:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def _plain_epoch(self, reads: Reads, compute: Floats) -> None:
-        """Go through an epoch whose sources are known: all its steps at once."""
+    def _plain_epoch(self, reads: EpochReads, compute: Floats) -> None:
+        """Simulate an epoch whose sources are known: the seconds of all its steps at once."""
         seconds = self._seconds(reads, compute, 1.0)
         depth = self._depth(reads, len(compute))
         for step in range(len(compute)):
             self._advance(self._begin(depth), seconds.of(step))
 
-    def _late_epoch(self, reads: Reads, compute: Floats) -> None:
-        """Go through an epoch in which tiers fill up meanwhile: sources depend on the time."""
+    def _late_epoch(self, reads: EpochReads, compute: Floats) -> None:
+        """Simulate an epoch in which tiers fill up: sources depend on the time of each step."""
         bounds = np.searchsorted(reads.steps, np.arange(len(compute) + 1)).tolist()
         depth = self._depth(reads, len(compute))
         for step in range(len(compute)):
@@ -200,7 +204,7 @@ class _BulkRun:
 
     # -- seconds of steps ----------------------------------------------------------------------
 
-    def _seconds(self, reads: Reads, compute: Floats, left: float) -> _StepSeconds:
+    def _seconds(self, reads: EpochReads, compute: Floats, left: float) -> _StepSeconds:
         zero = np.zeros_like(compute)
         if reads.free:
             return _StepSeconds(read=zero, used=compute, is_filling=False)
@@ -215,13 +219,13 @@ class _BulkRun:
         is_filling = bool(load.filled.any())
         return _StepSeconds(read=read, used=compute + wait, is_filling=is_filling)
 
-    def _load(self, reads: Reads, chosen: Flags | None, num_steps: int) -> StepTraffic:
+    def _load(self, reads: EpochReads, chosen: Flags | None, num_steps: int) -> StepTraffic:
         load = traffic_of(self._job, reads, chosen, num_steps)
         self._bytes += load.bytes.sum(axis=(0, 1))
         self._filled += float(load.filled.sum())
         return load
 
-    def _read(self, reads: Reads, load: StepTraffic, left: float) -> Floats:
+    def _read(self, reads: EpochReads, load: StepTraffic, left: float) -> Floats:
         """Return the seconds that reading ahead takes."""
         job, devices = self._job, self._devices
         threads = (reads.threads or job.scenario.loader.threads) * job.ranks
@@ -236,8 +240,10 @@ class _BulkRun:
             mine = (other_s + from_store * devices.store_byte_s(readers)[:, None]) / threads
         return np.maximum(mine, devices.limits_s(load, readers, threads, left))
 
-    def _waited(self, reads: Reads, late: Flags, compute: Floats, ahead: StepTraffic) -> Floats:
-        """Return the seconds that the training loop waits for what it reads itself."""
+    def _waited(
+        self, reads: EpochReads, late: Flags, compute: Floats, ahead: StepTraffic
+    ) -> Floats:
+        """Return the seconds that the training loop waits for its own reads."""
         job, devices = self._job, self._devices
         load = self._load(reads, late, len(compute))
         other_s, from_store = devices.thread_s(load)
@@ -245,7 +251,7 @@ class _BulkRun:
             used = in_turn_s(from_store, other_s + compute, devices.store_byte_s, 1)
             return used - compute
         readers = ((from_store + ahead.bytes[..., job.store]) > 0).sum(axis=1).astype(np.float64)
-        # Ranks of a node read beside each other, one sample at a time each.
+        # Ranks of a node read at the same time, one sample each.
         ranks = job.ranks
         byte_s = np.maximum(
             devices.store_byte_s(readers), ranks / devices.node_bytes_s(readers, ranks)
@@ -255,7 +261,7 @@ class _BulkRun:
 
     # -- the recurrence ------------------------------------------------------------------------
 
-    def _depth(self, reads: Reads, num_steps: int) -> int:
+    def _depth(self, reads: EpochReads, num_steps: int) -> int:
         """Return how many steps the stage holds."""
         stage = reads.stage_bytes
         if stage is None:
@@ -266,12 +272,14 @@ class _BulkRun:
 
     def _begin(self, depth: int) -> Floats:
         """Return when each node can begin to fetch its next step."""
+        # The stage has room for a step when the step `depth` before it has left.
         freed = max(0, len(self._ends) - 1 - depth)
         return np.maximum(self._fetched, self._ends[freed])
 
     def _advance(self, begin: Floats, step: _StepSeconds) -> None:
         self._fetched = begin + step.read
         now = self._ends[-1]
-        # What a peer has to fetch first is there when the slowest of them has it.
+        # A sample that its home has to fetch first arrives, at the latest, when the slowest node
+        # has fetched: which node waits for which is not modelled.
         ready = np.maximum(self._fetched.max() if step.is_filling else self._fetched, now)
         self._ends.append(float((ready + step.used).max()))

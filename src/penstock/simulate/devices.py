@@ -1,14 +1,14 @@
 """Devices: how long a node needs for the reads of a step.
 
-Two limits hold at once, and the slower one counts.
+Two limits hold at once; the slower one counts.
 
 * A thread reads one sample after the other: latency, then bytes at the rate of one request, then
-  decoding. So many threads divide the sum of these.
-* A device has a throughput that all threads together cannot pass: the node's share of the store,
-  a tier, the link (either way), the cores that decode.
+  decoding. The threads divide the sum of these times.
+* A device has a throughput that all threads together cannot exceed: the node's share of the store,
+  a tier, the link (in either direction), the cores that decode.
 
-The store is shared: when n nodes read at once each gets shared(n)/n, or less where its own
-connection is the limit. What a node that needs little does not use goes to the others.
+The store is shared: when n nodes read at once, each gets shared(n)/n, or less where its own
+connection is the limit. Other nodes get the bandwidth that a node does not use.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Devices:
     def __init__(self, job: SimulatedJob) -> None:
         machine, model = job.scenario.machine, job.scenario.model
         self.job, self.machine = job, machine
+        # Curves were measured with the latency of each request in them; here it is added by
+        # request.
         self.store = machine.store.without_latency()
         self.per_thread = model.store_share == "thread"
         if (self.per_thread or model.readers == "in_turn") and machine.store.shared is None:
@@ -52,7 +54,7 @@ class Devices:
         self.decode_s = 1 / machine.decode.at(1) if machine.decode else 0.0
 
     def store_byte_s(self, num_readers: Floats) -> Floats:
-        """Return the seconds a byte from the store that one thread needs, by step."""
+        """Return how many seconds a thread needs for a byte from the store, by step."""
         alone = np.full(num_readers.shape, self.byte_s[self.job.store])
         if not self.per_thread or self.store.shared is None:
             return alone
@@ -63,7 +65,7 @@ class Devices:
         return out
 
     def node_bytes_s(self, num_readers: Floats, threads: int) -> Floats:
-        """Return what the store gives one node, by step."""
+        """Return the bandwidth that the store gives one node, by step."""
         if self.per_thread:
             return np.full(num_readers.shape, np.inf)
         own = np.full(num_readers.shape, self.store.throughput.at(threads))
@@ -74,7 +76,7 @@ class Devices:
         return out
 
     def all_bytes_s(self) -> float:
-        """Return what the store gives all nodes together, at its best."""
+        """Return the most bandwidth that the store gives all nodes together."""
         nodes = self.job.num_nodes
         if self.per_thread:
             return math.inf
@@ -84,7 +86,7 @@ class Devices:
         return min(own, max(self.store.shared.at(n) for n in (*self.store.shared.counts, nodes)))
 
     def fill_s(self, size_bytes: Floats, sample_bytes: float, source: int) -> Floats:
-        """Return how long each node needs to fill a tier while all others do, too."""
+        """Return how long each node needs to fill a tier while all others fill theirs."""
         job = self.job
         threads = job.scenario.loader.fill_threads * job.ranks
         nodes = np.array([float(job.num_nodes)])
@@ -97,7 +99,7 @@ class Devices:
         return out
 
     def thread_s(self, load: StepTraffic) -> tuple[Floats, Floats]:
-        """Return thread seconds of everything but the store's bytes, and those bytes."""
+        """Return the thread seconds of all but the store's bytes, and the store's bytes."""
         store = self.job.store
         own = load.bytes.copy()
         from_store = own[..., store] + load.filled
@@ -108,7 +110,7 @@ class Devices:
         return other_s, from_store
 
     def limits_s(self, load: StepTraffic, num_readers: Floats, threads: int, left: float) -> Floats:
-        """Return what the busiest device of each node needs for a step, however many threads."""
+        """Return how long the busiest device of each node needs for a step."""
         job, machine = self.job, self.machine
         tiers = job.num_tiers
         from_store = load.bytes[..., job.store] + load.filled
@@ -136,7 +138,8 @@ class Devices:
             alone: Floats = self.node_bytes_s(num_readers, threads)[..., None] * left
             return size_bytes / alone
         own = self.store.throughput.at(threads) * left
-        # A step has its bytes when all nodes have theirs: who needs more gets what others leave.
+        # A step is complete when all nodes have their bytes: a node that needs more gets what
+        # others leave.
         all_bytes_s = at(self.store.shared, np.maximum(num_readers, 1))[..., None] * left
         together = np.where(size_bytes > 0, size_bytes.sum(axis=-1, keepdims=True), 0.0)
         out: Floats = np.maximum(size_bytes / own, together / all_bytes_s)

@@ -1,6 +1,6 @@
-"""Driving a flow in virtual time: tell it what happened, do what it says, wake it when it asks.
+"""Drives a flow in virtual time: tells it events, carries out its actions, wakes it when it asks.
 
-An engine does the same with threads (`engine.fetcher`).
+The engine does the same with threads (`engine.fetcher`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.flow.limit import MARKS_MAX
 from penstock.simulate.virtual import Call
 
 At = Callable[[float, Call], None]
-"""Has something called at a time."""
+"""Calls a function at a time."""
 
 
 class FlowDriver:
-    """A flow among virtual devices."""
+    """Connects a flow with virtual devices."""
 
     def __init__(
         self, flow: Flow, *, now_s: Callable[[], float], at: At, begin: Callable[[Begin], None]
@@ -29,7 +29,11 @@ class FlowDriver:
         self._wake_s = math.inf
 
     def tell(self, event: Event) -> None:
-        """Tell the flow and do what it says; what comes of it at once is told after it."""
+        """Tell the flow an event and carry out its actions.
+
+        An action may cause another event before it returns. That event waits its turn here, because
+        a flow must not be entered twice.
+        """
         self._events.append(event)
         if len(self._events) > 1:
             return

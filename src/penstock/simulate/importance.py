@@ -1,6 +1,6 @@
-"""Importance sampling, compared: ways to choose samples, each with a cache it is read by.
+"""Importance sampling, compared: systems that choose samples, and the caches that go with them.
 
-A system is a stream of samples to train on. A training loop drives one like this:
+A system is a stream of samples to train on. A training loop drives it like this:
 
     drawn = source.draw()                       # again whenever the stretch is used up
     for each global batch of drawn:
@@ -9,8 +9,8 @@ A system is a stream of samples to train on. A training loop drives one like thi
         step on mean(weights * losses)
         source.observe(ids, losses)
 
-All systems draw the same for the same seed. They hold no bytes: a cache is a set of ids, and its
-result is a count of hits. All samples count as equally large.
+A system draws the same samples for the same seed. It holds no bytes: a cache is a set of ids, and
+its result is a count of hits. All samples count as equally large.
 
 * `uniform`, `uniform-lru` – plain epochs over a cache that never evicts, and over LRU
 * `importance`, `importance-loss`, `cost-aware` – Penstock's own, by its three scores. The same
@@ -84,12 +84,12 @@ class DrawnStretch:
 
 
 class TrainingSource(Protocol):
-    """A way to choose samples and to keep some of them near; one of those that are compared."""
+    """A system: it chooses samples and caches some of them."""
 
     name: str
 
     def draw(self) -> DrawnStretch:
-        """Return the next stretch of the stream; called when the last one is used up."""
+        """Return the next stretch of the stream; to be called when the last one is used up."""
         ...
 
     def access(self, ids: Ids) -> Bools:
@@ -97,7 +97,7 @@ class TrainingSource(Protocol):
         ...
 
     def observe(self, ids: Ids, losses: Floats) -> None:
-        """Take in the per-sample losses of one global batch, after its step."""
+        """Record the per-sample losses of one global batch, after its step."""
         ...
 
 
@@ -105,10 +105,10 @@ class TrainingSource(Protocol):
 
 
 class UniformSource:
-    """Plain epochs; the cache is given.
+    """Plain epochs over a given cache.
 
-    With a cache that never evicts this meets the bound of plain epochs: an epoch finds as many
-    samples as the cache holds, and no policy finds more.
+    With a cache that never evicts this meets the bound of plain epochs: an epoch hits as many
+    samples as the cache holds, and no policy hits more.
     """
 
     def __init__(self, name: str, *, num_samples: int, cache: SampleCache, seed: int) -> None:
@@ -132,7 +132,7 @@ class UniformSource:
 
 
 class SampleCache(Protocol):
-    """Which samples are near."""
+    """The ids of the samples that a cache holds."""
 
     def __contains__(self, sample: object) -> bool: ...
 
@@ -144,12 +144,12 @@ class SampleCache(Protocol):
 
 
 def access_all(cache: SampleCache, ids: Ids) -> Bools:
-    """Use samples one after the other, and return which of them were cached."""
+    """Use samples in a row, and return which of them were cached."""
     return np.fromiter(map(cache.access, ids.tolist()), np.bool_, len(ids))
 
 
 class FillOnceCache:
-    """Takes in what comes first until it is full, and never evicts (MinIO, CoorDL)."""
+    """Keeps the first samples until it is full, and never evicts (MinIO, CoorDL)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -171,7 +171,7 @@ class FillOnceCache:
 
 
 class LruCache:
-    """Evicts what was used longest ago: the page cache."""
+    """Evicts the sample that was used longest ago, like the page cache."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -184,7 +184,7 @@ class LruCache:
         return len(self._resident)
 
     def access(self, sample: int) -> bool:
-        """Use a sample; it is the last to be evicted from now on."""
+        """Use a sample; it is now the last to be evicted."""
         hit = sample in self._resident
         self._resident[sample] = None
         self._resident.move_to_end(sample)
@@ -197,7 +197,7 @@ class LruCache:
 
 
 class ImportanceSource:
-    """Importance sampling as the loader does it, without the loader."""
+    """Importance sampling as in the loader, without the loader."""
 
     def __init__(
         self,
@@ -220,6 +220,7 @@ class ImportanceSource:
     def draw(self) -> DrawnStretch:
         """Return the next window."""
         if self._has_begun:
+            # The scores of the window that ends here draw the window after the next one.
             self.course.close_window()
         self._has_begun = True
         now = self.course.draws(self.course.window)
@@ -231,7 +232,7 @@ class ImportanceSource:
         return DrawnStretch(ids=now.ids, weights=now.weights)
 
     def access(self, ids: Ids) -> Bools:
-        """Return what was decided when the window was drawn."""
+        """Return the hits that were decided when the window was drawn."""
         count = len(ids)
         assert np.array_equal(ids, self._ids[:count]), "batches must be used in the order drawn"
         hits = self._hits[:count]
@@ -239,12 +240,12 @@ class ImportanceSource:
         return hits
 
     def observe(self, ids: Ids, losses: Floats) -> None:
-        """Score the samples of a step; the window after the next one is drawn by it."""
+        """Score the samples of a step; the window after the next one is drawn by these scores."""
         self.course.observe(StepLosses(ids, np.asarray(losses, np.float32)))
 
 
 def expected_gaps(chances: Probabilities | None, num_samples: int) -> Gaps:
-    """Return after how many draws each sample comes back on average: 1/p, an epoch if plain."""
+    """Return the mean number of draws until each sample comes back: 1/p; an epoch if plain."""
     if chances is None:
         return np.full(num_samples, float(num_samples))
     gaps: Gaps = chances.total / chances.points

@@ -1,8 +1,9 @@
-"""Readers in turn: a published model's idea of who reads the store at the same time.
+"""Readers in turn: how a published model counts the nodes that read the store at the same time.
 
-The simulator of the NoPFS thesis goes through the nodes one by one and asks, whenever a node reads,
-which others have read at that time or later. Nodes whose turn comes later have not read anything
-yet. It is kept here to compare with published numbers; nothing else should use it. Two cases:
+The simulator of the NoPFS thesis goes through the nodes one by one. Whenever a node reads, it
+counts the others that have read at that time or later; nodes whose turn comes later have read
+nothing yet. This is here to compare with published numbers, and nothing else should use it. Two
+cases:
 
 * Turns within a step (nothing is read ahead, or all is planned at once before the first step): node
   i meets the i nodes before it, until they are done. The first node has the store to itself, the

@@ -1,7 +1,7 @@
-"""The job of a scenario: who uses which sample at which step, and how long computing takes.
+"""The job of a scenario: which rank uses which sample at which step, and how long it computes.
 
-The order and the steps are the real ones (`penstock.order`): a simulated run uses the samples that
-a real one would. Ranks are numbered node by node; the ranks of a node share its tiers and its link.
+Order and steps are the real ones (`penstock.order`): a simulated run uses the samples that a real
+one would. Ranks are numbered node by node; the ranks of a node share its tiers and its link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.simulate.scenario import Scenario
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
-"""Where bytes come from: t < T is tier t of the own node, T + t that of another, 2 T the store."""
+"""Sources of bytes: t < T is tier t of the own node, T + t that of another node, 2 T the store."""
 
 
 def added(keys: Ints, values: Floats | None, count: int) -> Floats:
@@ -40,7 +40,7 @@ class Accesses:
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """A scenario with its samples drawn and its steps cut."""
+    """A scenario with its sizes drawn and its epochs cut into steps."""
 
     scenario: Scenario
 
@@ -61,7 +61,7 @@ class SimulatedJob:
 
     @cached_property
     def steps(self) -> Steps:
-        """How an epoch falls into global batches."""
+        """The global batches of an epoch."""
         job = self.scenario.job
         size = job.batch * self.num_workers
         if size > len(self.sizes):
@@ -78,27 +78,27 @@ class SimulatedJob:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes."""
+        """Number of nodes."""
         return self.scenario.job.nodes
 
     @property
     def ranks(self) -> int:
-        """Ranks of a node."""
+        """Number of ranks of a node."""
         return self.scenario.job.ranks
 
     @property
     def num_workers(self) -> int:
-        """Ranks on all nodes."""
+        """Number of ranks on all nodes."""
         return self.num_nodes * self.ranks
 
     @property
     def num_steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
         return self.steps.num_steps
 
     @property
     def num_tiers(self) -> int:
-        """Tiers of a node."""
+        """Number of tiers of a node."""
         return len(self.scenario.machine.tiers)
 
     @property
@@ -121,8 +121,9 @@ class SimulatedJob:
         return workers // self.ranks
 
     def accesses(self, epoch: int) -> Accesses:
-        """Return who uses what in an epoch when shares are fixed."""
+        """Return which rank uses which sample in an epoch, by the place in the batch."""
         steps = self.steps
+        # Fewer than samples if the last batch is dropped. Padding of an incomplete one is left out.
         positions = np.arange(min(len(self.sizes), steps.num_steps * steps.global_batch_size))
         return Accesses(
             ids=self.order.ids(epoch, 0, len(positions)),

@@ -1,6 +1,6 @@
-"""A page of results: charts and the table in one HTML file that needs nothing else.
+"""A page of results: charts and the table in one HTML file that needs no other file.
 
-One point of a sweep is bars, several are lines over nodes or over capacity.
+One point of a sweep is drawn as bars, several points as lines over nodes or over capacity.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlottedMeasure:
-    """What is drawn of a result."""
+    """The number of a result that a chart shows."""
 
     axis: Axis
-    """What its values mean."""
+    """Name and unit of the number."""
     of: Callable[[PolicyResult], float]
-    """The value of a result."""
+    """Returns the number of a result."""
     least: Callable[[PolicyResult], float] | None = None
-    """What no policy can go below, for a line of its own."""
+    """Returns the least possible number, for a line of its own; None: no such line."""
 
 
 OVER_COMPUTING = PlottedMeasure(

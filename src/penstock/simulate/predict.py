@@ -1,8 +1,8 @@
 """Predictions: how long a real run will take, and how it behaves when the store does not.
 
-One node, its ranks and the store, event by event: the real flow decides, devices in virtual time
-carry out. A prediction needs a machine (as `penstock probe` measures it), the samples, the order,
-and how long a step computes.
+One node, its ranks and the store are simulated event by event: the real flow decides, and devices
+in virtual time carry it out. A prediction needs a machine (as `penstock probe` measures it), the
+samples, the order, and how long a step computes.
 
 >>> from penstock.machine import Curve, LinkModel, Machine, StoreModel
 >>> store = StoreModel(latency_s=0.02, latency_p99_s=0.04, throughput=Curve.flat(100e6))
@@ -36,7 +36,7 @@ from penstock.simulate.weather import Weather
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRun:
-    """What a loader is asked to do."""
+    """A data set, a loader's options and a training loop."""
 
     samples: Samples
     batch_size: int
@@ -50,15 +50,15 @@ class LoaderRun:
     stage_bytes: int = 512_000_000
     """Memory for samples on their way, per rank."""
     threads: int = 2
-    """That copy samples together, per rank."""
+    """Threads that copy samples into batches, per rank."""
     requests_max: int | None = None
-    """Requests in flight of a rank at most; None: as a loader decides it."""
+    """The most requests in flight of a rank; None: as a loader decides."""
     costs: Costs = field(default_factory=Costs)
     knows_machine: bool = True
-    """Whether the loader finds the machine's file, and begins with the requests that fill the
-    store's link; else it has to find out how many these are."""
+    """Whether the loader finds the machine's file. Then it begins with as many requests as fill the
+    store's link; else it has to find out how many those are."""
     is_warm: bool = False
-    """Whether the tiers hold all that they can from the start."""
+    """Whether the tiers are full from the start."""
 
     def __post_init__(self) -> None:
         counts = (self.batch_size, self.epochs, self.ranks, self.stage_bytes, self.threads)
@@ -71,13 +71,13 @@ class LoaderRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What came of it."""
+    """The times and counts of a predicted run."""
 
     epoch_s: tuple[float, ...]
     """From the end of the epoch before, or the start, to the end of its last step."""
     first_batch_s: float
     stall_s: float
-    """That the ranks waited for batches, the mean of all."""
+    """How long ranks waited for batches, on average."""
     store_bytes: float
     num_requests: int
     num_refused: int
@@ -87,11 +87,11 @@ class Prediction:
     waits_s: Floats
     """How long each step waited for batches: until the last rank had its own."""
     arrivals: tuple[tuple[float, float], ...]
-    """When how many bytes came from the store."""
+    """Times and bytes of the reads from the store, in the order of arrival."""
 
     @property
     def time_s(self) -> float:
-        """All epochs together."""
+        """The time of all epochs together."""
         return sum(self.epoch_s)
 
     def bytes_s(self, start_s: float, stop_s: float) -> float:
@@ -101,7 +101,7 @@ class Prediction:
 
 
 def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) -> Prediction:
-    """Return how a run goes on a machine whose tiers have the capacities it states."""
+    """Predict a run on a machine; its tiers have the capacities that the machine states."""
     time = VirtualTime()
     node = VirtualNode(time, machine, run.samples, weather or Weather())
     if run.is_warm:
@@ -113,17 +113,19 @@ def predict(machine: Machine, run: LoaderRun, weather: Weather | None = None) ->
     for number in range(run.ranks):
         rank = VirtualRank(
             node,
-            _batches(run, order, number),
+            _batches(run, order, number, run.epochs),
             costs=run.costs,
             budget=budget,
             threads=run.threads,
             prior=_prior(machine, run),
-            ahead=partial(_one_epoch, run, order, number),
+            # Fills look one epoch ahead: after it, every sample has come once.
+            ahead=partial(_batches, run, order, number, 1),
         )
         training.add(rank)
         rank.start()
     time.run(lambda: training.is_over)
-    assert training.is_over, "nothing more happens, and the run is not over"
+    # A run that stalls would end here without a word: a lost callback is a bug of the model.
+    assert training.is_over, "no events are left, and the run is not over"
     return training.prediction(node)
 
 
@@ -142,22 +144,18 @@ def _steps(run: LoaderRun, order: Order) -> Steps:
     )
 
 
-def _batches(run: LoaderRun, order: Order, rank: int, epochs: int | None = None) -> Iterator[Ints]:
+def _batches(run: LoaderRun, order: Order, rank: int, epochs: int) -> Iterator[Ints]:
     """Yield the samples of a rank's batches."""
     steps = _steps(run, order)
-    for epoch in range(run.epochs if epochs is None else epochs):
+    for epoch in range(epochs):
         ids = order.ids(epoch, 0, order.num_samples)
         for step in range(steps.num_steps):
             positions, is_real = steps.positions(step, rank)
             yield ids[positions[is_real]]
 
 
-def _one_epoch(run: LoaderRun, order: Order, rank: int, place: None) -> Iterator[Ints]:
-    return _batches(run, order, rank, epochs=1)
-
-
 class _Training:
-    """The training loops of all ranks: take a batch, compute, wait for each other."""
+    """The training loops of all ranks: each takes a batch and computes; all wait for the last."""
 
     def __init__(self, time: VirtualTime, run: LoaderRun, steps: Steps) -> None:
         self._time, self._run = time, run
@@ -173,7 +171,7 @@ class _Training:
         self.is_over = False
 
     def add(self, rank: VirtualRank) -> None:
-        """Give a rank its training loop, which asks for its first batch at once."""
+        """Start a rank's training loop; it asks for its first batch at once."""
         self._ranks.append(rank)
         number = len(self._ranks) - 1
         self._time.at(0.0, partial(rank.take, partial(self._got, number)))
@@ -181,7 +179,7 @@ class _Training:
     def _got(self, number: int) -> None:
         now_s = self._time.now_s
         self._stall_s += (now_s - self._asked_s) / self._run.ranks
-        self._waits_s[self._num_steps] = now_s - self._asked_s  # The last one counts.
+        self._waits_s[self._num_steps] = now_s - self._asked_s  # A step waits for its last rank.
         if number == 0:
             self._taken.append(now_s)
         self._time.after(self._run.compute_s, self._computed)
@@ -202,7 +200,7 @@ class _Training:
             rank.take(partial(self._got, number))
 
     def prediction(self, node: VirtualNode) -> Prediction:
-        """Return what came of it."""
+        """Return the prediction of a run that is over."""
         return Prediction(
             epoch_s=tuple(np.diff(self._ends).tolist()),
             first_batch_s=self._taken[0],

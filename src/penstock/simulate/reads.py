@@ -21,7 +21,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOption:
-    """A place that holds samples from some time on. The first option that is there is taken."""
+    """A source that has samples from some time on. The first option that has a sample is read."""
 
     sources: Codes
     """By access."""
@@ -32,39 +32,39 @@ class SourceOption:
 
     @property
     def settled_s(self) -> float:
-        """When everything is there that ever will be."""
+        """When all samples are there that ever will be."""
         return float(self.from_s[np.isfinite(self.from_s)].max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """The uses of samples in one epoch, sorted by step, and where each finds its bytes."""
+class EpochReads:
+    """The uses of samples in one epoch, sorted by step, and the source of each."""
 
     ids: Ints
     steps: Ints
     workers: Ints
     sources: Codes
-    """Where the bytes come from, or would if no option were there yet."""
+    """The source of each access, while no option has it."""
     holders: Ints | None = None
     """The node that serves each access from its tier; None where no peer does."""
     ahead: Flags | bool = True
-    """Whether bytes may be fetched before their step; else the training loop waits for them."""
+    """Whether bytes may be read before their step; else the training loop waits for them."""
     fillers: Ints | None = None
     """The node that reads each access from the store into its tier first; -1 where none does."""
     fill_bytes: Ints | None = None
-    """How much it reads then, by access; None for the sample alone."""
+    """How many bytes it reads then, by access; None: only the sample."""
     options: tuple[SourceOption, ...] = ()
-    """Faster places than `sources`, best first, that exist from some time on."""
+    """Faster sources, best first, that have samples from some time on."""
     threads: int | None = None
-    """Reads in flight per rank; None for the scenario's."""
+    """Reads in flight per rank; None: as the scenario says."""
     stage_bytes: float | None = None
-    """Room for what is fetched ahead, per node; None for the scenario's."""
+    """Room for what is read ahead, per node; None: as the scenario says."""
     background: bool = False
-    """Read by the threads that fill a tier, on all nodes at once."""
+    """Whether the threads that fill a tier read it, on all nodes at once."""
     free: bool = False
-    """Reading costs nothing and moves nothing."""
+    """Whether reading costs nothing and moves no bytes."""
 
-    def part(self, start: int, stop: int) -> Reads:
+    def part(self, start: int, stop: int) -> EpochReads:
         """Return the accesses of one step, as step 0."""
         part = slice(start, stop)
         assert self.holders is None
@@ -84,8 +84,8 @@ class Reads:
             ),
         )
 
-    def decided(self, now_s: Floats | float) -> Reads:
-        """Return the same with every option taken or left, each access at its own time."""
+    def decided(self, now_s: Floats | float) -> EpochReads:
+        """Return the same with a source chosen for each access, by what is there at a time."""
         sources, holders = self.sources, np.zeros(len(self.ids), np.int64)
         for option in reversed(self.options):
             there = option.from_s <= now_s
@@ -94,7 +94,7 @@ class Reads:
         return replace(self, sources=sources, holders=holders, options=())
 
     def is_ahead(self) -> Flags:
-        """Return by access whether it may be fetched ahead."""
+        """Return by access whether it may be read ahead."""
         if isinstance(self.ahead, np.ndarray):
             return self.ahead
         return np.full(len(self.ids), self.ahead)
@@ -102,7 +102,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingWork:
-    """What has to happen before the first step."""
+    """What is loaded before the first step."""
 
     store_bytes: Floats
     """Read from the store, by node."""
@@ -126,9 +126,9 @@ class StepTraffic:
 
 
 def traffic_of(
-    job: SimulatedJob, reads: Reads, chosen: Flags | None, num_steps: int
+    job: SimulatedJob, reads: EpochReads, chosen: Flags | None, num_steps: int
 ) -> StepTraffic:
-    """Return what the chosen accesses come to; None chooses all."""
+    """Return the traffic of the chosen accesses; None chooses all."""
     which = slice(None) if chosen is None else chosen
     nodes, sources = job.nodes_of(reads.workers[which]), reads.sources[which]
     sizes = job.sizes[reads.ids[which]].astype(np.float64)
@@ -158,7 +158,7 @@ def traffic_of(
 def _served(
     rows: Ints, sources: Codes, holders: Ints, sizes: Floats, shape: tuple[int, int]
 ) -> Floats:
-    """Return what each node reads from its tiers for others."""
+    """Return the bytes that each node reads from its tiers for others."""
     tiers, cells = shape
     peers = (sources >= tiers) & (sources < 2 * tiers)
     keys = (rows[peers] + holders[peers]) * tiers + sources[peers] - tiers

@@ -1,4 +1,4 @@
-"""What a simulated run came to."""
+"""The result of a simulated run."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyResult:
-    """One policy in one scenario."""
+    """Times and bytes of one policy in one scenario."""
 
     policy: str
     nodes: int
     cache_share: float
     """Capacity of all tiers of all nodes, over the data set."""
     why_not: str = ""
-    """Why the policy cannot run here; the numbers are zero then."""
+    """Why the policy cannot run here; then all numbers are zero."""
     time_s: float = 0.0
     start_s: float = 0.0
-    """Before the first step: what is loaded first."""
+    """Time before the first step, in which the policy loads its caches."""
     epoch_s: tuple[float, ...] = ()
     bound_s: float = 0.0
-    """Computing alone, with the barrier after every step."""
+    """Time of computing alone, with the barrier after every step."""
     least_s: float = 0.0
-    """What any loader needs with a cache of this capacity: computing, or the store at its best."""
+    """The least time of any loader with a cache of this capacity."""
     least_later_s: float = 0.0
-    """The same for an epoch after the first."""
+    """The least time of an epoch after the first."""
     store_bytes: float = 0.0
     bound_bytes: float = 0.0
-    """The least that any cache of this capacity could read."""
+    """The fewest bytes that any cache of this capacity has to read from the store."""
     local_bytes: float = 0.0
     peer_bytes: float = 0.0
     num_visited: int = 0
@@ -36,23 +36,23 @@ class PolicyResult:
 
     @property
     def time_ratio(self) -> float:
-        """The time over that of computing alone."""
+        """The time over the time of computing alone."""
         return self.time_s / self.bound_s if self.bound_s else 0.0
 
     @property
     def stall_share(self) -> float:
-        """Of the time, how much is not spent computing: waiting for bytes, the start included.
+        """The share of the time in which the job does not compute, the start included.
 
-        Of the whole job: a step waits for its slowest node, so one node's stall is everyone's.
+        A step waits for its slowest node, so a stall of one node is a stall of all.
         """
         return 1 - self.bound_s / self.time_s if self.time_s else 0.0
 
     @property
     def byte_ratio(self) -> float:
-        """The store's bytes over the least."""
+        """Bytes from the store over the fewest possible."""
         return self.store_bytes / self.bound_bytes if self.bound_bytes else 0.0
 
     @property
     def visited_share(self) -> float:
-        """Samples that were used, over all."""
+        """The share of the samples that were used."""
         return self.num_visited / self.num_samples if self.num_samples else 0.0

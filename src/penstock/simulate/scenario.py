@@ -1,8 +1,8 @@
-"""Scenarios: a data set, a job and a machine that are only described.
+"""Scenarios: descriptions of a data set, a job and a machine.
 
 A scenario is a TOML file. Sizes are numbers of bytes or words such as "110 KB"; `[machine]` is
 either the table that `penstock probe` writes or, as `machine = "machine.toml"`, the path of one.
-What a scenario leaves out has a default; what it misspells is refused by name.
+A key that is left out has a default; a key that is misspelt is refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.units import bytes_of
 
 
 class DatasetTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many samples of which sizes."""
+    """The number of samples and their sizes."""
 
     num_samples: int = 0
     """May be left out where `sizes` are given."""
@@ -36,7 +36,7 @@ class DatasetTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class JobTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is trained, on how many."""
+    """The training job and the number of nodes."""
 
     epochs: int
     batch: int
@@ -45,14 +45,14 @@ class JobTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ranks: int = 1
     """Per node."""
     compute_samples_s: float = 0.0
-    """What one rank trains on, if nothing ever waits; give this or `compute_bytes_s`."""
+    """Samples that one rank trains on a second if it never waits; or give `compute_bytes_s`."""
     compute_bytes_s: float = 0.0
     seed: int = 0
     drop_last: bool = False
 
 
 class LoaderTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What loaders that do not adapt are set to."""
+    """Settings of loaders that do not adapt."""
 
     threads: int = 8
     """Reads in flight per rank."""
@@ -63,16 +63,16 @@ class LoaderTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ModelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How nodes share the store. The defaults are physical; the others are a published model's."""
+    """How nodes share the store. The defaults are physical; others are for a published model."""
 
     store_share: Literal["node", "thread"] = "node"
-    """Who gets shared(n)/n when n nodes read: a node, or each of its threads."""
+    """What gets shared(n)/n when n nodes read: a node, or each of its threads."""
     readers: Literal["together", "in_turn"] = "together"
     """Which nodes count as reading at once: all, or for each node only those before it."""
 
 
 class SweepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `penstock simulate` goes through where its options do not say."""
+    """What `penstock simulate` compares where its options say nothing."""
 
     policies: tuple[str, ...] = ()
     nodes: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class SweepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that a simulation needs to know."""
+    """A data set, a job, a machine, and what to compare on it."""
 
     dataset: DatasetTable
     job: JobTable
@@ -172,6 +172,7 @@ def draw_sizes(dataset: DatasetTable, seed: int) -> Ints:
         return np.full(dataset.num_samples, dataset.sample_bytes, np.int64)
     rng = np.random.default_rng([seed, dataset.num_samples])
     sizes = rng.normal(dataset.sample_bytes, dataset.spread_bytes, dataset.num_samples)
+    # Drawn again and not clipped: a heap of samples of one byte would change the mean.
     while len(low := np.flatnonzero(sizes < 1)):
         sizes[low] = rng.normal(dataset.sample_bytes, dataset.spread_bytes, len(low))
     return sizes.astype(np.int64)

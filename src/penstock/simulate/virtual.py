@@ -1,10 +1,11 @@
-"""Virtual time: events in their order, and the devices that take their time in it.
+"""Virtual time: an event queue, and devices that take time in it.
 
-A device is asked with a callback, and calls it when it is done. Three kinds of queue are enough:
+Work is given to a device with a callback, which it calls when the work is done. Three kinds of
+queue are enough:
 
-* `VirtualServers`: so many at once, first come first served, each for its own time (cores, a lock);
-* `SharedPipe`: all at once, sharing a bandwidth fairly, no one faster than its own limit (a link);
-* waiting, which is only an event later on (a latency, a pause).
+* `VirtualServers`: a number of servers with one queue, first come first served (cores, a lock);
+* `SharedPipe`: all transfers at once share a bandwidth fairly, each up to a limit (a link);
+* waiting, which is only a later event (a latency, a pause).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Call = Callable[[], None]
 
 
 class VirtualTime:
-    """What happens next."""
+    """A clock and the events to come."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -27,15 +28,16 @@ class VirtualTime:
         self._numbers = count()
 
     def at(self, at_s: float, call: Call) -> None:
-        """Have something called at a time; equal times in the order of asking."""
+        """Call a function at a time; equal times in the order in which they were asked for."""
+        # The number breaks ties: functions cannot be compared, and runs must be repeatable.
         heapq.heappush(self._events, (max(at_s, self.now_s), next(self._numbers), call))
 
     def after(self, seconds: float, call: Call) -> None:
-        """Have something called later."""
+        """Call a function some seconds from now."""
         self.at(self.now_s + seconds, call)
 
     def run(self, is_done: Callable[[], bool]) -> None:
-        """Let time pass until it is done, or until nothing more will happen."""
+        """Handle events until `is_done`, or until none are left."""
         events = self._events
         while events and not is_done():
             self.now_s, _, call = heapq.heappop(events)
@@ -43,7 +45,7 @@ class VirtualTime:
 
 
 class VirtualServers:
-    """Servers with one queue.
+    """A number of servers with one queue.
 
     >>> time, done = VirtualTime(), []
     >>> servers = VirtualServers(time, 2)
@@ -62,7 +64,7 @@ class VirtualServers:
         """Seconds of work taken on so far."""
 
     def ask(self, seconds: float, call: Call) -> None:
-        """Have a server busy for so long, and be called after that."""
+        """Keep a server busy for a time, then call back."""
         self.busy_s += seconds
         if self._num_free:
             self._num_free -= 1
@@ -80,10 +82,10 @@ class VirtualServers:
 
 
 class SharedPipe:
-    """A bandwidth shared fairly by all transfers under way.
+    """A bandwidth that all transfers in flight share fairly.
 
-    All move at the same rate, so it is enough to count how far a transfer that never ends would
-    have come: one of s bytes ends when that has grown by s since it began.
+    All move at the same rate, so one number describes them: the bytes that an endless transfer
+    would have moved. A transfer of s bytes ends when this number has grown by s since it began.
 
     >>> time, done = VirtualTime(), []
     >>> pipe = SharedPipe(time, 100.0)
@@ -108,14 +110,14 @@ class SharedPipe:
         self.sent_bytes = 0.0
 
     def send(self, size_bytes: float, call: Call) -> None:
-        """Begin a transfer; be called when it is through."""
+        """Begin a transfer; call back when it has ended."""
         self._look()
         self.sent_bytes += size_bytes
         heapq.heappush(self._ends, (self._moved + size_bytes, next(self._numbers), call))
         self._plan()
 
     def slow_down(self, factor: float) -> None:
-        """Be so many times slower than at first, from now on."""
+        """Divide the first bandwidth by a factor, from now on."""
         self._look()
         self._factor = factor
         self._plan()
@@ -125,14 +127,16 @@ class SharedPipe:
         return min(share, self._each_bytes_s) / self._factor
 
     def _look(self) -> None:
-        """Count what has moved since the last look."""
+        """Add the bytes moved since the last look; the rate was the same all the time."""
         now = self._time.now_s
         if self._ends:
             self._moved += (now - self._looked_s) * self._rate()
         self._looked_s = now
 
     def _plan(self) -> None:
-        """Have a look when the next transfer ends; older plans are void."""
+        """Schedule the end of the transfer that ends first."""
+        # The rate has changed, so an end that was scheduled before is at the wrong time: it finds
+        # another turn, and does nothing.
         self._turn += 1
         if self._ends:
             turn = self._turn

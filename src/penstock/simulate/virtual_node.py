@@ -1,8 +1,8 @@
 """A node in virtual time: cores, tiers and a store that its ranks share.
 
-What costs time besides the store is the processor. Python holds one lock: what a request and a
-sample cost there is done one at a time in each rank. Copying, checking and the network's share of a
-byte need a core, of which a node has some.
+Besides the store, the processor takes time. Python has one lock, so what a request or a sample
+costs in Python is done one at a time in each rank. Copying, checking and receiving bytes needs a
+core, and a node has a number of them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from penstock.storage.tier_shape import TierShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the processor does for a loader, in seconds; the defaults are a slow machine's.
+    """What a loader costs the processor, in seconds; the defaults are those of a slow machine.
 
-    To measure `request_s`: let a loader read from a store so fast that only the processor limits
-    it; then it is the time of an epoch over its requests.
+    To measure `request_s`, let a loader read from a store so fast that only the processor limits
+    it: it is the time of an epoch over the number of requests.
     """
 
     request_s: float = 0.0003
@@ -42,17 +42,17 @@ class Costs:
     batch_s: float = 0.0002
     """Python for one batch."""
     byte_s: float = 1e-9
-    """A core, for one byte from the store: receiving it, and whoever sends it from here."""
+    """A core, for one byte from the store: to receive it, and to send it if the store runs here."""
     fresh_byte_s: float = 0.3e-9
-    """A core, for one byte of memory that was never used before: the kernel clears it. On some
-    virtual machines ten times as much."""
+    """A core, for one byte of memory that was never used before: the kernel clears it. Ten times as
+    much on some virtual machines."""
     start_s: float = 0.05
     """Until the first request: threads, connections, opening tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A data set as units and their uses: what a tier keeps, and what a sample needs of it."""
+    """A data set as units, which tiers keep, and samples, which need units."""
 
     lengths: Ints
     """Bytes of each sample."""
@@ -69,7 +69,7 @@ class Samples:
 
     @classmethod
     def alone(cls, lengths: Ints) -> Samples:
-        """Return samples that are units of their own."""
+        """Return samples that are one unit each."""
         return cls(lengths=lengths, units=np.arange(len(lengths))[:, None], unit_lengths=lengths)
 
     @classmethod
@@ -91,7 +91,7 @@ class Samples:
 
 
 class VirtualNode:
-    """What the ranks of a node share."""
+    """The devices that the ranks of a node share, and what its tiers hold."""
 
     def __init__(
         self, time: VirtualTime, machine: Machine, samples: Samples, weather: Weather
@@ -116,24 +116,25 @@ class VirtualNode:
         return places_of(shape, list(pairwise(ends))).tier_of(np.arange(len(lengths)))
 
     def warm_up(self) -> None:
-        """Have everything that has a place in it."""
+        """Fill the tiers."""
         self.present[:] = self.tier_of >= 0
 
     # -- filling -----------------------------------------------------------------------------
 
     def claim(self, unit: int) -> bool:
-        """Return whether a unit is the caller's to fetch; else somebody is at it."""
+        """Return whether the caller is to fetch a unit; else another rank is fetching it."""
         if unit in self._waiting:
             return False
         self._waiting[unit] = []
         return True
 
     def when_filled(self, unit: int, call: Callable[[], None]) -> None:
-        """Be called when a unit that somebody else fetches is there."""
+        """Call back when a unit that is being fetched has arrived."""
         self._waiting[unit].append(call)
 
     def filled(self, unit: int) -> None:
-        """Note that a unit is in its tier."""
+        """Record that a unit is in its tier, and call those that wait for it."""
+        # Present before the calls: they may plan a batch that needs this unit.
         self.present[unit] = True
         for call in self._waiting.pop(unit, []):
             call()
@@ -141,16 +142,16 @@ class VirtualNode:
     # -- seconds -----------------------------------------------------------------------------
 
     def copy_s(self, size_bytes: float) -> float:
-        """Return the time that one core copies bytes."""
+        """Return how long one core copies bytes."""
         return size_bytes / self.machine.copy.at(1)
 
     def write_s(self, unit: int) -> float:
-        """Return the time that one core writes a unit into its tier."""
+        """Return how long one core writes a unit into its tier."""
         tier = self.machine.tiers[int(self.tier_of[unit])]
         return int(self.samples.unit_lengths[unit]) / tier.write.at(1)
 
     def read_tier(self, tier: int, size_bytes: float, call: Callable[[], None]) -> None:
-        """Read samples from a tier; memory is read by the copy that makes the batch."""
+        """Read samples from a tier. Memory takes no time here: the copy into the batch reads it."""
         if tier not in self._disks or not size_bytes:
             call()
             return

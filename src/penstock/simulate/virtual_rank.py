@@ -1,9 +1,9 @@
-"""A rank in virtual time: a loader's decisions, carried out by devices that only count.
+"""A rank in virtual time: the decisions of a loader, carried out by devices that only take time.
 
-How far to plan and to fill (`flow.planning`, `flow.filling`), which way a sample's bytes take
-(`flow.routes`) and which request begins when (`flow.Flow`) is decided by the code that runs in a
-loader. Devices in virtual time carry it out: requests, writes into tiers, copies into batches, and
-a training loop that takes batches in order.
+The code that runs in a loader decides how far to plan and to fill (`flow.planning`,
+`flow.filling`), which route a sample's bytes take (`flow.routes`) and which request begins when
+(`flow.Flow`). Devices in virtual time carry it out: requests, writes into tiers, copies into
+batches, and a training loop that takes batches in order.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class VirtualBatch:
     def __init__(self, number: int, ids: Ints, size_bytes: int) -> None:
         self.number, self.ids, self.size_bytes = number, ids, size_bytes
         self.staged_bytes = 0
-        """Of these, what is read for this batch alone."""
+        """Bytes of it that are read for this batch alone, not into a tier."""
         self.num_waiting = 0
         self.is_done = False
 
 
 class _BufferMemory:
-    """Buffers that are used again: only the first use of a byte is dear."""
+    """Buffers that are used again. Only the first use of a byte costs: the kernel clears it."""
 
     __slots__ = ("_free_bytes",)
 
@@ -57,7 +57,7 @@ class _BufferMemory:
         self._free_bytes = 0
 
     def take(self, size_bytes: int) -> int:
-        """Take a buffer; return how much of it was never used before."""
+        """Take a buffer; return how many of its bytes were never used before."""
         again = min(self._free_bytes, size_bytes)
         self._free_bytes -= again
         return size_bytes - again
@@ -68,7 +68,7 @@ class _BufferMemory:
 
 
 class _VirtualRead:
-    """A read that is wanted: for one batch, or into a tier."""
+    """A read for one batch (`unit` is -1), or of a unit into its tier."""
 
     __slots__ = ("done", "is_over", "size_bytes", "unit")
 
@@ -89,7 +89,7 @@ class VirtualRank:
         budget: FlowBudget,
         threads: int,
         prior: SourcePrior | None,
-        ahead: Callable[[None], Iterator[Ints]],
+        ahead: Callable[[], Iterator[Ints]],
     ) -> None:
         """`ahead` returns the samples of batches to come, for filling tiers."""
         self._node, self._batches, self._costs = node, batches, costs
@@ -108,14 +108,14 @@ class VirtualRank:
             self.flow, now_s=lambda: node.time.now_s, at=node.time.at, begin=self._begin
         )
         self._taker: Call | None = None
-        self._course = FillCourse(ahead, None)
+        self._course: FillCourse[None, Ints] = FillCourse(lambda _: ahead(), None)
 
     def start(self) -> None:
         """Begin to plan."""
         self._time.after(self._costs.start_s, self._look)
 
     def take(self, call: Call) -> None:
-        """Have the next batch; be called when it is there."""
+        """Ask for the next batch; call back when it is there."""
         assert self._taker is None
         self._taker = call
         if not (self._stage and self._stage[0].is_done):
@@ -126,8 +126,9 @@ class VirtualRank:
     # -- planning ------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Plan what may be planned now."""
+        """Plan the next batch or the next fills, if one of them may be planned now."""
         if self._may_plan():
+            # Python plans one batch at a time: its lock is taken until `_plan` has run.
             self._is_planning = True
             ids = next(self._batches, None)
             if ids is None:
@@ -185,7 +186,7 @@ class VirtualRank:
         self._look()
 
     def _fill_next(self) -> None:
-        """Want what later batches need of the tiers."""
+        """Ask the flow for units that later batches need in the tiers."""
         fetches: list[Fetch] = []
         for number, ids in self._course.next(len, for_others=False):
             units = np.unique(self._node.samples.units[ids])
@@ -230,6 +231,8 @@ class VirtualRank:
 
     def _arrived(self, begin: Begin, read: _VirtualRead, num_retries: int) -> None:
         self._driver.arrived(begin, num_retries=num_retries)
+        # A hedged read arrives twice. The second copy, like what a tier has taken, frees its
+        # buffer.
         if read.unit >= 0 or read.is_over:
             self._memory.give(read.size_bytes)
         if not read.is_over:
@@ -247,10 +250,14 @@ class VirtualRank:
             self._make(batch)
 
     def _make(self, batch: VirtualBatch) -> None:
-        """Read what lies on disk, then copy all samples together."""
+        """Read the batch's samples from disk tiers, then copy all samples into the batch."""
         node = self._node
         tiers = node.tier_of[node.samples.units[batch.ids, 0]]
         lengths = node.samples.lengths[batch.ids]
+        # One more than there are tiers, so that tiers that answer at once do not end the wait
+        # early.
+        # One more than there are tiers, so that tiers that answer at once do not end the wait
+        # early.
         left = [1 + len(node.machine.tiers)]
 
         def read() -> None:
@@ -281,9 +288,10 @@ class VirtualRank:
         self._give()
 
     def _give(self) -> None:
-        """Hand the next batch over if it is there and wanted."""
+        """Hand over the next batch if it is ready and the training loop waits for it."""
         if self._taker is None or not (self._stage and self._stage[0].is_done):
             return
+        # Cleared before the call, because the training loop may ask for the next batch within it.
         batch, taker, self._taker = self._stage.popleft(), self._taker, None
         self._stage_bytes -= batch.size_bytes
         self._memory.give(batch.size_bytes)

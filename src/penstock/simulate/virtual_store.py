@@ -1,4 +1,4 @@
-"""A store in virtual time: latency, a shared link, a limit of requests a second, 503.
+"""A store in virtual time: latency, a shared link, a limit of requests a second, refusals (503).
 
 A request waits for its first byte, then its bytes share the link with all others of the node. One
 that is refused is asked again after the waits of `storage.retry`.
@@ -15,7 +15,7 @@ from penstock.simulate.virtual import SharedPipe, VirtualTime
 from penstock.simulate.weather import RequestWeather, Weather
 
 _BURST_S = 0.1
-"""Requests of so much time may come at once."""
+"""A burst may take this much of the limit ahead of time."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class VirtualStore:
         self.num_requests = 0
         self.num_refused = 0
         self.arrivals: list[tuple[float, float]] = []
-        """When how many bytes had come, read by read."""
+        """Time and bytes of each read, in the order of arrival."""
         for change_s in weather.changes_s():
             time.at(change_s, self._change)
 
@@ -52,7 +52,7 @@ class VirtualStore:
         return self._pipe.sent_bytes
 
     def read(self, size_bytes: float, done: Callable[[int], None]) -> None:
-        """Begin a read; `done` is called with the number of retries."""
+        """Begin a read; call `done` with the number of retries when it has ended."""
         self._ask(_StoreRead(size_bytes, done, self._draws.retry_waits_s()))
 
     def _ask(self, read: _StoreRead) -> None:
@@ -60,6 +60,7 @@ class VirtualStore:
         self.num_requests += 1
         queued_s = self._queued_s(now)
         if queued_s and self._weather.excess == "queue":
+            # A queued request takes its turn now, so that the next one waits behind it.
             self._used_until_s += self._each_s
             self._time.after(queued_s, lambda: self._answer(read))
         elif queued_s or self._draws.is_refused(now):
@@ -72,7 +73,7 @@ class VirtualStore:
             self._answer(read)
 
     def _queued_s(self, now: float) -> float:
-        """Return how far a request is above the limit, in seconds; 0 if it may pass."""
+        """Return how many seconds a request is above the limit; 0 if it may pass."""
         if not self._each_s:
             return 0.0
         return max(0.0, self._used_until_s - max(0.0, _BURST_S - self._each_s) - now)

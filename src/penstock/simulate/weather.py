@@ -1,7 +1,7 @@
-"""Weather: how a store behaves beyond its averages, and what goes wrong with it when.
+"""Weather: how a store varies around its averages, and what goes wrong with it at which time.
 
 Latencies are drawn from a log-normal distribution through median and 99th percentile, or from
-measured samples. Troubles have a time; all draws come from one seed.
+measured samples. Troubles have a start and an end; all draws come from one seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _check_times(start_s: float, stop_s: float, share: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """Everything takes so many times as long: latencies and transfers."""
+    """Latencies and transfers take a number of times as long."""
 
     factor: float
     start_s: float = 0.0
@@ -48,7 +48,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Some requests hang for a while before their first byte."""
+    """A share of the requests hangs for some seconds before the first byte."""
 
     share: float
     stall_s: float
@@ -61,7 +61,7 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusals:
-    """Some requests are answered with 503."""
+    """A share of the requests is answered with 503."""
 
     share: float
     start_s: float = 0.0
@@ -73,19 +73,19 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """What a store is like from moment to moment. The default is its averages and their spread."""
+    """How a store behaves over time. The default is the machine's averages and their spread."""
 
     latencies_s: tuple[float, ...] = ()
-    """Measured ones to draw from; none for a log-normal through the machine's numbers."""
+    """Measured latencies to draw from; none: a log-normal through the machine's numbers."""
     excess: Literal["refuse", "queue"] = "refuse"
-    """What becomes of requests above the store's requests a second: 503, or their turn later."""
+    """What happens to requests above the limit a second: 503, or they wait for their turn."""
     slow: tuple[Slow, ...] = ()
     stalls: tuple[Stalls, ...] = ()
     refusals: tuple[Refusals, ...] = ()
     seed: int = 0
 
     def factor_at(self, now_s: float) -> float:
-        """Return how many times slower everything is.
+        """Return how many times slower the store is at a time.
 
         >>> Weather(slow=(Slow(factor=10, start_s=2, stop_s=4),)).factor_at(3)
         10.0
@@ -93,13 +93,13 @@ class Weather:
         return math.prod((s.factor for s in self.slow if s.start_s <= now_s < s.stop_s), start=1.0)
 
     def changes_s(self) -> list[float]:
-        """Return the times at which it gets slower or faster."""
+        """Return the times at which the store gets slower or faster."""
         times = {t for slow in self.slow for t in (slow.start_s, slow.stop_s)}
         return sorted(t for t in times if math.isfinite(t))
 
 
 class RequestWeather:
-    """What happens to each request."""
+    """Draws latency, refusal and waits of each request."""
 
     def __init__(self, store: StoreModel, weather: Weather) -> None:
         self._store, self._weather = store, weather

@@ -1,7 +1,7 @@
 """Stores that fail on purpose, and stores that count.
 
-Both wrap another store, so tests of upper rooms need no server. What fails is decided by a hash of
-seed, key, offset and attempt, not by the order of calls: the same plan fails the same reads on any
+Both wrap another store, so tests of other rooms need no server. A hash of seed, key, offset and
+attempt decides which reads fail, not the order of calls: the same plan fails the same reads on any
 number of threads, and a retry of a failed read is a new draw.
 """
 
@@ -122,6 +122,7 @@ class FaultyStore(WrappedStore):
         self.faults: Counter[str] = Counter()
         self._clock = clock or SystemClock()
         self._attempts: Counter[tuple[str, int]] = Counter()
+        # Guards both counters: stores are read by many threads.
         self._lock = threading.Lock()
 
     def read(self, key: str) -> memoryview:
@@ -166,6 +167,7 @@ class CountingStore(WrappedStore):
         self.requests: Counter[str] = Counter()
         self.read_bytes = 0
         self.written_bytes = 0
+        # Guards the counts, because `+=` of two threads can lose one of them.
         self._lock = threading.Lock()
 
     def _count(self, call: str, *, read_bytes: int = 0, written_bytes: int = 0) -> None:

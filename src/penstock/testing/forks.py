@@ -26,6 +26,7 @@ def start_child(function: Callable[[], R]) -> tuple[int, int, Callable[[], R]]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        # The child leaves by os._exit, whatever happens: it must not return into the tests.
         os.close(reading)
         try:
             answer = (True, function())
@@ -34,6 +35,7 @@ def start_child(function: Callable[[], R]) -> tuple[int, int, Callable[[], R]]:
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(answer, pipe)
         os._exit(0)
+    # Else the pipe would stay open when the child dies, and `wait_for` would see no end of file.
     os.close(writing)
     return pid, reading, function
 

@@ -1,8 +1,8 @@
 """A small http file server that can be told to misbehave.
 
-It serves a dictionary of objects with ranges and HEAD, writes down every request, and lets
-scripted faults loose on chosen ones. An S3 client pointed at it (anonymous, path style) can read
-from it too, so the errors of both protocols are tested for real, on the wire.
+It serves a dictionary of objects with ranges and HEAD, logs every request, and answers chosen ones
+with scripted faults. An S3 client (anonymous, path style) can read from it too, so the errors of
+both protocols are tested on the wire.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ class HttpServer:
         self.ignores_ranges = False
         self.log: list[LoggedRequest] = []
         self.random = random.Random(seed)
+        # Cuts delays short: a handler must not outlive the test that asked for a minute of silence.
         self.has_ended = threading.Event()
         self._matched: dict[Fault, int] = {}
+        # Each connection has a thread: the log and the counts of faults are theirs together.
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
 
@@ -95,6 +97,7 @@ class HttpServer:
         traceback: TracebackType | None,
     ) -> None:
         assert self._server is not None
+        # Before the shutdown, which would wait for handlers that are in a delay.
         self.has_ended.set()
         self._server.shutdown()
         self._server.server_close()
@@ -106,7 +109,7 @@ class HttpServer:
         return f"http://{HOST}:{self._server.server_address[1]}"
 
     def fault_of(self, request: LoggedRequest) -> Fault | None:
-        """Write a request down and return what shall go wrong with it."""
+        """Log a request and return its fault, if it has one."""
         with self._lock:
             self.log.append(request)
             for fault in self.faults:
@@ -168,6 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_object(self.owner.objects[path], wanted, fault)
 
     def _reset(self) -> None:
+        # With a linger of 0 s, close sends RST instead of FIN: the client sees a broken connection.
         linger = struct.pack("ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.close_connection = True
@@ -203,6 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
             changed[self.owner.random.randrange(len(body))] ^= 0xFF
             body = bytes(changed)
         if fault is not None and fault.kind == "truncate":
+            # The header promises the whole body; only a closed connection shows that it is cut.
             body = body[: len(body) // 2]
             self.close_connection = True
         self.wfile.write(body)

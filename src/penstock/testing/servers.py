@@ -71,6 +71,7 @@ class SeaweedServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._sockets: list[Path] = []
+        # A forked child inherits the atexit handler, and must not stop the server of its parent.
         self._pid = os.getpid()
 
     def __enter__(self) -> S3Access:
@@ -119,9 +120,9 @@ class SeaweedServer:
     def stop(self) -> None:
         """End the process that was started here, and remove its folder."""
         if os.getpid() != self._pid:
-            return  # A forked child that ends is not the end of the server.
+            return
         if self._process is not None:
-            self._process.kill()  # a test server has nothing to save
+            self._process.kill()  # A test server has nothing to save.
             self._process.wait()
             self._process = None
         if self._folder is not None:

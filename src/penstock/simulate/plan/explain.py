@@ -14,7 +14,7 @@ from penstock.units import show_bytes, show_count, show_seconds
 
 WIDTH = 100
 _WORTH_SHARE = 0.03
-"""A change that gains less than this share of the time is called none."""
+"""A change that gains a smaller share of the time is shown as no gain."""
 
 SOURCES = {
     "store": "from the store",
@@ -34,7 +34,7 @@ RESOURCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSection:
-    """A heading and what stands under it."""
+    """A heading and the lines under it."""
 
     heading: str
     lines: tuple[str, ...]
@@ -61,7 +61,7 @@ def sections(plan: RunPlan) -> tuple[PlanSection, ...]:
 
 
 def _wrapped(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return sentences in lines that fit, behind an indent of two."""
+    """Wrap sentences into lines that fit behind an indent of two."""
     return tuple(
         part for line in lines for part in textwrap.wrap(line, WIDTH - 2, subsequent_indent="  ")
     )
@@ -101,7 +101,7 @@ def _count(count: int, what: str) -> str:
 
 
 def epochs_shown(plan: RunPlan) -> list[tuple[str, EpochPlan]]:
-    """Return the epochs that are shown, with what they are called."""
+    """Return the names and plans of the epochs that are shown."""
     if plan.work.num_epochs == 1:
         return [("the epoch", plan.first)]
     last = "last epoch" if plan.is_growing else "each later one"
@@ -180,7 +180,7 @@ def _reading(plan: RunPlan) -> list[str]:
 
 
 def _granularity(plan: RunPlan) -> str:
-    """Return whether what has no place is read by sample or by run, and why."""
+    """Return whether units without a place are read by sample or by run, and why."""
     if plan.reads_whole_runs:
         return (
             f"what has no place is read by sample, but runs of {show_bytes(RUN_BYTES)} would be "
@@ -200,7 +200,7 @@ def _granularity(plan: RunPlan) -> str:
 
 
 def _advice(plan: RunPlan) -> list[str]:
-    """Return what another shuffle would change."""
+    """Return the gain of another shuffle."""
     gain_s = blocks_first_gain_s(plan)
     if gain_s > _WORTH_SHARE * plan.first.seconds:
         return [

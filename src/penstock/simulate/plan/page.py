@@ -1,4 +1,4 @@
-"""A plan as a page: what comes from where, what limits it, what more would buy."""
+"""A plan as a page: sources of the bytes, the limit, and the gains of changes."""
 
 from __future__ import annotations
 

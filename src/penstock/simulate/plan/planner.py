@@ -1,12 +1,12 @@
-"""The planner: how much a run will read from where, how long that takes, and what limits it.
+"""The planner: how many bytes a run reads from which source, how long it takes, and its limit.
 
-A plan is a value made from three: the data set in a few numbers (`summary`), what is to be trained
-(`work`: order, world, batch, epochs) and the machine. `traffic` says how many bytes come from
-where. All that a node does overlaps, so an epoch takes as long as its busiest resource: the store,
-the link between nodes, a tier, the cores, or the training itself.
+A plan is made from three values: the data set in a few numbers (`summary`), the training job
+(`work`: order, world, batch, epochs) and the machine. `traffic` computes the bytes of each source.
+All work of a node overlaps, so an epoch takes as long as its busiest resource: the store, the link
+between nodes, a tier, the cores, or the training itself.
 
-Everything here is computed when it is asked for, from a handful of numbers: a plan for a billion
-samples costs no more than one for a thousand.
+Properties are computed on request from a handful of numbers, so a plan for a billion samples costs
+no more than one for a thousand.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _FULL_LINK_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLoad:
-    """What a resource of a node has to do in an epoch."""
+    """The work of one resource of a node in an epoch."""
 
     resource: str
     """store, memory, disk, link, cores or compute."""
     seconds: float
-    """How long that takes if it does nothing else."""
+    """How long the resource is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class EpochPlan:
 
     @property
     def seconds(self) -> float:
-        """How long it takes: as long as its busiest resource."""
+        """The time of the epoch: that of its busiest resource."""
         return self.bottleneck.seconds
 
     @property
@@ -72,7 +72,7 @@ class EpochPlan:
 
     @property
     def stall_share(self) -> float | None:
-        """The share of the time in which training waits; None where nobody said how fast it is."""
+        """The share of the time in which training waits; None where its speed is not known."""
         busy = [load.seconds for load in self.loads if load.resource == "compute"]
         return 1 - busy[0] / self.seconds if busy and self.seconds else None
 
@@ -87,7 +87,7 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run foreseen."""
+    """The plan of a run."""
 
     summary: Summary
     work: Work
@@ -97,27 +97,27 @@ class RunPlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Room in the tiers of all nodes."""
+        """Capacity of the tiers of all nodes."""
         return self.work.num_nodes * sum(t.capacity_bytes for t in self.machine.tiers)
 
     @property
     def held(self) -> TierContents:
-        """What the tiers hold once they are filled."""
+        """The contents of full tiers."""
         return held_by(self.machine.tiers, self.summary, self.work)
 
     @property
     def total_s(self) -> float:
-        """How long the whole run takes."""
+        """The time of the whole run."""
         return sum(count * epoch.seconds for epoch, count in self.epochs())
 
     @property
     def store_bytes(self) -> float:
-        """What the whole run reads from the store."""
+        """Bytes that the whole run reads from the store."""
         return sum(count * e.of("store").size_bytes for e, count in self.epochs())
 
     @property
     def bound_bytes(self) -> int:
-        """The least that could be read from the store, with as much room for whole units.
+        """The fewest bytes that a run with as much room for whole units reads from the store.
 
         Samples without a place are read alone, or in runs where the order goes block by block.
         """
@@ -138,7 +138,7 @@ class RunPlan:
 
     @property
     def later(self) -> EpochPlan:
-        """The last epoch; the same as all but the first, unless nodes still learn."""
+        """The last epoch. All after the first are alike, unless nodes hold more after each."""
         return self.epoch(max(1, self.work.num_epochs - 1))
 
     @property
@@ -147,10 +147,10 @@ class RunPlan:
         return self.work.num_nodes > 1 and (self.work.peers is None or self.held.copies_share > 0)
 
     def epochs(self) -> Iterator[tuple[EpochPlan, int]]:
-        """Yield epochs that stand for all, each with how many it stands for.
+        """Yield sample epochs, each with the number of epochs that it stands for.
 
-        All after the first are alike, unless nodes see more of the data set in each. Then one
-        stands for few at the beginning and for more the later it is.
+        All epochs after the first are alike, unless nodes hold more after each. Then a sample
+        stands for few epochs at the beginning and for more of them later.
         """
         start = 0
         while start < self.work.num_epochs:
@@ -181,12 +181,12 @@ class RunPlan:
 
     @property
     def requests_in_flight(self) -> int:
-        """How many requests a node needs in flight to get what the store gives."""
+        """Requests that a node needs in flight to use the bandwidth of the store."""
         return requests_in_flight(self.machine.store, self.first.of("store").request_bytes)
 
     @property
     def look_ahead_s(self) -> float:
-        """How long before its step a read from the store must begin."""
+        """How long before its step a read from the store has to begin."""
         store = self.machine.store
         reads = self.work.node_batch_size * self.summary.num_reads / self.summary.num_samples
         return look_ahead_s(store.latency_s, store.latency_p99_s, math.ceil(reads))
@@ -206,9 +206,9 @@ class RunPlan:
 
     @property
     def reads_whole_runs(self) -> bool:
-        """Whether reading whole runs of megabytes beats reading single samples in a shuffled epoch.
+        """Whether whole runs of megabytes are faster than single samples in a shuffled epoch.
 
-        Of a run, the samples that are used while the stage looks ahead are kept, the rest is lost.
+        Samples of a run that are used within the look-ahead are kept; the others are lost.
         """
         store, sample_bytes = self.machine.store, self.summary.read_bytes
         return reads_whole(
@@ -222,7 +222,7 @@ class RunPlan:
 
     @property
     def _is_link_bound(self) -> bool:
-        """Whether single samples already fill the link."""
+        """Whether reads of single samples already fill the link."""
         store, nodes = self.machine.store, self.work.num_nodes
         best = store_bytes_s(store, RUN_BYTES, nodes)
         return store_bytes_s(store, self.summary.read_bytes, nodes) >= _FULL_LINK_SHARE * best
@@ -245,7 +245,7 @@ class RunPlan:
             yield ResourceLoad(resource="compute", seconds=a_rank / self.work.compute_samples_s)
 
     def _tier_bytes_s(self, tier: TierModel) -> float:
-        """Return how fast samples are read from a tier with as many threads as serve it best."""
+        """Return the bandwidth of a tier for samples, with the best number of threads."""
         size = self.summary.read_bytes
         return max(k * size / tier.read_s(size, k) for k in tier.read.counts)
 

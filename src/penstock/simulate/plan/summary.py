@@ -1,8 +1,7 @@
-"""A data set in a few numbers: all that a plan needs to know of it.
+"""The summary of a data set: the few numbers that a plan needs.
 
-Made from the index without a table of units or samples: rows at even distances are counted in
-closed form, others are looked at piece by piece. So a billion samples are summed up in the memory
-of a million.
+It is made from the index without a table of units or samples: rows at even distances are counted in
+closed form, others are counted piece by piece. So a billion samples need the memory of a million.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ NUM_CLASSES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How many samples and units of which sizes."""
+    """The number of samples and units, and the sizes of units."""
 
     num_samples: int
     num_reads: int
-    """Reads that all samples take when each is read for itself: one for each of its tables."""
+    """Reads of all samples if each is read alone: one for each of its tables."""
     class_counts: tuple[int, ...]
-    """Units by size class, smallest first: a class is the number of bits of the length."""
+    """Number of units by size class (the number of bits of the length), smallest first."""
     class_bytes: tuple[int, ...]
     """Bytes of the units of each class."""
     num_blocks: int = 0
-    """Blocks, where samples are addressed by block; else 0."""
+    """Number of blocks, where samples are addressed by block; else 0."""
     between_bytes: int = 0
-    """Of the units' bytes, those between samples: headers and padding of a tar."""
+    """Bytes of units that lie between samples: headers and padding of a tar."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1 or self.num_reads < 1:
@@ -54,12 +53,12 @@ class Summary:
 
     @property
     def read_bytes(self) -> float:
-        """Bytes of one read, where each sample is read for itself."""
+        """Bytes of one read, if each sample is read alone."""
         return max(1.0, (self.size_bytes - self.between_bytes) / self.num_reads)
 
     @property
     def wanted_share(self) -> float:
-        """The share of the units' bytes that are samples'."""
+        """The share of the units' bytes that belong to samples."""
         return 1 - self.between_bytes / max(1, self.size_bytes)
 
     @property
@@ -68,7 +67,7 @@ class Summary:
         return self.num_samples / self.num_blocks if self.num_blocks else 1.0
 
     def units_in(self, placed_bytes: float) -> float:
-        """Return how many units the first bytes of the layout hold."""
+        """Return how many units lie in the first bytes of the layout."""
         units = 0.0
         for count, size_bytes in zip(self.class_counts, self.class_bytes, strict=True):
             if size_bytes >= placed_bytes:
@@ -79,7 +78,7 @@ class Summary:
 
 
 def summary_of(dataset: Dataset | Mixture) -> Summary:
-    """Return a data set, or a view of one, in a few numbers."""
+    """Return the summary of a data set, or of a view of one."""
     counts = np.zeros(NUM_CLASSES, np.int64)
     sizes = np.zeros(NUM_CLASSES, np.int64)
     num_reads = num_blocks = between_bytes = 0

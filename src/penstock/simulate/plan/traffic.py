@@ -1,18 +1,18 @@
-"""How many bytes come from where in an epoch, on all nodes together.
+"""The bytes of each source in an epoch, on all nodes together.
 
 For S bytes of which the tiers have room for C:
 
-* The units with a place are fetched once, whole, by the first use; from then on tiers serve them.
-* All others come from the store again in each epoch: sample by sample in a uniform shuffle, without
-  the headers of a tar that units hold between small samples, or in runs of megabytes where the
-  order goes block by block. A block of which one sample is needed is read whole; if it does not
-  stay until the next of its samples is due, it is read again.
-* Nodes that read from each other (`peers`) share one set of tiers: of what is held, the share 1-1/N
-  comes over the link, or sqrt((1-1/N)/(2πb)) if samples are given to the nodes that hold them, b of
-  them on a node in a step. Room for more than the set holds copies: what a node got from another
-  once it then has itself, if it is one of those that it keeps.
-* Nodes that do not are each on their own: a node fetches what its ranks happen to use, and has seen
-  1-(1-1/N)^(k·e) of its units of k samples after e epochs.
+* Units with a place are fetched once, whole, by their first use; from then on tiers serve them.
+* All others come from the store again in each epoch: sample by sample in a uniform shuffle (without
+  the headers of a tar that units hold between small samples), or in runs of megabytes where the
+  order goes block by block. A block is read whole when one of its samples is needed, and again if
+  it is dropped before its next sample is due.
+* Nodes that read from each other (`peers`) share their tiers. Of the bytes that tiers hold, the
+  share 1-1/N comes over the link; or sqrt((1-1/N)/(2πb)) if samples are assigned to the nodes that
+  hold them, b of them on a node in a step. Room for more than the set holds copies: a node keeps
+  what it got from another node, if the unit is one of those that it copies.
+* Nodes that do not are alone: a node fetches what its ranks use, and after e epochs it has seen
+  1-(1-1/N)^(k·e) of its units of k samples.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.simulate.plan.summary import Summary
 from penstock.simulate.plan.work import Mode, Peers, Work
 
 RUN_BYTES = 4 << 20
-"""What is read at once where the order goes block by block, or as stored."""
+"""Bytes of one request where the order goes block by block, or as stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes of one source in an epoch."""
+    """Bytes and requests of one source in an epoch."""
 
     source: str
     """store, memory, disk or peers."""
@@ -41,28 +41,28 @@ class Traffic:
 
     @property
     def request_bytes(self) -> float:
-        """Bytes a request."""
+        """Mean bytes of a request."""
         return self.size_bytes / self.num_requests if self.num_requests else float(RUN_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierContents:
-    """What the tiers hold once they are filled."""
+    """The contents of full tiers."""
 
     tier_bytes: tuple[float, ...]
-    """On each node, tier by tier."""
+    """Bytes in each tier of a node."""
     total_bytes: float
-    """Of the data set, that a node finds in tiers: its own, or those of all nodes."""
+    """Bytes of the data set that a node finds in tiers: its own, or those of all nodes."""
     copies_share: float = 0.0
-    """Of what other nodes are the home of, how much a node has room for as well."""
+    """The share of the units of other homes that a node has room to copy."""
 
     def share(self, tier: int) -> float:
-        """Return the share of what is held that lies in one tier."""
+        """Return the share of the held bytes that lies in one tier."""
         return self.tier_bytes[tier] / max(1.0, sum(self.tier_bytes))
 
 
 def held_by(tiers: Sequence[TierModel], summary: Summary, work: Work) -> TierContents:
-    """Return what tiers hold once they are filled, the first ones first."""
+    """Return the contents of full tiers; the first tiers are filled first."""
     nodes = work.num_nodes if work.peers else 1
     room = sum(tier.capacity_bytes for tier in tiers)
     left = own = min(summary.size_bytes, room)
@@ -85,15 +85,15 @@ class EpochBytes:
 
     store: Traffic
     filled_bytes: float
-    """Of the store's, those that tiers are filled with."""
+    """Bytes from the store that tiers are filled with."""
     served_bytes: float
-    """What tiers serve."""
+    """Bytes that tiers serve."""
     peer_bytes: float
-    """What nodes get from each other."""
+    """Bytes that nodes get from each other."""
 
 
 def epoch_bytes(summary: Summary, work: Work, held: TierContents, epoch: int) -> EpochBytes:
-    """Return what comes from where in an epoch, counted from 0."""
+    """Return the bytes of each source in an epoch, counted from 0."""
     filled, served = _tier_bytes(summary, work, held, epoch)
     mode = work.mode(epoch)
     times = times_read(summary, work, held, mode)
@@ -117,7 +117,7 @@ def epoch_bytes(summary: Summary, work: Work, held: TierContents, epoch: int) ->
 def _tier_bytes(
     summary: Summary, work: Work, held: TierContents, epoch: int
 ) -> tuple[float, float]:
-    """Return the bytes that tiers are filled with, and those that they serve."""
+    """Return the bytes that fill tiers, and the bytes that tiers serve."""
     placed = held.total_bytes
     if work.peers or work.num_nodes == 1:
         return (placed, 0.0) if epoch == 0 else (0.0, placed)
@@ -147,25 +147,25 @@ def times_read(summary: Summary, work: Work, held: TierContents, mode: Mode) -> 
         block = max(block, _run_bytes(summary) / summary.read_bytes)
     if mode == "sequential" or block <= 1:
         return 1.0
-    # The samples of a block are dealt to all nodes, and each that gets one reads the block.
+    # The samples of a block go to all nodes, and each node that gets one reads the whole block.
     touched: float = nodes * (1 - (1 - 1 / nodes) ** block)
     if mode == "blocks":
         return touched
-    # In a uniform shuffle all further uses find it in the stage as often as that holds blocks.
+    # In a uniform shuffle a later use finds the block in the stage if it has not been dropped.
     rest_bytes = max(1.0, summary.size_bytes - held.total_bytes)
     stage_bytes = work.stage_bytes * work.world.num_ranks / nodes
     return touched * rereads.times_read(block / touched, rest_bytes, stage_bytes)
 
 
 def _run_bytes(summary: Summary) -> float:
-    """Return what is read at once where neighbours are used together."""
+    """Return the bytes of one request where neighbours are used together."""
     if summary.num_blocks:
         return max(1.0, summary.size_bytes / summary.num_blocks)
     return max(1.0, min(RUN_BYTES, summary.size_bytes))
 
 
 def moved_share(peers: Peers, num_nodes: int, node_batch_size: float) -> float:
-    """Return the share of what nodes hold that moves between them in an epoch.
+    """Return the share of the held bytes that moves between nodes in an epoch.
 
     `fixed`: a sample is computed wherever its place in the batch says, on its own home one time in
     N. `locality`: on its home, and only what one node has too much of for this step moves.

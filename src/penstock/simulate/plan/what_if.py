@@ -1,4 +1,4 @@
-"""What a plan would gain from more of something: each change alone, planned again."""
+"""The gains of changes to a plan: each change alone, planned again."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from penstock.simulate.plan.work import Work
 
 MORE_TIER_BYTES = 100_000_000_000
 _DISK_BYTES_S = 2e9
-"""A disk where the machine has none to go by."""
+"""Bandwidth of a new disk, where the machine has no disk to compare with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanGain:
-    """A plan with one thing changed."""
+    """A plan with one change."""
 
     what: str
     """The change, in words."""
     plan: RunPlan
     gain_s: float
-    """How much sooner the whole run ends."""
+    """How many seconds earlier the whole run ends."""
     store_bytes_saved: float
-    """How much less it reads from the store."""
+    """How many bytes fewer it reads from the store."""
 
 
 def what_if(plan: RunPlan) -> tuple[PlanGain, ...]:
-    """Return what each of a few changes would buy."""
+    """Return the gain of each of a few changes."""
     changed = [(what, replace(plan, machine=machine)) for what, machine in _other_machines(plan)]
     changed += [(what, replace(plan, work=work)) for what, work in _other_peers(plan.work)]
     if plan.work.shuffle == "global":
@@ -46,7 +46,7 @@ def what_if(plan: RunPlan) -> tuple[PlanGain, ...]:
 
 
 def blocks_first_gain_s(plan: RunPlan) -> float:
-    """Return how much sooner the first epoch ends if it goes block by block; 0 if it does so."""
+    """Return how many seconds earlier the first epoch ends in blocks; 0 if it does so already."""
     if plan.work.shuffle != "global":
         return 0.0
     other = replace(plan, work=replace(plan.work, shuffle="blocks-first"))

@@ -1,4 +1,4 @@
-"""What is to be trained: order, world, batch, epochs. One of the three values behind a plan."""
+"""The training job of a plan: order, world, batch, epochs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import OptionError
 from penstock.world import World
 
 STAGE_BYTES = 512_000_000
-"""Memory for samples on their way, a rank."""
+"""Memory of a rank for samples that are in flight or wait for their step."""
 
 Shuffle = Literal["global", "blocks", "blocks-first", "sequential"]
 Mode = Literal["global", "blocks", "sequential"]
@@ -18,19 +18,19 @@ Peers = Literal["fixed", "locality"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is to be trained."""
+    """A training job."""
 
     world: World = field(default_factory=World)
     batch_size: int = 256
-    """Samples a step on each rank."""
+    """Samples of a rank and step."""
     num_epochs: int = 1
     shuffle: Shuffle = "global"
     compute_samples_s: float | None = None
-    """What one rank trains on a second if nothing ever waits; None where nobody knows."""
+    """Samples that one rank trains on a second if it never waits; None where it is not known."""
     peers: Peers | None = None
-    """Whether nodes read from each other, and who computes what; None: each is on its own."""
+    """How samples are assigned to nodes that read from each other; None: each node is alone."""
     stage_bytes: int = STAGE_BYTES
-    """Memory for samples on their way, a rank."""
+    """Memory of a rank for samples that are in flight or wait for their step."""
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.num_epochs, self.stage_bytes) < 1:
@@ -45,12 +45,12 @@ class Work:
 
     @property
     def num_nodes(self) -> int:
-        """Machines."""
+        """Number of machines."""
         return self.world.num_nodes
 
     @property
     def node_batch_size(self) -> float:
-        """Samples a step on each node."""
+        """Samples of a node and step."""
         return self.batch_size * self.world.num_ranks / self.num_nodes
 
     def mode(self, epoch: int) -> Mode:

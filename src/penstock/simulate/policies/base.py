@@ -1,7 +1,7 @@
 """The interface of every policy, and the plainest one.
 
-A policy is asked once per epoch where each use of a sample finds its bytes. Whatever it would do at
-run time (fill, evict, move) it works out beforehand: the order is known.
+A policy is asked once per epoch for the source of each use of a sample. It computes beforehand what
+it would do at run time (fill, evict, move), because the order is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from penstock.simulate.job import SimulatedJob
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
 class Policy:
@@ -26,15 +26,15 @@ class Policy:
         self.job = job
 
     def why_not(self) -> str:
-        """Return why it cannot run here; nothing where it can."""
+        """Return the reason why it cannot run here; empty where it can."""
         return ""
 
     def start(self) -> StagingWork | None:
-        """Return what is loaded before the first step."""
+        """Return the work before the first step; None where there is none."""
         return None
 
-    def reads(self, epoch: int) -> Reads:
-        """Return where the samples of an epoch come from. Epochs are asked for in order."""
+    def reads(self, epoch: int) -> EpochReads:
+        """Return the sources of the samples of an epoch; epochs are asked for in order."""
         raise NotImplementedError
 
     def store_left(self, now_s: float) -> float:
@@ -42,14 +42,14 @@ class Policy:
         return 1.0
 
     def background_bytes(self, time_s: float) -> tuple[float, float]:
-        """Return what was filled in the background by some time: from the store, from peers."""
+        """Return the bytes filled in the background by some time: from the store, from peers."""
         return 0.0, 0.0
 
-    def all_from_store(self, epoch: int) -> Reads:
-        """Return the reads of an epoch that has everything from the store."""
+    def all_from_store(self, epoch: int) -> EpochReads:
+        """Return the reads of an epoch that reads everything from the store."""
         uses = self.job.accesses(epoch)
         sources = np.full(len(uses.ids), self.job.store, np.uint8)
-        return Reads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
+        return EpochReads(ids=uses.ids, steps=uses.steps, workers=uses.workers, sources=sources)
 
 
 class DoubleBuffering(Policy):
@@ -57,6 +57,6 @@ class DoubleBuffering(Policy):
 
     title = "double buffering"
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the whole epoch from the store."""
         return self.all_from_store(epoch)

@@ -1,8 +1,8 @@
 """NoPFS's placement: every worker keeps what it will use most often itself.
 
-Each worker counts its own uses over all epochs and fills its tiers with the samples it uses most;
-inside a tier they are loaded in the order of first use. Workers do not talk about it: some samples
-are kept by many, about e^-k of them by nobody when all tiers together hold k times the set.
+Each worker counts its own uses over all epochs and fills its tiers with the samples that it uses
+most; it loads a tier in the order of first use. Workers do not coordinate: when all tiers together
+hold k times the set, many workers keep some samples, and none keeps about e^-k of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIE_BITS = 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCopies:
-    """What all workers keep: one row per copy, sorted by worker, tier and order of loading."""
+    """The copies of all workers: one row each, sorted by worker, tier and order of loading."""
 
     workers: Ints
     ids: Ints
@@ -31,7 +31,7 @@ class PlacedCopies:
 
 
 def place(job: SimulatedJob, *, ties: str) -> PlacedCopies:
-    """Return what every worker keeps. Ties between equal counts: "random" or by "index"."""
+    """Return the copies of every worker. Ties of equal counts are broken "random" or by "index"."""
     workers, ids, counts, first = _counted(job)
     rng = np.random.default_rng(job.scenario.job.seed)
     tie = rng.integers(0, 1 << _TIE_BITS, len(ids)) if ties == "random" else ids
@@ -58,7 +58,10 @@ def place(job: SimulatedJob, *, ties: str) -> PlacedCopies:
 
 
 def known_holders(job: SimulatedJob, copies: PlacedCopies) -> Ints:
-    """Return the row of each sample's copy that all know of, or -1: fastest tier, then first."""
+    """Return the row of the one copy of each sample that all workers know of; -1: none.
+
+    It is the copy in the fastest tier, and of those the one that is loaded first.
+    """
     order = np.lexsort((copies.places, copies.tiers, copies.ids))
     ids = copies.ids[order]
     first = np.ones(len(ids), np.bool_)
@@ -87,7 +90,7 @@ class OwnCopies:
 
 
 def _counted(job: SimulatedJob) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return every pair of worker and sample with its uses, and when the first one is."""
+    """Return each pair of worker and sample, its number of uses, and the place of the first."""
     samples, epochs = len(job.sizes), job.scenario.job.epochs
     keys = []
     for epoch in range(epochs):

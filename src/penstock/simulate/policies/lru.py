@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.dataset.part import Ints
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.reads import Flags, Reads
+from penstock.simulate.reads import EpochReads, Flags
 
 AccessString = npt.NDArray[np.int32]
 """Sample ids in the order of use: four bytes each keep the uses of a whole run small."""
@@ -24,8 +24,9 @@ class Lru(Policy):
         """It needs a tier."""
         return "" if self.job.num_tiers else "it is a cache, and the machine has no tier"
 
-    def reads(self, epoch: int) -> Reads:
+    def reads(self, epoch: int) -> EpochReads:
         """Return the node's memory for hits, the store for misses."""
+        # Hits of an epoch depend on all epochs before it, so they are computed together.
         if epoch == 0:
             self._hits = self._all_hits()
         reads = self.all_from_store(epoch)

@@ -1,11 +1,10 @@
 """NoPFS (SC 2021), as published.
 
 It places by frequency (`frequency`), loads tiers in the background in the order of first use, and
-reads a sample from the own tier, from the one copy that all know of, or from the store, whichever
-is fastest among those that are there. A second copy of a sample comes from the peer that has it.
+reads a sample from the own tier, from the one copy that all workers know of, or from the store: the
+fastest source that has it. A second copy of a sample comes from the peer that has the first.
 
-Ranks of a node have a tier of their own each; what one reads from another on the same node counts
-as local here.
+Each rank of a node has tiers of its own; reads between ranks of one node count as local here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from penstock.simulate.devices import Devices
 from penstock.simulate.job import Accesses, Floats
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.frequency import OwnCopies, known_holders, place
-from penstock.simulate.reads import Reads, SourceOption, StagingWork
+from penstock.simulate.reads import EpochReads, SourceOption, StagingWork
 
 
 class Nopfs(Policy):
@@ -44,21 +43,22 @@ class Nopfs(Policy):
         self._own = OwnCopies(job, self._copies)
         self._from_store = np.ones(len(self._copies.ids), np.bool_)
         if self.copies_from_peers:
+            # Only the copy that all know of comes from the store; the others are copied from it.
             self._from_store[:] = False
             self._from_store[self._known[self._known >= 0]] = True
         self._loaded_s = self._loading_s()
         self._done_s = float(self._loaded_s.max(initial=0.0))
         return None
 
-    def reads(self, epoch: int) -> Reads:
-        """Return the store, or a copy from the time on that it is there."""
+    def reads(self, epoch: int) -> EpochReads:
+        """Return the store, and copies as options from the time at which they are loaded."""
         job, uses = self.job, self.job.accesses(epoch)
         own = self._own.rows(uses.workers, uses.ids)
         options: tuple[SourceOption, ...] = (self._option(uses, own, own),)
         if self.peers:
             known = self._known[uses.ids]
             options = _faster_first(options[0], self._option(uses, known, own), Devices(job).byte_s)
-        return Reads(
+        return EpochReads(
             ids=uses.ids,
             steps=uses.steps,
             workers=uses.workers,
@@ -67,7 +67,7 @@ class Nopfs(Policy):
         )
 
     def store_left(self, now_s: float) -> float:
-        """Return what loading the tiers leaves to the stage."""
+        """Return the share of the bandwidth that loading the tiers leaves to the stage."""
         loader = self.job.scenario.loader
         if now_s >= self._done_s or self.job.scenario.model.store_share == "thread":
             return 1.0
@@ -75,14 +75,14 @@ class Nopfs(Policy):
         return loader.threads / (loader.threads + loading)
 
     def background_bytes(self, time_s: float) -> tuple[float, float]:
-        """Return what was loaded into tiers by the end of the run."""
+        """Return the bytes loaded into tiers by some time: from the store, from peers."""
         loaded = self._loaded_s <= time_s
         sizes = self.job.sizes[self._copies.ids]
         store = float(sizes[loaded & self._from_store].sum())
         return store, float(sizes[loaded & ~self._from_store].sum())
 
     def _option(self, uses: Accesses, rows: Ints, own: Ints) -> SourceOption:
-        """Return the copies in some rows as places to read from."""
+        """Return the copies in some rows as a source."""
         job, copies = self.job, self._copies
         if not len(copies.ids):
             never = np.full(len(rows), np.inf)
@@ -102,11 +102,11 @@ class Nopfs(Policy):
         )
 
     def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
-        """Return when a worker takes the copy of another one to be there."""
+        """Return when a worker believes that the copy of another one is loaded."""
         return self._loaded_s[rows]
 
     def _loading_s(self) -> Floats:
-        """Return when each copy is loaded: tiers beside each other, copies one after the other."""
+        """Return when each copy is loaded: tiers at the same time, copies of a tier in a row."""
         job, copies = self.job, self._copies
         devices, loader = Devices(job), job.scenario.loader
         nodes = np.array([float(job.num_nodes)])
@@ -114,7 +114,8 @@ class Nopfs(Policy):
         threads = loader.fill_threads * ranks
         loading = threads * job.num_tiers
         share = devices.node_bytes_s(nodes, loading + loader.threads * ranks)[0]
-        # Of what a node gets, each loading thread has its part, and so has each rank of it.
+        # Loading and reading ahead share what a node gets by their threads, and ranks share it
+        # evenly.
         share = share * threads / (loading + loader.threads * ranks) / ranks
         store_s = (devices.store_byte_s(nodes)[0] + devices.decode_s) / loader.fill_threads
         store_s = max(store_s, 1 / share)

@@ -1,16 +1,16 @@
-"""Penstock: every cached unit has one home, all nodes know it, nothing is evicted.
+"""Penstock: every cached unit has one home, all nodes know it, and nothing is evicted.
 
-What is dearest per byte is cached first (`plan.placement`), memory before disk, in the units that
-tiers really keep: a sample, or a run of small ones. In the first epoch the home reads a unit from
-the store when it is first needed, keeps it and sends on what was asked for; from then on it comes
-from there. What is not cached comes from the store. So the store is read S + (E-1) max(0, S-C)
-bytes, which is the least that any cache of C bytes can do.
+The units that cost most per byte are cached first (`flow.layout.placement`), in memory before disk.
+Units are those of real tiers: a sample, or a run of small ones. In the first epoch the home reads a
+unit from the store when a node first needs it, keeps it and passes it on. From then on the unit
+comes from its home. Units without a home come from the store. So the store is read S + (E-1) max(0,
+S-C) bytes, which is the least for any cache of C bytes.
 
-Where nodes together hold more than the set, a node also keeps copies of what others are the home
-of. A copy is there from its first use on that node on, and needs the store no second time.
+Where the nodes together have room for more than the set, a node also keeps copies of units of other
+homes. It keeps a copy when it first uses the unit; a copy never needs the store again.
 
-Who computes a sample: whoever has its place in the batch, or, with locality, its home as far as the
-shares allow (`plan.assignment`).
+A sample is computed by the rank that has its place in the batch or, with locality, on its home as
+far as the shares allow (`flow.layout.assignment`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.flow.layout.placement import UnitLayout, offsets_of
 from penstock.flow.layout.spans import spans_of
 from penstock.simulate.job import Accesses, Codes, SimulatedJob
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.reads import Flags, Reads, StagingWork
+from penstock.simulate.reads import EpochReads, Flags, StagingWork
 from penstock.storage.tier_places import NOWHERE, dealt
 
 _NOT_HELD = 255
@@ -62,8 +62,8 @@ class Ours(Policy):
         """Return who uses what."""
         return self.job.accesses(epoch)
 
-    def reads(self, epoch: int) -> Reads:
-        """Return the own tier or the home's, by way of the store where it is not filled yet."""
+    def reads(self, epoch: int) -> EpochReads:
+        """Return the own tier or that of the home; homes fill from the store on the first use."""
         job, uses = self.job, self.uses(epoch)
         units, nodes = self._unit_of[uses.ids], job.nodes_of(uses.workers)
         homes, spans = self._homes[units], self._spans[units]
@@ -72,7 +72,7 @@ class Ours(Policy):
         far = job.num_tiers + self._tiers[homes, spans]
         sources = np.where(homes == NOBODY, job.store, np.where(is_near, near, far))
         fillers, fill_bytes = self._fills(units)
-        return Reads(
+        return EpochReads(
             ids=uses.ids,
             steps=uses.steps,
             workers=uses.workers,
@@ -84,7 +84,7 @@ class Ours(Policy):
         )
 
     def _is_copied(self, units: Ints, nodes: Ints) -> Flags:
-        """Return by access whether its node has a copy, and have it keep those that it may."""
+        """Return by access whether its node has a copy, and record the copies that it keeps now."""
         found = np.zeros(len(units), np.bool_)
         may = self._tiers[nodes, self._spans[units]] != _NOT_HELD
         may &= self._homes[units] != nodes
@@ -96,7 +96,7 @@ class Ours(Policy):
         return found
 
     def _fills(self, units: Ints) -> tuple[Ints | None, Ints | None]:
-        """Return by access which node fetches its unit now, and how many bytes that are."""
+        """Return by access which node fetches its unit now, and how many bytes that is."""
         wanted = np.flatnonzero((self._homes[units] != NOBODY) & ~self._is_filled[units])
         if not len(wanted):
             return None, None
@@ -108,7 +108,7 @@ class Ours(Policy):
         return fillers, sizes
 
     def _threads(self) -> int:
-        """Return the reads in flight per rank that the flow settles at: what the store rewards."""
+        """Return the reads in flight per rank: as many as the store rewards, like the real flow."""
         job = self.job
         if job.scenario.model.store_share == "thread":
             loader = job.scenario.loader  # As many as the other policies have in all.
@@ -133,7 +133,7 @@ class OursLocal(Ours):
         for start, stop in pairwise(bounds):
             sizes = np.bincount(uses.workers[start:stop], minlength=job.num_workers)
             taken.append(start + assign_local(homes[start:stop], job.nodes_of(ranks), sizes))
-        # The share of each rank is what it was, so steps and ranks stay in their places.
+        # The shares of ranks stay as they are, so the columns of steps and ranks do, too.
         return Accesses(ids=uses.ids[np.concatenate(taken)], steps=uses.steps, workers=uses.workers)
 
 

@@ -1,8 +1,8 @@
-"""Parallel staging: each node copies a part of the set to its own storage and stays with it.
+"""Parallel staging: each node copies its shard of the set to its own storage before the first step.
 
-The node's shard comes from the store, then as much of the rest as fits from its peers. Afterwards a
-node draws only from what it holds: no sample ever crosses a shard again, and where the shards do
-not fit some samples are never visited.
+The shard comes from the store, then as much of the other shards as fits comes from peers.
+Afterwards a node draws only from what it holds. So samples never mix across nodes again, and where
+the shards do not fit, some samples are never visited.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.simulate.job import SimulatedJob
 from penstock.simulate.policies.base import Policy
-from penstock.simulate.reads import Reads, StagingWork
+from penstock.simulate.reads import EpochReads, StagingWork
 
 
 class ParallelStaging(Policy):
@@ -46,8 +46,8 @@ class ParallelStaging(Policy):
             tier=job.num_tiers - 1,
         )
 
-    def reads(self, epoch: int) -> Reads:
-        """Return as many draws on each node as the fixed shares would give it."""
+    def reads(self, epoch: int) -> EpochReads:
+        """Return draws of each node from what it holds, as many as its share of each batch."""
         job, uses = self.job, self.job.accesses(epoch)
         nodes = job.nodes_of(uses.workers)
         ids = np.empty_like(uses.ids)
@@ -59,7 +59,7 @@ class ParallelStaging(Policy):
             seed = (job.scenario.job.seed + epoch) * job.num_nodes + node
             ids[mine] = repeated(pool, len(mine), seed) % len(job.sizes)
         sources = np.full(len(ids), job.num_tiers - 1, np.uint8)
-        return Reads(ids=ids, steps=uses.steps, workers=uses.workers, sources=sources)
+        return EpochReads(ids=ids, steps=uses.steps, workers=uses.workers, sources=sources)
 
 
 def shard_starts(job: SimulatedJob) -> Ints:
@@ -68,7 +68,7 @@ def shard_starts(job: SimulatedJob) -> Ints:
 
 
 def repeated(pool: Ints, count: int, seed: int) -> Ints:
-    """Return so many samples from a pool: all of it in a random order, then all of it again."""
+    """Return a number of samples: the pool in a random order, again and again."""
     rng = np.random.default_rng(seed)
     passes = [rng.permutation(pool) for _ in range(-(-count // len(pool)))]
     return np.concatenate(passes)[:count]

@@ -1,9 +1,9 @@
-"""Probe: what this machine can do, measured.
+"""Probe: measures this machine.
 
 `measure.probe_machine` returns a `penstock.machine.Machine`; `penstock probe` writes it to a file.
-Everything here reads and writes for a bounded time and a bounded number of bytes (`effort`), takes
-the median of interleaved repeats (`timing`), and says what it could not measure. A run refines a
-machine by what it observes (`flow.live`). What is done with the numbers is `plan`'s business.
+Every measurement has a bound of time and of bytes (`effort`) and is the median of interleaved
+repeats (`timing`); notes say what could not be measured. A run refines a machine by what it
+observes (`flow.live`), and `simulate.plan` uses its numbers.
 """
 
 from penstock.simulate.probe.effort import QUICK, USUAL, Effort

@@ -1,7 +1,7 @@
-"""How fast memory is copied: samples at random out of a large map, into a batch.
+"""Measures how fast memory is copied: random samples out of a large map, into a batch.
 
-What fits a cache would only show the cache, so both the source and the targets are larger than
-that. Pages are small ones, as in a mapped file; NumPy's own allocations would ask for huge pages.
+Source and targets are larger than the processor's caches; else only the caches would be measured.
+Pages are small ones, as in a mapped file; NumPy's own allocations would ask for huge pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.simulate.probe.timing import curve_of, doubling, rate_of
 Bytes = npt.NDArray[np.uint8]
 
 _DRAWS = 4096
-"""Random places drawn ahead; enough of them that none is in a cache when it comes again."""
+"""Random places drawn ahead; so many that none is still in a cache when it comes again."""
 
 
 def copy_curve(cores: int, effort: Effort, available_bytes: int) -> Curve:
@@ -32,7 +32,7 @@ def copy_curve(cores: int, effort: Effort, available_bytes: int) -> Curve:
 
 
 def copy_working_set(effort: Effort, available_bytes: int) -> int:
-    """Return how much memory copies are made from: an eighth of what there is, at most."""
+    """Return how much memory is copied from: at most an eighth of what is available."""
     return max(1 << 20, min(effort.working_set_bytes, available_bytes // 8))
 
 
@@ -52,7 +52,7 @@ def _curve(source: Bytes, target: Bytes, cores: int, effort: Effort) -> Curve:
 
 
 def copies(source: Bytes, target: Bytes, seed: int) -> Iterator[int]:
-    """Copy samples from random places of `source` to one place after the other of `target`."""
+    """Copy samples from random places of `source` to successive places of `target`."""
     size_bytes = min(COPY_BYTES, len(source), len(target))
     generator = np.random.default_rng(seed)
     froms = generator.integers(0, len(source) - size_bytes + 1, _DRAWS).tolist()
@@ -66,7 +66,7 @@ def copies(source: Bytes, target: Bytes, seed: int) -> Iterator[int]:
 
 
 def _touched(memory: mmap.mmap) -> Bytes:
-    """Return memory whose pages are there: the first write to one takes longer than the copy."""
+    """Return memory with all pages in place: the first write to a page takes longer than a copy."""
     array = np.frombuffer(memory, np.uint8)
     array[:] = 1
     return array

@@ -1,4 +1,4 @@
-"""How fast samples are decoded: a few hundred of them, held in memory, decoded over and over."""
+"""Measures how fast samples are decoded: a few hundred, held in memory, again and again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from penstock.units import show_bytes, show_count
 _SAMPLES_MAX = 256
 _HELD_BYTES_MAX = 64 << 20
 _PIECE_SAMPLES = 8
-"""Samples that a thread takes at once; the loader's are of that size."""
+"""Samples that a thread decodes at once, as in the loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSamples:
-    """Stored bytes of some samples, and how they are decoded."""
+    """Stored bytes of some samples, and the function that decodes them."""
 
     decode: Callable[[], object]
     size_bytes: int
@@ -44,7 +44,7 @@ class DecodeFacts:
 
 
 def needs_decoding(dataset: Dataset) -> bool:
-    """Return whether samples are more than the bytes that lie in the store."""
+    """Return whether samples differ from the bytes in the store."""
     return any(
         bound.by_block or any(not is_raw(decoder) for _, decoder in bound.steps.values())
         for bound in dataset.bound
@@ -54,7 +54,7 @@ def needs_decoding(dataset: Dataset) -> bool:
 def measure_decoding(
     dataset: Dataset, cores: int, in_flight: int, effort: Effort
 ) -> DecodeFacts | None:
-    """Return stored bytes decoded a second by threads; None where nothing has to be decoded."""
+    """Return stored bytes decoded a second, by threads; None where nothing has to be decoded."""
     if not needs_decoding(dataset) or not len(dataset):
         return None
     held, num_requests = _held(dataset, in_flight)

@@ -1,4 +1,4 @@
-"""How much a probe may cost: seconds and bytes, by what is measured."""
+"""Bounds of a probe: seconds and bytes of each measurement."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from penstock.errors import OptionError
 
 COPY_BYTES = 100_000
-"""A sample as the loader copies it out of a map: a JPEG of ImageNet."""
+"""A sample that the loader copies out of a map: a JPEG of ImageNet."""
 READ_BYTES = 128 << 10
-"""A random read from a tier: what a unit of small samples holds."""
+"""A random read from a tier: a unit of small samples."""
 SMALL_BYTES = 4 << 10
-"""A read so small that only the latency counts."""
+"""A read so small that only its latency counts."""
 REQUEST_BYTES_MAX = 1 << 20
-"""Longer requests to a store say no more about it."""
+"""Longer requests show nothing more about a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """What a probe may spend. Times are for all points of a curve and all repeats together."""
+    """What a probe may spend. A time covers all points of a curve and all repeats."""
 
     copy_s: float
     """Copies in memory."""
@@ -31,15 +31,15 @@ class Effort:
     decode_s: float
     """Decoding."""
     repeats: int = 3
-    """Each point is measured so many times, the points in turn, and the median counts."""
+    """Measurements of each point, in turns with the other points; the median counts."""
     working_set_bytes: int = 256 << 20
     """Memory that copies are made from: larger than the processor's caches."""
     file_bytes_max: int = 1 << 30
     """The largest file written to a tier; it never takes more than a tenth of what is free."""
     store_bytes_max: int = 2 << 30
-    """Read from the store in all."""
+    """The most bytes read from the store."""
     in_flight_max: int = 64
-    """Requests to the store at once."""
+    """The most requests to the store in flight."""
 
     def __post_init__(self) -> None:
         times = (self.copy_s, self.memory_s, self.disk_s, self.store_s, self.decode_s)

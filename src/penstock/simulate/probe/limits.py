@@ -1,6 +1,6 @@
-"""What the numbers of a machine mean for a data set: samples a second, and where the limit is.
+"""The limits of a machine for a data set, in samples a second.
 
-Pure. A limit is what one resource could do if all others took no time.
+Pure. A limit is the rate of one resource if all others took no time.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from penstock.errors import OptionError
 from penstock.machine import Curve, Machine
 
 _NEARLY = 0.95
-"""A rate so close to the best one counts as the best."""
+"""A rate this close to the best rate counts as the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLimit:
-    """What one resource could deliver."""
+    """The rate of one resource."""
 
     resource: str
     samples_s: float
 
 
 def useful_count(curve: Curve) -> int:
-    """Return how many have to ask at once for nearly the best rate; more of them gain nothing.
+    """Return the smallest count of a curve with nearly the best rate; a larger count gains nothing.
 
     >>> useful_count(Curve(counts=(1, 2, 4, 8), bytes_s=(10.0, 20.0, 39.0, 40.0)))
     4
@@ -39,8 +39,8 @@ def useful_count(curve: Curve) -> int:
 def sample_limits(machine: Machine, sample_bytes: float) -> list[ResourceLimit]:
     """Return the limits for samples of some mean size, lowest first.
 
-    Where samples are smaller than the requests that the store was measured with, two of its limits
-    are there: samples fetched one by one, and together with their neighbours.
+    Where samples are smaller than the requests that the store was measured with, the store has two
+    limits: for samples fetched one by one, and together with their neighbours.
     """
     if sample_bytes <= 0:
         raise OptionError(f"samples have more than 0 bytes, got {sample_bytes}")

@@ -1,4 +1,4 @@
-"""The wire to other nodes. One machine cannot measure it: what its interface claims is taken."""
+"""The link to other nodes. One machine cannot measure it, so the claim of its interface is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROUTES, _INTERFACES = Path("/proc/net/route"), Path("/sys/class/net")
 
 
 def link_claimed(routes: Path = _ROUTES, interfaces: Path = _INTERFACES) -> tuple[LinkModel, str]:
-    """Return the link of the default route's interface, and words that say where it comes from."""
+    """Return the link of the default route's interface, and a note about its source."""
     name = _default_interface(routes)
     try:
         megabits_s = int((interfaces / name / "speed").read_text())

@@ -1,7 +1,7 @@
-"""`probe_machine`: one measurement after the other, put together as a `Machine`.
+"""`probe_machine`: measures one resource after the other and returns a `Machine`.
 
-Nothing runs beside anything else, so no number contains another. What cannot be measured is named
-in the notes, together with what stands in its place.
+Measurements never overlap, so they do not disturb each other. Notes name what could not be
+measured, and the value that is used instead.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ MEMORY_FOLDER = Path("/dev/shm")
 """The tmpfs of a Linux system."""
 
 Report = Callable[[str], None]
-"""Called with what is done next, in words."""
+"""Called with the next measurement, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """A machine, and what the probe cost."""
+    """A machine, and the cost of the probe."""
 
     machine: Machine
     folders: tuple[Path, ...]
-    """Where each of the machine's tiers was measured."""
+    """The folder in which each tier of the machine was measured."""
     in_flight: int | None
     """The largest useful number of requests to the store in flight; None without a store."""
     read_bytes: int
-    """Read from the store."""
+    """Bytes read from the store."""
     num_requests: int
-    """Asked of the store."""
+    """Requests to the store."""
     limits: tuple[ResourceLimit, ...] = ()
     """Samples a second, lowest first; empty without an indexed data set."""
     sample_bytes: float | None = None
@@ -75,10 +75,11 @@ def probe_machine(
         target: the store, and data in it to read.
         memory: a folder on a tmpfs; /dev/shm where it is not given, if it can be used.
         disks: folders, one on each disk that may hold a tier.
-        link: the wire to other nodes; what the network interface claims where it is not given.
-        effort: how much time and how many bytes it may take.
-        report: called with what is done next.
+        link: the link to other nodes; without it, the claim of the network interface.
+        effort: bounds of time and bytes.
+        report: called with the next measurement, in words.
     """
+    # All folders first: a wrong one must not be found after half a minute of measuring others.
     for folder in [*disks, *([memory] if memory else [])]:
         check_folder(folder)
     cores = len(os.sched_getaffinity(0))
@@ -103,7 +104,7 @@ def probe_machine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProbeRun:
-    """The measurements of one probe; each adds to the notes how it was made."""
+    """The measurements of one probe; each adds a note on its method."""
 
     cores: int
     effort: Effort
@@ -144,7 +145,7 @@ class _ProbeRun:
         return [facts]
 
     def of_target(self, target: Target | None) -> tuple[StoreFacts | None, DecodeFacts | None]:
-        """Return the store and what its data takes to decode."""
+        """Measure the store, and how fast its data is decoded."""
         if target is None:
             return None, None
         self.report(f"reading at random from {target.store.uri}")
@@ -181,7 +182,7 @@ def _probed(
 
 
 def _stand_in(tiers: list[TierFacts], notes: dict[str, str]) -> StoreModel:
-    """Return a store for a machine that was probed without one: its slowest tier, and say so."""
+    """Return the slowest tier as the store of a machine that was probed without one; note it."""
     if not tiers:
         raise OptionError(
             "nothing was measured that data could come from: name a data set or a disk "
@@ -208,6 +209,6 @@ def _versions() -> dict[str, str]:
 
 
 def write_machine(machine: Machine, path: Path) -> None:
-    """Write a machine to its file; one that is there is replaced in one step."""
+    """Write a machine to its file; an existing file is replaced atomically."""
     path = path.expanduser().absolute()
     FolderStore(path.parent).write(path.name, machine_toml(machine).encode())

@@ -1,7 +1,8 @@
-"""A file to measure a folder with. It has no name, so nothing has to be removed.
+"""A scratch file to measure a folder with. It has no name, so it never has to be removed.
 
-Its bytes go with the last descriptor, however the process ends: an exception, Ctrl-C or `kill -9`.
-Where a file system makes no files without a name, the name goes as soon as the file is open.
+The kernel frees its bytes with the last descriptor, however the process ends: an exception, Ctrl-C
+or `kill -9`. Where a file system has no files without a name, the name is removed as soon as the
+file is open.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from penstock.storage.keys import TEMPORARY_PREFIX
 from penstock.units import show_bytes
 
 PIECE_BYTES = 32 << 20
-"""Written between two waits for the disk."""
+"""Bytes written between two waits for the disk."""
 FREE_SHARE = 10
-"""At most one in so many of the free bytes is taken."""
+"""A probe takes at most the free bytes divided by this."""
 SIZE_BYTES_MIN = 1 << 20
-"""A smaller file says nothing."""
+"""A smaller file shows nothing."""
 ALIGN_BYTES = 4096
-"""What direct reads have to begin and end at."""
+"""Direct reads have to begin and end at multiples of this."""
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-"""How file systems say that they make no files without a name (NFS, FUSE)."""
+"""Errors of file systems that have no files without a name (NFS, FUSE)."""
 
 
 class ScratchFile:
-    """A file without a name in some folder, from `with` to the end of its block."""
+    """A file without a name in a folder; it exists inside the `with` block."""
 
     def __init__(self, folder: Path, size_bytes_max: int) -> None:
         self.folder = folder
@@ -77,11 +78,12 @@ class ScratchFile:
     def fill(self, seconds: float) -> float:
         """Write one piece after the other for some time and return the median bytes a second.
 
-        Each piece is on the disk before the next one begins: what a page cache takes up at once
-        tells nothing of the hour after it is full.
+        Each piece is on the disk before the next one begins: the speed of the page cache tells
+        nothing about the time after it is full.
         """
         room_bytes = min(self._size_bytes_max, free_bytes(self.folder) // FREE_SHARE)
         room_bytes = max(room_bytes, SIZE_BYTES_MIN)  # Less was refused by `check_folder`.
+        # Random bytes: disks and file systems may compress others.
         piece = np.random.default_rng(7).bytes(min(PIECE_BYTES, _aligned(room_bytes)))
         rates: list[float] = []
         until_s = time.perf_counter() + seconds
@@ -102,27 +104,29 @@ class ScratchFile:
         os.fdatasync(self._descriptor)
 
     def go_direct(self) -> bool:
-        """Let reads go around the page cache where the file system can; return whether it can."""
+        """Make reads bypass the page cache if the file system can; return whether it can."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+            # Some file systems take the flag and fail at the first read, so one read is tried.
             with mmap.mmap(-1, ALIGN_BYTES) as trial:
                 os.preadv(self._descriptor, [trial], 0)
             self.is_direct = True
         except OSError:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+            # Read-ahead of the kernel would bring bytes that nobody asked for.
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return self.is_direct
 
     def forget(self) -> None:
-        """Drop what the page cache holds of the file."""
+        """Drop the file from the page cache."""
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def places(self, length: int, seed: int) -> Iterator[int]:
         """Yield all places where a read of `length` may begin, in random order.
 
-        Direct reads go round for ever; others end, because the second time around they would find
-        the page cache.
+        Direct reads repeat the places for ever. Other reads end after one pass, because a second
+        pass would hit the page cache.
         """
         count = self.size_bytes // length
         assert count > 0, (self.size_bytes, length)
@@ -132,14 +136,14 @@ class ScratchFile:
             yield from order
 
     def reads(self, places: Iterator[int], length: int) -> Iterator[int]:
-        """Read the places that several threads take from one iterator, into own memory."""
+        """Read at places from an iterator, which threads may share, into memory of this thread."""
         with mmap.mmap(-1, length) as target:  # at the start of a page, as direct reads need it
             for offset in places:
                 yield os.preadv(self._descriptor, [target], offset)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be measured, before any time was spent on others."""
+    """Refuse a folder that cannot be measured, before time is spent on other folders."""
     free = free_bytes(folder)
     with ScratchFile(folder, SIZE_BYTES_MIN):
         pass
@@ -166,7 +170,7 @@ def _open_nameless(folder: Path) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what an ordinary user may still write to a folder's file system."""
+    """Return how many bytes an ordinary user may still write to a folder's file system."""
     with store_error(str(folder)):
         found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

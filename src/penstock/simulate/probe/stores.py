@@ -1,7 +1,7 @@
-"""The store: latency of single small reads, and throughput by requests in flight.
+"""Measures the store: latency of single small reads, and throughput by requests in flight.
 
-The curve is what arrives, the latency of each request included, so it depends on how much a request
-asks for: `StoreModel.request_bytes` says how much that was.
+The curve counts the bytes that arrive, with the latency of each request in the time. So it depends
+on the size of requests, which `StoreModel.request_bytes` records.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from penstock.storage.pool import ReadPool
 from penstock.units import show_bytes, show_count
 
 _LATENCY_SHARE = 0.2
-"""What single small reads may take of the store's time; the curve takes the rest."""
+"""The share of the store's time for single small reads; the curve takes the rest."""
 _SMALL_READS_MAX = 200
 _ROUNDS_MIN = 2
-"""Requests that each of those in flight makes at least, at one point."""
+"""The fewest requests of each thread at one point of the curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class StoreFacts:
 
 
 def measure_store(target: Target, effort: Effort) -> StoreFacts:
-    """Return what a store can do; its errors come through as they are."""
+    """Measure a store; errors of the store are passed on."""
     asker = _RangeReader(target, effort)
     seconds = asker.latencies()
     curve = grown_curve(doubling(effort.in_flight_max), asker.rate, effort.repeats)
@@ -70,7 +70,7 @@ def measure_store(target: Target, effort: Effort) -> StoreFacts:
 
 
 class _RangeReader:
-    """Reads ranges and counts."""
+    """Reads ranges, and counts requests and bytes."""
 
     def __init__(self, target: Target, effort: Effort) -> None:
         self.draws = target.draws(seed=7)
@@ -84,23 +84,24 @@ class _RangeReader:
         self._point_bytes = effort.store_bytes_max // num_points
 
     def latencies(self) -> list[float]:
-        """Return the times of small reads, one after the other; the first makes a connection."""
+        """Return the times of small reads in a row, after one that makes the connection."""
         ranges = [_small(r) for r in self.draws.take(_SMALL_READS_MAX + 1)]
         self._forget(ranges)
         self._done(list(self._reads(iter(ranges[:1]))))
         seconds = _LATENCY_SHARE * self._effort.store_s
         found = latencies(self._reads(iter(ranges[1:])), seconds, _SMALL_READS_MAX)
         self._done([r.length for r in ranges[1 : 1 + len(found)]])
+        # Ranges that were not read are unspoilt by caches: the curve may have them.
         self.draws.put_back(len(ranges) - 1 - len(found))
         return found
 
     def rate(self, in_flight: int) -> float:
-        """Return bytes a second with so many requests in flight."""
+        """Return the bytes a second with a number of requests in flight."""
         self._connect(in_flight)
         wanted = min(round(self._point_bytes / self.draws.mean_bytes), self.draws.num_ranges)
         ranges = self.draws.take(max(_ROUNDS_MIN * in_flight, wanted))
         self._forget(ranges)
-        rest = iter(ranges)  # a list's iterator: threads take from it without a lock
+        rest = iter(ranges)  # Threads share it without a lock: a list's iterator is atomic.
         done: list[int] = []
 
         def worker(_: int) -> Iterator[int]:
@@ -126,7 +127,7 @@ class _RangeReader:
         self.read_bytes += sum(lengths)
 
     def _connect(self, in_flight: int) -> None:
-        """Make the connections first: handshakes are paid once in a run and not at each point."""
+        """Make the connections first: a run pays for handshakes once, not at each point."""
         if in_flight <= self._num_warm:
             return
         ranges = [_small(r) for r in self.draws.take(in_flight)]
@@ -136,12 +137,13 @@ class _RangeReader:
         self._num_warm = in_flight
 
     def _forget(self, ranges: list[Range]) -> None:
-        """Drop from the page cache what is about to be read, where the store is a folder."""
+        """Drop the ranges from the page cache before they are read, if the store is a folder."""
         if not isinstance(self._store, FolderStore):
             return
         for key in {r.info.key for r in ranges}:
             file = self._store.open_file(key)
-            with contextlib.suppress(OSError):  # some file systems know neither
+            with contextlib.suppress(OSError):  # Some file systems have neither call.
+                # Dirty pages are not dropped, so they are written first.
                 os.fdatasync(file.descriptor)
                 os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 

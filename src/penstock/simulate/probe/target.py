@@ -1,8 +1,8 @@
-"""The data that a store is probed with: which bytes of it to read.
+"""The ranges that a store is probed with.
 
-With an index these are samples, or what of small ones is read together; without one, parts of the
-objects. They come in random order and each only once for as long as there are any left, so that
-caches on the way help as little as possible.
+With an index they are samples, or runs of small samples that are read together; without one they
+are parts of the objects. They come in random order, and none comes twice before all have come, so
+that caches between here and the store help as little as possible.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A store and what lies there."""
+    """A store and the data to read."""
 
     store: Store
     dataset: Dataset | None = None
     """The data set, where there is an index."""
     objects: Sequence[ObjectInfo] = ()
-    """What to read where there is none."""
+    """Objects to read where there is no index."""
 
     @classmethod
     def of(
@@ -58,7 +58,7 @@ class Target:
         store: StoreOptions | None = None,
         options: dict[str, Any] | None = None,
     ) -> Target:
-        """Return what lies under a name; nothing is indexed for it."""
+        """Return the target of a name; nothing is indexed for it."""
         if names_index(uri):
             dataset = open_dataset(uri, store=store)
             return cls(store=dataset.store, dataset=dataset)
@@ -78,7 +78,7 @@ class Target:
 
 
 class RangeDraws:
-    """Ranges, one after the other; from the start again when all have been read."""
+    """Ranges in a row; from the start again after all have been read."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         assert ranges
@@ -87,7 +87,7 @@ class RangeDraws:
 
     @property
     def num_ranges(self) -> int:
-        """How many there are."""
+        """Number of ranges."""
         return len(self._ranges)
 
     @property
@@ -97,7 +97,7 @@ class RangeDraws:
 
     @property
     def num_again(self) -> int:
-        """How often a range was taken that had been taken before."""
+        """Number of reads of ranges that had been read before."""
         return max(0, self.num_taken - len(self._ranges))
 
     def take(self, count: int) -> list[Range]:
@@ -107,13 +107,13 @@ class RangeDraws:
         return [self._ranges[i % len(self._ranges)] for i in range(first, first + count)]
 
     def put_back(self, count: int) -> None:
-        """Give back the last ones, which were not read after all."""
+        """Give back the last ranges, because they were not read."""
         assert 0 <= count <= self.num_taken, (count, self.num_taken)
         self.num_taken -= count
 
 
 def _indexed(found: FoundDataset) -> Dataset | None:
-    """Return the data set if it was indexed before; a probe writes nothing to a store."""
+    """Return the data set if it is indexed already; a probe writes nothing to a store."""
     origin = indexed(found)
     if origin is None:
         return None
@@ -131,7 +131,7 @@ def _of_samples(dataset: Dataset, generator: np.random.Generator) -> list[Range]
 
 
 def _of_table(bound: BoundPart, number: int, local_ids: Ints) -> list[Range]:
-    """Return what is read for some samples: the sample, its block, or small ones together."""
+    """Return the ranges of some samples: the sample, its block, or a run of small ones."""
     table = bound.part.tables[number]
     extents = table.extents(local_ids)
     lengths = extents.length

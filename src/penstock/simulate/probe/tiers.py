@@ -1,7 +1,7 @@
-"""Memory and disks as tiers: capacity, latency, and throughput by threads.
+"""Measures memory and disks as tiers: capacity, latency, and throughput by threads.
 
-A memory tier is a mapped file on a tmpfs, and reading it is a copy out of the map. A disk is read
-at random around the page cache, or with the cache dropped where the file system knows no other way.
+A memory tier is a mapped file on a tmpfs, and a read is a copy out of the map. A disk is read at
+random with direct reads, or with the page cache dropped where the file system has none.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.units import show_bytes
 
 DISK_THREADS_MAX = 16
 _WRITE_SHARE, _LATENCY_SHARE, _READ_SHARE = 0.3, 0.05, 0.65
-"""What writing, single small reads and the read curve may take of a tier's time."""
+"""Shares of a tier's time for writing, for single small reads, and for the read curve."""
 _SMALL_READS_MAX = 500
 _SMALL_FILE_BYTES = 64 << 20
-"""A smaller file on a tmpfs may lie in the processor's caches."""
+"""A smaller file on a tmpfs may fit into the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFacts:
-    """A tier and how it was measured."""
+    """A tier and the method of its measurement."""
 
     model: TierModel
     folder: Path
@@ -41,7 +41,7 @@ class TierFacts:
 
 
 def measure_memory(folder: Path, cores: int, effort: Effort) -> TierFacts:
-    """Return the memory tier that a tmpfs folder would hold."""
+    """Measure a memory tier in a tmpfs folder."""
     check_folder(folder)
     free, available = free_bytes(folder), memory_left_bytes()
     with ScratchFile(folder, min(effort.file_bytes_max, available // 10)) as file:
@@ -64,7 +64,7 @@ def measure_memory(folder: Path, cores: int, effort: Effort) -> TierFacts:
 
 
 class _MappedFile:
-    """A file as memory, all of its pages in place."""
+    """A mapped file with all pages in place."""
 
     def __init__(self, file: ScratchFile) -> None:
         self._file = file
@@ -77,7 +77,8 @@ class _MappedFile:
         return np.frombuffer(self._memory, np.uint8)
 
     def __exit__(self, *_: object) -> None:
-        # Views may still hang on a traceback; the map goes with the last of them.
+        # A traceback may still hold views of it, so the map cannot be closed here: it is freed with
+        # the last view.
         del self._memory
 
 
@@ -99,7 +100,7 @@ def _map_curve(source: Bytes, cores: int, effort: Effort) -> Curve:
 
 
 def measure_disk(folder: Path, effort: Effort) -> TierFacts:
-    """Return the disk tier that a folder would hold."""
+    """Measure a disk tier in a folder."""
     check_folder(folder)
     capacity_bytes = free_bytes(folder)
     with ScratchFile(folder, effort.file_bytes_max) as file:
@@ -144,10 +145,11 @@ def _disk_curve(file: ScratchFile, effort: Effort) -> Curve:
 
 
 class SharedIterator(Iterator[int]):
-    """An iterator that several threads take from."""
+    """An iterator for several threads: a generator must not be entered by two at once."""
 
     def __init__(self, inner: Iterator[int]) -> None:
         self._inner = inner
+        # Python refuses to enter a generator that another thread is in.
         self._lock = threading.Lock()
 
     def __next__(self) -> int:

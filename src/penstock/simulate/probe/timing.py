@@ -1,8 +1,9 @@
-"""Rates of several threads, measured so that a noisy neighbour spoils one repeat and not a point.
+"""Rates of several threads, measured so that a noisy neighbour spoils one repeat, not a whole
+point.
 
-A *worker* is a thread's work: an iterator that does one piece with each `next` and says how many
-bytes it was. A point of a curve is the sum of what its threads reach each for itself, so that the
-last one, which ends alone, does not count as if all had waited for it.
+A *worker* is the work of a thread: an iterator that does one piece with each `next` and yields its
+bytes. A point of a curve is the sum of the rates of its threads. So the last thread, which ends
+alone, does not count as if all others had waited for it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from penstock.machine import Curve
 from penstock.storage.pool import ReadPool
 
 Worker = Callable[[int], Iterable[int]]
-"""From the number of a thread to its pieces of work."""
+"""Returns the pieces of work of a thread, by its number."""
 Measure = Callable[[int], float]
-"""From how many ask at once to bytes a second."""
+"""Returns the bytes a second, by the number of threads or requests at once."""
 
 GAIN_MIN = 1.1
-"""Asking twice as often helps if the rate grows at least so much."""
+"""Twice as many at once help if the rate grows at least by this factor."""
 _FAILS_MAX = 2
-"""A curve ends after so many points in a row that did not help."""
+"""A curve ends after this many points in a row that did not help."""
 
 
 def rate_of(num_threads: int, worker: Worker, seconds: float) -> float:
-    """Return the bytes a second that so many threads move together."""
+    """Return the bytes a second that a number of threads move together."""
+    # One end for all threads: with an end of its own, the last thread would run alone.
     until_s = time.perf_counter() + seconds
 
     def run(number: int) -> float:
@@ -45,7 +47,7 @@ def rate_of(num_threads: int, worker: Worker, seconds: float) -> float:
 
 
 def curve_of(counts: Sequence[int], measure: Measure, repeats: int) -> Curve:
-    """Return the median rate at each count; repeats go through all counts in turn."""
+    """Return the median rate at each count; each repeat measures all counts."""
     rates: dict[int, list[float]] = {count: [] for count in counts}
     for _ in range(repeats):
         for count in counts:
@@ -54,7 +56,7 @@ def curve_of(counts: Sequence[int], measure: Measure, repeats: int) -> Curve:
 
 
 def grown_curve(counts: Sequence[int], measure: Measure, repeats: int) -> Curve:
-    """Return the same, of as many counts as make a difference."""
+    """Return the same, up to the count from which more gains nothing."""
     rates: dict[int, list[float]] = {}
     best, fails = 0.0, 0
     for count in counts:
@@ -76,7 +78,7 @@ def _curve(rates: dict[int, list[float]]) -> Curve:
 
 
 def latencies(pieces: Iterable[int], seconds: float, count_max: int) -> list[float]:
-    """Return how long each piece of some work takes, one after the other; at least one piece."""
+    """Return the time of each piece of work in a row; at least one piece."""
     out: list[float] = []
     until_s = begin_s = time.perf_counter()
     until_s += seconds
@@ -102,7 +104,7 @@ def doubling(highest: int) -> list[int]:
 
 
 def readable(value: float) -> float:
-    """Return a measured number without the digits that mean nothing.
+    """Return a measured number without its meaningless digits.
 
     >>> readable(123456.789), readable(0.000123456)
     (123500.0, 0.0001235)
