@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.step.tuner import work as tune_work
+from tests.step.tuner.simulated import Simulated, race
 
 import penstock
 import penstock.step as ps
@@ -20,8 +21,7 @@ from penstock.step.lanes import Lived
 from penstock.step.program.cost import Link, MachineCosts, work_of
 from penstock.step.program.lower import lower
 from penstock.step.tuner.calibrate import learned
-from penstock.step.tuner.race import Race, race
-from penstock.step.tuner.trial import Simulated
+from penstock.step.tuner.race import Race
 from penstock.step.tuner.tune import Tuned, tune, tune_again
 from penstock.step.tuner.values import RankValue, is_same
 

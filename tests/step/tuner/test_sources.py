@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.step.tuner.simulated import Simulated
 
 import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError
 from penstock.step.program.cost import MachineCosts
-from penstock.step.tuner.trial import MeasuredTrials, Simulated
+from penstock.step.tuner.trial import MeasuredTrials
 from penstock.step.tuner.tune import Tuned, tune
 from penstock.step.tuner.watch import WatchedStep
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from tests.step.ranks import run_ranks
 from tests.step.tuner import work as tune_work
+from tests.step.tuner.simulated import Simulated
 
 import penstock.step as ps
 from penstock.errors import ProgramError
 from penstock.step.program.cost import MachineCosts
 from penstock.step.tuner import tune as tuning
-from penstock.step.tuner.trial import CarriedTrial, MeasuredTrials, Simulated
+from penstock.step.tuner.trial import CarriedTrial, MeasuredTrials
 from penstock.step.tuner.tune import Tuned, tune
 from penstock.step.tuner.values import RankValue, Values, is_same
 

@@ -1,19 +1,22 @@
 """What ranks say and do together: an error of one of them is raised by all, in its words.
 
-A rank that raises alone leaves the others waiting for it, for as long as their groups wait. So what
-can fail on one rank only is done between two meetings, and what has to be the same is compared
-before anything is begun.
+A rank that raises alone leaves the others waiting for it, for as long as their groups wait. So work
+that can fail on one rank only is done between two meetings, and options that have to be the same
+are compared before anything begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from torch import distributed
 
 from penstock.errors import ProgramError
-from penstock.step.tuner.trial import Team
+from penstock.step.comms.timeouts import default_timeout
+from penstock.step.groups import Groups
 
-__all__ = ["RankError", "same", "together"]
+__all__ = ["RankError", "Team", "same", "together"]
 
 T = TypeVar("T")
 
@@ -22,8 +25,45 @@ class RankError(ProgramError):
     """What failed on some rank, told to all."""
 
 
+class Team:
+    """The ranks of some groups, which tell each other things; None: one process speaks for all.
+
+    Args:
+        groups: of this rank.
+        is_apart: whether they talk in a group of their own, which `close` ends. Else they use
+            torch's default group, and no other thread may use it meanwhile.
+    """
+
+    def __init__(self, groups: Groups | None, *, is_apart: bool = False) -> None:
+        self._is_alone = groups is None or groups.mesh.num_ranks == 1
+        self.rank = 0 if self._is_alone else distributed.get_rank()
+        self._group: Any = None
+        if is_apart and not self._is_alone:
+            self._group = distributed.new_group(backend="gloo", timeout=default_timeout())
+
+    def from_first(self, mine: T) -> T:
+        """Return the value of the first rank."""
+        said = [mine]
+        if not self._is_alone:
+            distributed.broadcast_object_list(said, src=0, group=self._group)
+        return said[0]
+
+    def gathered(self, mine: T) -> list[T]:
+        """Return the values of all ranks."""
+        said = [mine]
+        if not self._is_alone:
+            said *= distributed.get_world_size(self._group)
+            distributed.all_gather_object(said, mine, group=self._group)
+        return said
+
+    def close(self) -> None:
+        """End the group, if they have one of their own."""
+        if self._group is not None:
+            distributed.destroy_process_group(self._group)
+
+
 def together(team: Team, name: str, work: Callable[[], T]) -> T:
-    """Return what some work makes, or raise, on all ranks, if it fails on one of them."""
+    """Return the result of some work, or raise, on all ranks, if it fails on one of them."""
     made: T | None = None
     error: Exception | None = None
     try:
@@ -42,9 +82,9 @@ def together(team: Team, name: str, work: Callable[[], T]) -> T:
     raise RankError(f"rank {failed[0]} cannot run {name}: {everyones[failed[0]]}") from error
 
 
-def same(team: Team, name: str, said: Mapping[str, object]) -> None:
-    """Refuse to go on where ranks have been told different things."""
-    everyones = team.gathered({what: str(value) for what, value in said.items()})
+def same(team: Team, name: str, options: Mapping[str, object]) -> None:
+    """Refuse to go on where ranks have different options."""
+    everyones = team.gathered({what: str(value) for what, value in options.items()})
     for rank, theirs in enumerate(everyones):
         for what, value in everyones[0].items():
             if theirs[what] != value:

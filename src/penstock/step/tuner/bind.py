@@ -1,7 +1,7 @@
-"""A program from a function and its inputs: the sizes that the function names are those they have.
+"""A program from a function and its inputs, whose shapes give the sizes that the function names.
 
 A dimension that an axis slices is as long as the parts of its ranks together, so ranks tell each
-other what they have. Sizes that no input shows, such as those of a load, nobody can know: such a
+other their shapes. Sizes that no input shows, such as those of a load, cannot be found: such a
 function is put on a mesh by `.on(mesh, n=...)`, with all its sizes.
 """
 
@@ -17,13 +17,12 @@ from penstock.step.program.language import Template
 from penstock.step.program.layouts import Annotation
 from penstock.step.program.mesh import Mesh
 from penstock.step.program.nodes import Program
-from penstock.step.tuner.agree import together
-from penstock.step.tuner.trial import Team
+from penstock.step.tuner.agree import Team, together
 
 __all__ = ["bound"]
 
 Shape = tuple[tuple[int, ...], bool]
-"""What a rank has, and whether that is all of it: a DTensor tells so."""
+"""The shape on a rank, and whether that is the whole shape, as of a DTensor."""
 
 
 def bound(
@@ -47,9 +46,8 @@ def bound(
         if len(shapes) == len(everyones) and all(len(s) == len(said.dims) for s, _ in shapes):
             for dim, called in enumerate(said.dims):
                 if isinstance(called, str):
-                    length = _length(
-                        groups.mesh, shapes, _slicing(template, groups, said, dim), dim
-                    )
+                    slicing = _slicing(template, groups.mesh, said, dim)
+                    length = _length(groups.mesh, shapes, slicing, dim)
                     if sizes.setdefault(called, length) != length:
                         raise ProgramError(
                             f"{template.name} has a dimension {called!r} of {sizes[called]} "
@@ -66,9 +64,9 @@ def _annotations(template: Template) -> dict[str, Annotation]:
     return {k: v for k, v in (said | dict(template.layouts)).items() if isinstance(v, Annotation)}
 
 
-def _slicing(template: Template, groups: Groups, said: Annotation, dim: int) -> list[str]:
+def _slicing(template: Template, mesh: Mesh, said: Annotation, dim: int) -> list[str]:
     """Return the axes that slice a dimension."""
-    mine = template.axis or groups.mesh.names[0]
+    mine = template.axis or mesh.names[0]
     return [y.axis or mine for y in said.layouts if y.kind == "S" and y.dim == dim]
 
 

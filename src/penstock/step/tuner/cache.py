@@ -1,7 +1,7 @@
-"""What was measured once, kept on disk: one small file for each key.
+"""Measurements kept on disk: one small file for each key.
 
-A key is a hash of everything that the answer depends on. A file that cannot be read, or a folder
-that cannot be written, is as good as none: what it would have said is measured again.
+A key is a hash of everything that a measurement depends on. A file that cannot be read, or a folder
+that cannot be written, counts as none: the measurement is made again.
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ import torch
 import xxhash
 
 import penstock
+from penstock.errors import ProgramError
 
-__all__ = ["keep", "kept", "key_of", "versions"]
+__all__ = ["UNREADABLE", "keep", "kept", "key_of", "versions"]
+
+UNREADABLE = (
+    *(ProgramError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    RecursionError,
+)
+"""Errors of reading text from the cache that something else has written: it is measured again."""
 
 _SIZE_BYTES_MAX = 1 << 20
 
 
 def key_of(*facts: object) -> str:
-    """Return a name for some facts."""
+    """Return a hash of some facts."""
     return xxhash.xxh3_128_hexdigest("\n".join(map(str, facts)).encode())
 
 
 def versions() -> str:
-    """Return of what runs which versions it is: another one may do the same in another time."""
+    """Return the versions of torch and Penstock: others may be faster or slower."""
     return f"torch {torch.__version__}, penstock {penstock.__version__}"
 
 
 def kept(cache: str | Path | None, key: str) -> str | None:
-    """Return what was kept, if there is something."""
+    """Return the text of a key, or None."""
     if cache is None:
         return None
     try:
@@ -40,18 +47,18 @@ def kept(cache: str | Path | None, key: str) -> str | None:
             return None
         return path.read_text("utf-8")
     except (OSError, ValueError, RuntimeError):
-        # The last: nobody knows where `~` is, as in a container whose user has no name.
+        # RuntimeError: `~` is unknown, as in a container whose user has no name.
         return None
 
 
 def keep(cache: str | Path | None, key: str, text: str) -> None:
-    """Keep something, in one go: who reads sees all of it or nothing."""
+    """Write a text under a key. Readers see all of it or nothing."""
     if cache is None:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = _path(cache, key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Processes of two hosts may have one number, and one folder.
+        # A random name: processes on two hosts may share a process id and a folder.
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
             part.write_text(text, "utf-8")

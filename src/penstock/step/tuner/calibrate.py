@@ -1,12 +1,13 @@
 """Calibration: the numbers of the cost model, measured on the ranks that will run.
 
-Each axis is asked for small and for large moves, by each algorithm that it has: the small ones tell
-the latency, the large ones the rate, and the processor time that they took tells what they take
-from computation. Large ones follow each other, so that a wire which lends some bytes for a start
-has them back before the end. Memory and arithmetic are measured on all ranks at once, as they are
-used. Every number is the middle of what the ranks found, so all ranks have the same costs.
+Each axis does small and large moves, by each algorithm that it has: the small ones give the
+latency, the large ones the rate, and their processor time is the share that communication takes
+from computation. Large moves follow each other, so that a network which allows a short burst shows
+its steady rate. Memory and arithmetic are measured on all ranks at once, as they are used. Every
+number is the median over ranks, so all ranks have the same costs.
 
-What a program itself does is learned from running it: `learned` takes the times of its tasks.
+The kernels and functions of a program are learned from running it: `learned` takes the times of
+its tasks.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 import torch
-from torch import distributed
 
-from penstock.errors import OptionError, ProgramError
+from penstock.errors import OptionError
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.groups import Groups
 from penstock.step.lanes import Lived
 from penstock.step.program.cost import Link, MachineCosts, kernel_amount, kernel_name
 from penstock.step.program.plan import COMPUTE, Plan, net_lane
-from penstock.step.tuner.cache import keep, kept, key_of, versions
+from penstock.step.tuner.agree import Team
+from penstock.step.tuner.cache import UNREADABLE, keep, kept, key_of, versions
 
 __all__ = ["calibrate", "is_like", "learned", "middle", "speeds"]
 
@@ -40,19 +40,18 @@ _LOOK_BYTES = 1 << 20
 _SMALL_RUNS = 9
 _LARGE_RUNS = 3
 _SLOW_S = 0.5
-"""A link that takes longer than this for a large move is asked once."""
+"""A link that takes longer than this for a large move does one only."""
 _LOOKS = 5
 _ALIKE = 3.0
-"""A network that is faster or slower than it was by more than this is another one; a busy machine
-makes that much of it."""
+"""Costs are measured again when the network is faster or slower by more than this factor. A busy
+machine alone can make nearly as much."""
 _OPS: dict[str, tuple[str | None, ...]] = {
     "all_reduce": ("native", "direct", "ring"),
     "reduce_scatter": (None, "direct", "ring"),
     "all_gather": (None, "direct", "ring"),
 }
-"""By operation its algorithms over gloo, first the one that is used where nobody says another."""
+"""By operation: its algorithms over gloo, the default first."""
 Sample = dict[str, float]
-T = TypeVar("T")
 
 
 def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCosts:
@@ -61,9 +60,10 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCost
     Args:
         groups: of this rank; all ranks of the mesh come here together.
         cache: a folder where costs are kept by mesh, hosts and versions, for a network that is as
-            fast as it was; None keeps nothing. That of the first rank counts.
+            fast as it was; None keeps nothing. The first rank's folder counts.
     """
-    hosts = _gathered(groups, platform.node())
+    team = Team(groups)
+    hosts = team.gathered(platform.node())
     backends = [groups.backend_of(axis) for axis in groups.mesh.names]
     facts = (
         groups.mesh,
@@ -71,18 +71,20 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCost
         *hosts,
         versions(),
         _threads(),
-        *_gathered(groups, _gpu(groups)),
+        *team.gathered(_gpu(groups)),
     )
-    key = key_of("costs", *facts, *map(sorted, _gathered(groups, _cores())))
-    seen = speeds(groups) if _from_first(groups, cache is not None) else {}
-    found = _from_first(groups, kept(cache, key) if groups.rank == 0 else None)
+    everyones_cores = team.gathered(_cores())
+    key = key_of("costs", *facts, *map(sorted, everyones_cores))
+    seen = speeds(groups) if team.from_first(cache is not None) else {}
+    found = team.from_first(kept(cache, key) if team.rank == 0 else None)
     if found is not None and (costs := _costs_for(found, seen)) is not None:
         return costs
     links: list[tuple[str, Link]] = []
     for axis, size in groups.mesh.axes:
         if size > 1:
             links += _MeasuredAxis(groups, axis).links()
-    machine = _middle(groups, _machine(_device(groups)) | {"cores": _cores_each(groups)})
+    mine = _machine(_device(groups)) | {"cores": _num_cores(_cores(), everyones_cores)}
+    machine = _middle(groups, mine)
     costs = MachineCosts(
         links=tuple(links),
         memory_bytes_s=machine["memory_bytes_s"],
@@ -93,13 +95,13 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCost
         threads=float(_threads()),
         measured=f"{len(hosts)} ranks on {len(set(hosts))} hosts, torch {torch.__version__}",
     )
-    if groups.rank == 0:
+    if team.rank == 0:
         keep(cache, key, json.dumps({"speeds": seen, "costs": costs.to_json()}))
     return costs
 
 
 def speeds(groups: Groups) -> dict[str, float]:
-    """Return by axis about how many bytes a second a rank sends: a quick look, together."""
+    """Return by axis about how many bytes a second a rank sends: a quick look by all ranks."""
     mine = {}
     for axis, size in groups.mesh.axes:
         if size > 1:
@@ -118,21 +120,19 @@ def is_like(seen: Mapping[str, float], was: Mapping[str, float]) -> bool:
 
 
 def _costs_for(text: str, seen: Mapping[str, float]) -> MachineCosts | None:
-    """Return costs that were kept, if they are of a network like this one."""
+    """Return costs from the cache, if they are of a network like this one."""
     try:
         said = json.loads(text)
         return MachineCosts.from_json(said["costs"]) if is_like(seen, said["speeds"]) else None
-    except (ProgramError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        return None
-    except RecursionError:
+    except UNREADABLE:
         return None
 
 
 def _cores() -> list[str]:
     """Return the cores that this rank may use, each with its machine.
 
-    Containers of one machine have names of their own and cores in common, so a machine is what was
-    started at once.
+    Containers of one machine have names of their own and cores in common, so a machine is known by
+    its boot id.
     """
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -141,10 +141,9 @@ def _cores() -> list[str]:
     return [f"{machine}/{core}" for core in sorted(os.sched_getaffinity(0))]
 
 
-def _cores_each(groups: Groups) -> float:
-    """Return how many cores a rank has when all are at work."""
-    everyones = _gathered(groups, _cores())
-    return sum(1 / sum(core in theirs for theirs in everyones) for core in _cores())
+def _num_cores(mine: Sequence[str], everyones: Sequence[Sequence[str]]) -> float:
+    """Return how many cores a rank has when all are at work: shared cores are divided."""
+    return sum(1 / sum(core in theirs for theirs in everyones) for core in mine)
 
 
 def _threads() -> int:
@@ -165,7 +164,7 @@ def _gpu(groups: Groups) -> str:
 
 
 class _MeasuredAxis:
-    """One axis, asked for moves."""
+    """Moves along one axis, measured."""
 
     def __init__(self, groups: Groups, axis: str) -> None:
         self._groups, self._axis = groups, axis
@@ -173,11 +172,11 @@ class _MeasuredAxis:
         self._backend, self._device = groups.backend_of(axis), _device(groups)
 
     def algos(self, op: str) -> tuple[str | None, ...]:
-        """Return what there is to choose from, first what is taken where nobody chooses."""
+        """Return the algorithms of an operation, the default first."""
         return _OPS[op] if self._backend == "gloo" else (None,)
 
     def links(self) -> list[tuple[str, Link]]:
-        """Return what an axis takes, for each operation and algorithm, and for all others."""
+        """Return the links of an axis: by operation and algorithm, and one for all other moves."""
         out: dict[str, Link] = {}
         for op in _OPS:
             for algo in self.algos(op):
@@ -193,13 +192,13 @@ class _MeasuredAxis:
         return list(out.items())
 
     def _sampled(self, op: str, algo: str | None) -> Sample | None:
-        """Return latency, rate and processor time of one operation; None where there is none."""
+        """Return latency, rate and processor time of an operation; None where it is not offered."""
         try:
             small = sorted(self.taken_s(op, algo, _SMALL_BYTES) for _ in range(_SMALL_RUNS))
         except (OptionError, ValueError, NotImplementedError):
             # Refused before anything is sent, and alike on all ranks.
             return None
-        # What others do on the machine makes some late; the wire does not.
+        # The lower quartile: other work on the machine makes some late, the wire does not.
         latency_s = small[len(small) // 4]
         sent, cpu_s = self._comm.sent_bytes, time.process_time()
         taken_s, runs = self.taken_s(op, algo, _LARGE_BYTES), 1
@@ -213,7 +212,7 @@ class _MeasuredAxis:
         return _middle(self._groups, mine)
 
     def taken_s(self, op: str, algo: str | None, sent_bytes: int, *, times: int = 1) -> float:
-        """Return how long a move takes for which a rank sends so much, of several in a row."""
+        """Return the seconds of a move that sends so many bytes a rank, one of several in a row."""
         comm = self._comm
         shares = 2 if op == "all_reduce" else 1
         part = max(1, sent_bytes // 4 // shares // (comm.size - 1))
@@ -242,7 +241,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _machine(device: torch.device) -> Sample:
-    """Return what one rank's memory and arithmetic do, while the others do the same."""
+    """Return the rates of one rank's memory and arithmetic, while the others measure theirs."""
     a, b, out = (torch.zeros(2 << 20, device=device) for _ in range(3))
     x, y = torch.zeros(512, 512, device=device), torch.zeros(512, 512, device=device)
     tile = torch.zeros(16 << 10, device=device)
@@ -271,37 +270,16 @@ def _best(work: Callable[[], object], times: int, device: torch.device) -> float
     return max(1e-9, min(out))
 
 
-# -- what ranks have found ---------------------------------------------------------------------
-
-
-def _gathered(groups: Groups, mine: T) -> list[T]:
-    if groups.mesh.num_ranks == 1:
-        return [mine]
-    everyones = [mine] * groups.mesh.num_ranks
-    distributed.all_gather_object(everyones, mine)
-    return everyones
-
-
-def _from_first(groups: Groups, mine: T) -> T:
-    """Return what the first rank has: others may see another disk."""
-    if groups.mesh.num_ranks == 1:
-        return mine
-    said = [mine]
-    distributed.broadcast_object_list(said, src=0)
-    return said[0]
+# -- together ----------------------------------------------------------------------------------
 
 
 def _middle(groups: Groups, mine: Sample) -> Sample:
-    """Return of each number the middle of what the ranks have."""
-    if groups.mesh.num_ranks == 1:
-        return mine
-    everyones: list[Sample] = [{} for _ in range(groups.mesh.num_ranks)]
-    distributed.all_gather_object(everyones, mine)
-    return middle(everyones)
+    """Return the median of each number over all ranks, so that all have the same costs."""
+    return middle(Team(groups).gathered(mine))
 
 
 def middle(several: Sequence[Mapping[str, float]]) -> Sample:
-    """Return of each number the middle of several; numbers that all have."""
+    """Return the median of each number that all of several samples have."""
     names = [name for name in several[0] if all(name in each for each in several)]
     return {name: median(each[name] for each in several) for name in names}
 
@@ -309,7 +287,7 @@ def middle(several: Sequence[Mapping[str, float]]) -> Sample:
 def learned(
     plan: Plan, runs: Iterable[Sequence[Lived]], costs: MachineCosts
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what runs of a plan tell: seconds by function, and rates by kernel."""
+    """Return seconds by function and rates by kernel, from the times of some runs of a plan."""
     times: dict[str, list[float]] = {}
     for run in runs:
         for lived in run:

@@ -1,10 +1,9 @@
-"""A race: who is fastest, of a few that look fast and the one that is there already.
+"""A race: which of a few promising schedules is fastest, and whether it beats the baseline.
 
-All run in turns with the baseline, so that what disturbs one disturbs the other, and what counts is
-the time of one over that of the other. Heats are short and tell who goes to the final; more may
-join between them. The winner takes the baseline's place only if it is faster by more than
-`GAIN_MIN`, and by more than what the same run differs from itself: otherwise nothing changes. A
-step takes as long as its slowest rank.
+All run in turns with the baseline, so that a disturbance hits both, and only the ratio of their
+times counts. Heats are short and choose the finalists; more schedules may join between heats. The
+winner replaces the baseline only if it is faster by more than `GAIN_MIN` and by more than the noise
+of the ratio; otherwise nothing changes. A step takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["GAIN_MIN", "Heats", "Race", "Result", "race"]
+__all__ = ["GAIN_MIN", "Heats", "Race", "Result"]
 
 GAIN_MIN = 0.03
 """Share of the baseline's time that a schedule must save."""
 ROUNDS_LAST = 12
-"""Of the baseline and the finalists, which decide, where there is time."""
+"""Rounds of the final, where there is time."""
 _ROUNDS_FIRST = 3
 _SEMIFINALISTS = 4
 _FINALISTS = 2
-"""That run against the baseline to the end."""
+"""Schedules that run against the baseline to the end."""
 _BAND = 3.0
 """Standard errors by which the winner must be ahead."""
 _PAIRS_SHARE = 0.8
-"""Of the pairs, in which it must be."""
+"""Share of the pairs in which the winner must be ahead."""
 
 Run = Callable[[int], float]
-"""Runs one of them once and returns how long it took on this rank."""
+"""Runs one schedule once, by its number, and returns its seconds on this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +46,19 @@ class Race:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Who won."""
+    """The winner, and the times of all."""
 
     winner: int
     """0: the baseline stays."""
     best: int
     """The fastest of the others, whether it won or not; 0 where there were none."""
     seconds: tuple[float, ...]
-    """By number: the median of what was measured, of those in the final what was there."""
+    """By number: the median of its runs; of finalists, of their runs in the final."""
     ratio: float
     """Time of the best over that of the baseline, in pairs."""
     band: float
-    """By how much that may be off."""
+    """The uncertainty of the ratio."""
     num_runs: int
-
-
-def race(count: int, how: Race) -> Result:
-    """Return who of so many wins, and by how much."""
-    heats = Heats(how)
-    heats.run(range(1, count))
-    return heats.final()
 
 
 class Heats:
@@ -78,11 +70,11 @@ class Heats:
         self._ratios: dict[int, list[float]] = {}
         self._has_time = True
         self.num_runs = 0
-        # The first run warms caches and compiles; it says nothing.
+        # The first run warms caches and compiles; its time does not count.
         how.run(0)
 
     def run(self, numbers: Iterable[int]) -> None:
-        """Let some that are new run against the baseline, a few times."""
+        """Run some new schedules against the baseline, a few times."""
         new = list(numbers)
         for number in new:
             self._times[number], self._ratios[number] = [], []
@@ -92,15 +84,15 @@ class Heats:
                 self._round(new)
 
     def ratio(self, number: int) -> float:
-        """Return about what part of the baseline's time one takes."""
+        """Return the time of one over that of the baseline, so far."""
         return median(self._ratios[number]) if number else 1.0
 
     def seconds(self, number: int) -> float:
-        """Return about how long one takes."""
+        """Return the time of one, so far."""
         return median(self._times[number]) if self._times[number] else math.nan
 
     def final(self) -> Result:
-        """Return who wins, and by how much."""
+        """Return the winner, and by how much it wins."""
         left = sorted(self._ratios, key=self.ratio)
         if len(left) > _FINALISTS and self._has_time:
             left = left[:_SEMIFINALISTS]
@@ -111,12 +103,12 @@ class Heats:
             left = left[:1]
         rounds = 0
         for _ in range(0 if self._times[0] else _ROUNDS_FIRST):
-            # Nobody to race with: how long a step takes is wanted all the same.
+            # No schedule to race with: the time of a step is reported all the same.
             self._round([])
         while left and (rounds < _ROUNDS_FIRST or (rounds < ROUNDS_LAST and self._how.has_time())):
             self._round(left)
             rounds += 1
-        # Those of the final were run side by side to the end, so those times are compared.
+        # Runs of the final were side by side, so only their times are compared.
         for number in (0, *left) if left else ():
             self._times[number] = self._times[number][-rounds:]
         return self._result({number: self._ratios[number][-rounds:] for number in left})
@@ -137,7 +129,7 @@ class Heats:
         )
 
     def _round(self, others: list[int]) -> None:
-        # Nobody always comes after the same one.
+        # The order rotates: a run may profit or suffer from the one before it.
         numbers = [0, *others]
         turn = len(self._times[0]) % len(numbers)
         order = numbers[turn:] + numbers[:turn]
@@ -152,7 +144,7 @@ class Heats:
 
 
 def _judged(ratios: list[float]) -> tuple[float, float]:
-    """Return the middle of what one took over the other, and how far off that may be."""
+    """Return the median of some ratios and its uncertainty."""
     if not ratios:
         return 1.0, 0.0
     middle = median(ratios)

@@ -1,9 +1,10 @@
 """What trials of the tuner load and store: one batch again and again, and nothing is kept.
 
 Training goes on after tuning, so no batch may be used up and no checkpoint written. A batch is
-looked at, of what can be gone through again: a Loader, a list, the source of a step that runs. It
-comes to each trial after as long as it took here, so that loading ahead is worth what it is. What
-would be stored is looked at too, where values are compared. Random numbers go on where they were.
+taken from a source that can be iterated again: a Loader, a list, the source of a running step. Each
+trial gets it after the time that it took here, so that loading ahead gains as much as it does in
+training. Stored values are kept only while they are compared. Random numbers continue where they
+were.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from penstock.step.program.nodes import Program
 __all__ = ["Again", "Stored", "sampled", "undisturbed"]
 
 _LOOKS = 3
-"""Batches that are looked at, if there are so many; the first one may have to wait for more."""
+"""Batches that are timed, if there are so many; the first one takes longer to begin."""
 
 
 class Again:
-    """One batch of a source, as often as one likes."""
+    """A source that yields one batch for ever, each time after a pause."""
 
     def __init__(self, batch: Any, pace_s: float) -> None:
         self._batch, self._pace_s = batch, pace_s
@@ -43,7 +44,7 @@ class Again:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave the random numbers of this process where they are: functions and sources draw some."""
+    """Restore the random states of this process, from which functions and sources draw."""
     is_begun = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = [torch.cuda.current_device()] if is_begun else []
     python, numbers = random.getstate(), np.random.get_state()
@@ -56,12 +57,12 @@ def undisturbed() -> Iterator[None]:
 
 
 def sampled(sources: Mapping[str, Any]) -> dict[str, Again]:
-    """Return sources that yield a batch of each over and over, and leave them as they are."""
+    """Return sources that yield one batch of each given source for ever; those stay unchanged."""
     return {name: _sample(name, of) for name, of in sources.items()}
 
 
 class Stored:
-    """Takes what a program stores, and keeps it while somebody wants to see it."""
+    """Receives the values that a program stores; keeps them only while `is_kept` is set."""
 
     def __init__(self) -> None:
         self.is_kept = False
@@ -98,10 +99,10 @@ def _sample(name: str, of: Any) -> Again:
 
 @contextlib.contextmanager
 def _left_there(of: Any) -> Iterator[None]:
-    """Put a source back to where it was, if it can be told."""
+    """Restore the position of a source afterwards, if it can be set."""
     draws = getattr(of, "generator", None)
     drawn = draws.get_state() if isinstance(draws, torch.Generator) else torch.empty(0)
-    # What has stages says what it has used, and nothing is.
+    # A source with stages counts batches as used only when a step takes them: nothing to restore.
     resumes = not hasattr(of, "stages") and all(
         hasattr(of, name) for name in ("state_dict", "load_state_dict")
     )
@@ -118,7 +119,7 @@ def _left_there(of: Any) -> Iterator[None]:
 def _first_of(name: str, of: Any) -> Again:
     stages = of.stages() if hasattr(of, "stages") else None
     batches = iter(of) if stages is None else _in_stages(stages)
-    # The last one of an epoch may be smaller: it is the first that is used.
+    # The first batch is used: the last one of an epoch may be smaller.
     seen, taken_s = [], []
     try:
         start_s = time.perf_counter()

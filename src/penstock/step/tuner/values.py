@@ -1,9 +1,9 @@
-"""What a program makes in a trial, and whether another one makes the same.
+"""The values of a program in a trial, and whether another program makes the same.
 
-Compared are what it returns, what its states are afterwards and what it stores. A state may be in
-slices that the program as it was written had whole: the part that is there has to be the same. What
-is returned or stored may not: somebody goes on with it. A step moves large weights by little, so
-states are compared by what it has changed as well: one that moves nothing is not nearly right.
+Outputs, states and stored values are compared. A schedule may keep a state in slices that was whole
+before: then the slice is compared. Outputs and stored values must keep their layout, since the
+caller uses them. A step changes large weights by little, so the changes of states are compared as
+well: a step that changes nothing would be nearly right otherwise.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ __all__ = ["RankValue", "Values", "is_same", "steady"]
 
 _SAME_SHARE = 1e-3
 _APPROXIMATE_SHARE = 0.1
-"""How far values may be from those of the program as it was written, beside their largest."""
+"""The allowed error of values, as a share of the largest value."""
 _SAME_CHANGE = 0.01
 _APPROXIMATE_CHANGE = 0.5
-"""The same of what a step changes, taken over all elements: an optimizer may turn the sign of a sum
-that is almost nothing into a whole step, but not of many."""
+"""The allowed error of a step's change, as a share of it, over all elements: an optimizer may turn
+the sign of a tiny sum into a whole step, but not for many elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankValue:
-    """One of them, as this rank has it."""
+    """One value, as this rank has it."""
 
     tensor: torch.Tensor
     bounds: tuple[tuple[int, int], ...] | None = None
     """Of a state: where by dimension it begins and ends in the whole."""
     before: torch.Tensor | None = None
-    """Of a state: what it was."""
+    """Of a state: its value before the step."""
 
     def part(self, bounds: tuple[tuple[int, int], ...] | None) -> RankValue:
-        """Return what lies between some bounds."""
+        """Return the part between some bounds."""
         if not bounds or self.bounds is None:
             return self
         pairs = zip(bounds, self.bounds, strict=True)
@@ -48,11 +48,11 @@ class RankValue:
 
 
 Values = Mapping[str, RankValue]
-"""By a name that says what it is."""
+"""By a name such as `returned 0` or `state w`."""
 
 
 def is_same(program: Program, wanted: Values, made: Values | None) -> bool:
-    """Whether a program makes what was wanted, up to the order of sums and what it may round."""
+    """Whether values are the wanted ones, up to the order of sums and the rounding of wires."""
     if made is None or not wanted.keys() <= made.keys():
         return False
     is_exact = all(node.attr("wire") is None for node in program.nodes)
@@ -66,7 +66,7 @@ def is_same(program: Program, wanted: Values, made: Values | None) -> bool:
 
 
 def steady(made: Values, again: Values) -> Values:
-    """Return those that come out the same each time: functions of the user need not do that."""
+    """Return the values that are the same in two runs: functions of the user may be random."""
     return {
         name: value
         for name, value in made.items()
@@ -78,7 +78,7 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, share: float) -> bool:
     if one.shape != other.shape:
         return False
     found, wanted = one.double(), other.double()
-    # What is no number, or too large for one, has to be that in both.
+    # NaN and infinity must be the same in both.
     open_ = (found != wanted) & ~(found.isnan() & wanted.isnan())
     if not open_.any():
         return True
@@ -88,12 +88,12 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, share: float) -> bool:
 
 
 def _moves_alike(found: torch.Tensor, wanted: RankValue, share: float) -> bool:
-    """Whether a state was changed as it should have been, beside what its elements are rounded."""
+    """Whether a state was changed as wanted, up to the rounding of its elements."""
     if wanted.before is None or not found.numel() or not found.is_floating_point():
         return True
     after, before = wanted.tensor.double(), wanted.before.double()
     off, moved = (found.double() - after).norm().item(), (after - before).norm().item()
     if not math.isfinite(off + moved):
-        return True  # There `_is_near` has compared what is left.
+        return True  # `_is_near` has compared the finite elements.
     rounded = 4 * torch.finfo(found.dtype).eps * after.norm().item()
     return bool(off <= share * moved + rounded)

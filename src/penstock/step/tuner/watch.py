@@ -1,8 +1,8 @@
-"""A tuned step that watches itself: the schedule was the best for what was measured then.
+"""A tuned step that watches itself: its schedule was the best for the machine as it was.
 
 Networks and machines change. Where steps take longer or shorter than they did at tuning, by more
-than `DRIFT_MAX`, over many steps, the step says so once; `retune`, at a place in the training where
-all ranks come together, tunes again if one of them has seen it.
+than `DRIFT_MAX`, over many steps, the step warns once; `retune`, which all ranks call at one place
+of the training, tunes again if one of them has seen a drift.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from penstock.step.execute import Calls, Step, planned, whole_device
 from penstock.step.groups import Groups
 from penstock.step.loads.sources import Source
-from penstock.step.tuner.trial import MeasuredTrials, gathered
+from penstock.step.tuner.agree import Team
+from penstock.step.tuner.trial import MeasuredTrials
 from penstock.step.tuner.tune import Tuned, tune_again
 
 __all__ = ["DRIFT_MAX", "WatchedStep"]
@@ -28,7 +29,7 @@ __all__ = ["DRIFT_MAX", "WatchedStep"]
 DRIFT_MAX = 0.2
 """Share of the time of a step by which it may differ from what was measured at tuning."""
 _STEPS = 32
-"""That tell: one may be late for many reasons."""
+"""Whose median counts: a single step may be late for many reasons."""
 
 
 class WatchedStep(Step):
@@ -51,14 +52,14 @@ class WatchedStep(Step):
         donate: Sequence[str] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        """Be the step of what was tuned; options as `compile`."""
+        """Become the step of the tuned program; options as `compile`."""
         where = whole_device(device)
         plan = planned(self.tuned.program, sources or {}, donate, where)
         options: dict[str, Any] = {"calls": calls or {}, "sources": sources or {}}
         super().__init__(plan, groups, **options, backend=backend, device=where)
 
     def __call__(self, **given: Any) -> list[torch.Tensor]:
-        """Do one iteration, and look how long it takes; on a device that nobody can tell."""
+        """Do one iteration and time it; on a device the call returns before the work is done."""
         start_s = time.perf_counter()
         made = super().__call__(**given)
         if self._device.type == "cpu":
@@ -68,7 +69,7 @@ class WatchedStep(Step):
 
     @property
     def drift(self) -> float:
-        """By what share steps take longer (shorter: below 0) than when they were tuned."""
+        """The share by which steps take longer (below 0: shorter) than when they were tuned."""
         was_s = self.tuned.seconds
         if len(self._taken_s) < _STEPS or not math.isfinite(was_s):
             return 0.0
@@ -76,7 +77,7 @@ class WatchedStep(Step):
 
     @property
     def has_drifted(self) -> bool:
-        """Whether that is so much that another schedule may be better."""
+        """Whether the drift is so large that another schedule may be better."""
         return abs(self.drift) > DRIFT_MAX
 
     def retune(self, inputs: Mapping[str, Any], *, budget_s: float = 30.0) -> bool:
@@ -85,7 +86,7 @@ class WatchedStep(Step):
         The inputs are those of a step; copies of them are used. They keep their layouts, so a
         program whose states are in slices keeps that. Sources go on with their next batch.
         """
-        if not any(gathered(self._groups, self.has_drifted)):
+        if not any(Team(self._groups).gathered(self.has_drifted)):
             return False
         tuned = self.tuned
         measure = MeasuredTrials(self._groups, inputs, **self._with_sources(self.sources))
