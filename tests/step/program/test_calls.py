@@ -10,11 +10,12 @@ import pytest
 from penstock.errors import ProgramError
 from penstock.step.program import L, P, R, S, Type, interpret, mesh, program
 from penstock.step.program.calls import Function, Slot
-from penstock.step.program.check import peak_bytes
+from penstock.step.program.cost import MachineCosts
 from penstock.step.program.gradient import grad
 from penstock.step.program.interpret import gathered
 from penstock.step.program.language import all_gather, all_reduce, call, sum
 from penstock.step.program.lower import lower
+from penstock.step.program.simulate import simulate
 
 X, W = Slot(name="x", shape=(1, 3), dim=0), Slot(name="w", shape=(3,))
 SCALED = Function(
@@ -199,7 +200,7 @@ def test_what_sums_over_samples_is_not_cut() -> None:
 
 def test_memory_of_a_call_is_that_of_its_results() -> None:
     made = gathered_rows.on(mesh(dp=2), b=1 << 10)
-    assert peak_bytes(lower(made)) >= 2 * 3 * 4 * 1024
+    assert simulate(lower(made), MachineCosts()).peak_bytes >= 2 * 3 * 4 * 1024
 
 
 def test_batch_says_of_a_call_by_name_where_its_samples_are() -> None:

@@ -9,7 +9,7 @@ from tests.step.program.any_order import run_in_any_order
 
 from penstock.errors import ProgramError
 from penstock.step.program import P, Program, R, S, interpret, mesh, program
-from penstock.step.program.check import check_orders, check_plan, check_ranks, peak_bytes
+from penstock.step.program.check import check_orders, check_plan
 from penstock.step.program.language import (
     all_gather,
     all_reduce,
@@ -105,8 +105,7 @@ def meaning(made: Program, iterations: int = 2) -> Any:
 def test_plans_of_schedules_pass_and_are_right_in_any_order(ranks: int) -> None:
     for made in schedules(ranks):
         plan = lower(made)
-        checked = check_plan(plan)
-        assert checked.num_tasks == len(plan.tasks)
+        check_plan(plan)
         want = meaning(made)
         assert not any(differs(plan, want, seed=seed) for seed in range(3)), str(made)
 
@@ -189,7 +188,7 @@ def hand_made(*, add: tuple[str, ...], new: tuple[str, ...], old: tuple[str, ...
 
 def test_a_plan_made_by_hand_passes() -> None:
     plan = hand_made(add=("relu",), new=("add", "old"), old=())
-    assert check_plan(plan).num_accesses == 10
+    check_plan(plan)
     assert not differs(plan, meaning(plan.program), seed=1)
 
 
@@ -284,33 +283,7 @@ def test_lanes_that_wait_for_each_other_are_refused() -> None:
     plan = lower(two_moves.on(mesh(dp=2), n=4))
     check_plan(plan)
     check_orders(plan, {"net:dp": ["first", "second"]})
-    with pytest.raises(ProgramError, match="all ranks would stand"):
+    with pytest.raises(ProgramError, match="all ranks would wait for ever"):
         check_orders(plan, {"net:dp": ["second", "first"]})
     with pytest.raises(ProgramError, match="every task has one place"):
         check_orders(plan, {"net:dp": ["first"]})
-
-
-def test_ranks_with_other_orders_are_told_apart() -> None:
-    plan = lower(two_moves.on(mesh(dp=2), n=4))
-    check_ranks([plan, lower(two_moves.on(mesh(dp=2), n=4))])
-    free = tuple(replace(t, after=()) for t in plan.tasks[:2])
-    turned = replace(plan, tasks=(free[1], free[0], *plan.tasks[2:]))
-    with pytest.raises(ProgramError, match="rank 0 does first where rank 1 does second"):
-        check_ranks([plan, turned])
-    with pytest.raises(ProgramError, match="where rank 1 does"):
-        check_ranks([plan, lower(two_moves.on(mesh(dp=2), n=6))])
-
-
-def test_memory_is_counted_while_values_are_needed() -> None:
-    @program
-    def chain(x: R["n"]):
-        for _ in range(6):
-            x = relu(x)
-        return x
-
-    plan = lower(chain.on(mesh(dp=1), n=100))
-    # One is read and one is written; the last one stays.
-    assert peak_bytes(plan) == 2 * 100 * 4
-    loaded = sliced(train.on(mesh(dp=1), b=4, n=6))
-    more = peak_bytes(lower(loaded.rotate("x", 3))) - peak_bytes(lower(loaded))
-    assert more == 3 * 4 * 6 * 4

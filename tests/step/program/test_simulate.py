@@ -205,6 +205,17 @@ def test_communication_is_exposed_where_nothing_is_computed() -> None:
     assert together.exposed_s < together.communication_s
 
 
+def test_memory_is_counted_while_values_are_needed() -> None:
+    @program
+    def chain(x: R["n"]):
+        for _ in range(6):
+            x = language.relu(x)
+        return x
+
+    # One is read and one is written.
+    assert simulate(lower(chain.on(mesh(dp=1), n=100)), MachineCosts()).peak_bytes == 2 * 100 * 4
+
+
 def test_chunks_need_less_memory_than_the_whole() -> None:
     made = block.on(mesh(tp=2), t=2048, h=1024)
     whole = simulate(lower(made), MachineCosts())

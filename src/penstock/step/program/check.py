@@ -1,13 +1,13 @@
 """Whether a plan can be carried out: no races, no waiting in circles, nothing read too early.
 
-A task *happens before* another if that one waits for it, or for something that waits for it. The
-order of a lane counts for nothing here: it says who begins first, not who is over first. Two tasks
-that touch the same memory, one of them writing, must be ordered; and the order must be the right
-one, since a state lies in the same memory before and after its update. Chunks of one region are
-apart; a chunk of one region and one of another are taken to meet.
+A task *happens before* another if the other waits for it, directly or through other tasks. The
+order of a lane does not count here: a lane orders the beginnings of its tasks, not their ends. Two
+tasks that touch the same memory, one of them writing, must be ordered; and the order must be the
+right one, since a state lies in the same memory before and after its update. Chunks of one region
+are apart; chunks of two regions may overlap.
 
-Ranks wait for each other in communication. They cannot do so forever if all have the same tasks in
-the same order on every lane, and if no lane has a task before another one that it waits for.
+Ranks wait for each other in communication. They cannot deadlock if all have the same tasks in the
+same order on every lane, and no lane has a task before another one that it waits for.
 """
 
 from __future__ import annotations
@@ -15,41 +15,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from penstock.errors import ProgramError
-from penstock.step.program.bytes import held_bytes
 from penstock.step.program.lower import host_nodes
 from penstock.step.program.nodes import Node
 from penstock.step.program.ops import is_pointwise
 from penstock.step.program.plan import COMPUTE, IO, Access, Plan, Task
 
-__all__ = [
-    "Checked",
-    "check_orders",
-    "check_plan",
-    "check_ranks",
-    "goes_along",
-    "peak_bytes",
-]
-
+__all__ = ["check_orders", "check_plan", "goes_along"]
 
 _IN_PART = ("reduce_scatter", "all_gather")
-"""Moves whose slices may lie in the rank's part of the whole: nobody else reads or writes there."""
+"""Moves whose slices may lie in the rank's part of the whole: no other rank touches that part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What was found out about a plan in which nothing is wrong."""
-
-    num_tasks: int
-    num_accesses: int
-    peak_bytes: int
-    """The most memory that values take at once on one rank, if tasks keep the plan's order."""
-
-
-def check_plan(plan: Plan) -> Checked:
-    """Refuse a plan that could go wrong, with the two tasks that could."""
+def check_plan(plan: Plan) -> None:
+    """Refuse a plan that could go wrong, with the two tasks at fault."""
     book = _Book(plan)
     for task in plan.tasks:
         for access in task.reads:
@@ -59,11 +41,6 @@ def check_plan(plan: Plan) -> Checked:
         _check_ahead(plan, task, book)
     book.check_results()
     check_orders(plan, {lane: [t.name for t in plan.on(lane)] for lane in _net_lanes(plan)})
-    return Checked(
-        num_tasks=len(plan.tasks),
-        num_accesses=sum(len(t.reads) + len(t.writes) for t in plan.tasks),
-        peak_bytes=peak_bytes(plan),
-    )
 
 
 # -- races -------------------------------------------------------------------------------------
@@ -71,7 +48,7 @@ def check_plan(plan: Plan) -> Checked:
 
 @dataclass(frozen=True, slots=True)
 class _Touch:
-    """A task and what it reads or writes."""
+    """A task and one of its reads or writes."""
 
     task: Task
     access: Access
@@ -89,14 +66,14 @@ class _Touch:
 
 
 class _Book:
-    """Who touches what, and who happens before whom."""
+    """The accesses of all tasks, and which tasks happen before which."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._numbers = {task.name: number for number, task in enumerate(plan.tasks)}
         self._before = _before(plan)
         self._there = {n.name for n in plan.program.nodes if n.op in ("input", "scalar", "const")}
-        # Numbers made of numbers are known before anything begins.
+        # Numbers computed from numbers are known before any task begins.
         self._host = {*host_nodes(plan.program)}
         self._there |= self._host
         self._writes: dict[str, list[_Touch]] = {}
@@ -107,12 +84,12 @@ class _Book:
                     self._writes.setdefault(touch.memory, []).append(touch)
 
     def is_before(self, one: Task, other: Task) -> bool:
-        """Whether a task is over when another one begins."""
+        """Whether one task is over when the other begins."""
         return bool(self._before[self._numbers[other.name]] >> self._numbers[one.name] & 1)
 
     @cached_property
     def makers(self) -> dict[str, list[_Touch]]:
-        """By value: who writes it."""
+        """By value: its writers."""
         out: dict[str, list[_Touch]] = {}
         for touches in self._writes.values():
             for touch in touches:
@@ -120,7 +97,7 @@ class _Book:
         return out
 
     def check_read(self, task: Task, access: Access) -> None:
-        """Refuse a value that is not there yet, or not any more."""
+        """Refuse to read a value that is not written yet, or already overwritten."""
         if access.value in self._host or self._is_place(task, access.value):
             return
         mine = _Touch(task, access)
@@ -138,7 +115,7 @@ class _Book:
                 self._check_version(mine, made, other)
 
     def _content(self, access: Access) -> str:
-        """Return what a value is a name of: an update, of what lies in the state's memory."""
+        """Return the value whose elements lie in memory: an update may have its operand's."""
         node = self._plan.program[access.value]
         if node.op == "update":
             made = [w.access for w in self.makers.get(node.inputs[1], [])]
@@ -147,13 +124,13 @@ class _Book:
         return access.value
 
     def _is_place(self, task: Task, value: str) -> bool:
-        """Whether a value is only said to be the one that an update takes the place of."""
+        """Whether a task names a value only as the state that its updates overwrite."""
         nodes = [self._plan.program[name] for name in task.nodes]
         readers = [node for node in nodes if value in node.inputs]
         return all(node.op == "update" and node.inputs[1] != value for node in readers)
 
     def _check_within(self, mine: _Touch) -> None:
-        """Refuse a task that writes over what it is still reading."""
+        """Refuse a task that overwrites elements which it still reads."""
         value = mine.access.value
         writes = [_Touch(mine.task, access) for access in mine.task.writes]
         taken = [w for w in writes if w.memory == mine.memory and w.access.value != value]
@@ -166,7 +143,7 @@ class _Book:
                 )
 
     def _check_version(self, mine: _Touch, made: list[_Touch], other: _Touch) -> None:
-        """Refuse a read of memory that another value has taken, or may be taking."""
+        """Refuse to read memory that another value has overwritten, or may be overwriting."""
         task = mine.task
         if other.task.name == task.name or self.is_before(task, other.task):
             return
@@ -185,7 +162,7 @@ class _Book:
         )
 
     def _is_older(self, other: _Touch, made: list[_Touch]) -> bool:
-        """Whether what another task wrote was there before a value took its place."""
+        """Whether another task's write came before a value overwrote it."""
         over = [w for w in made if w.meets(other)]
         return bool(over) and all(
             w.task.name == other.task.name or self.is_before(other.task, w.task) for w in over
@@ -208,7 +185,7 @@ class _Book:
         )
 
     def check_write(self, task: Task, access: Access) -> None:
-        """Refuse two tasks that may write the same at the same time."""
+        """Refuse two tasks that may write the same memory at the same time."""
         if access.value in self._host:
             return
         mine = _Touch(task, access)
@@ -222,7 +199,7 @@ class _Book:
                 )
 
     def check_results(self) -> None:
-        """Refuse a plan that leaves out something that the program returns or keeps."""
+        """Refuse a plan that does not write all outputs and states of the program."""
         program = self._plan.program
         for name in (*program.outputs, *program.states.values()):
             node = program[name]
@@ -233,7 +210,7 @@ class _Book:
                 self._check_left(made)
 
     def _check_left(self, name: str) -> None:
-        """Refuse a result in whose memory another value lies in the end."""
+        """Refuse a result whose memory is overwritten by another value in the end."""
         made = self.makers.get(name, [])
         access = made[0].access if made else Access(value=name)
         for other in self._writes.get(access.state or name, []):
@@ -248,7 +225,7 @@ class _Book:
 
 
 def _before(plan: Plan) -> list[int]:
-    """Return for each task the set of those that are over when it begins, as bits."""
+    """Return for each task the tasks that are over when it begins, as bits of an integer."""
     numbers = {task.name: number for number, task in enumerate(plan.tasks)}
     out: list[int] = []
     for task in plan.tasks:
@@ -260,7 +237,7 @@ def _before(plan: Plan) -> list[int]:
 
 
 def goes_along(node: Node) -> bool:
-    """Whether an operation is done with an element of its operand when it writes the result's."""
+    """Whether an operation has read an element before it writes the same element of its result."""
     return is_pointwise(node.op) or node.op in ("update", "slice", "store", "recv", "all_reduce")
 
 
@@ -269,7 +246,7 @@ def _shown(access: Access) -> str:
 
 
 def _check_ahead(plan: Plan, task: Task, book: _Book) -> None:
-    """Refuse to do something early that needs what is not there so early."""
+    """Refuse a task that is more iterations ahead than the values it reads."""
     for access in task.reads:
         makers = {w.task.name: w.task for w in book.makers.get(access.value, [])}
         for maker in makers.values():
@@ -295,8 +272,8 @@ def _net_lanes(plan: Plan) -> list[str]:
 def check_orders(plan: Plan, orders: Mapping[str, Sequence[str]]) -> None:
     """Refuse orders of lanes in which ranks would wait for each other forever.
 
-    A lane begins its tasks in its order, each as soon as what it waits for is over. So a task must
-    not stand before one that it waits for, and lanes must not do so to each other.
+    A lane begins its tasks in its order, each as soon as the tasks that it waits for are over. So
+    the waits and the orders of all lanes together must have no circle.
     """
     needs: dict[str, list[str]] = {task.name: list(task.after) for task in plan.tasks}
     for lane, order in orders.items():
@@ -309,76 +286,11 @@ def check_orders(plan: Plan, orders: Mapping[str, Sequence[str]]) -> None:
             )
         for one, other in pairwise(order):
             needs[other].append(one)
-    left = dict(needs)
-    done: set[str] = set()
-    while ready := [name for name, before in left.items() if all(b in done for b in before)]:
-        done.update(ready)
-        for name in ready:
-            del left[name]
-    if left:
-        raise ProgramError(_circle(left))
-
-
-def _circle(left: Mapping[str, Sequence[str]]) -> str:
-    at = next(iter(left))
-    seen: list[str] = []
-    while at not in seen:
-        seen.append(at)
-        at = next(name for name in left[at] if name in left)
-    circle = seen[seen.index(at) :]
-    return (
-        f"{circle[0]} waits for {circle[-1 if len(circle) == 2 else 1]} and, by the order of their "
-        f"lanes, the other way round ({' <- '.join([*circle, circle[0]])}); all ranks would stand"
-    )
-
-
-def check_ranks(plans: Sequence[Plan]) -> None:
-    """Refuse plans of different ranks that are not the same."""
-    first = plans[0]
-    for rank, plan in enumerate(plans):
-        if plan.digest == first.digest:
-            continue
-        for lane in dict.fromkeys((*first.lanes, *plan.lanes)):
-            ours, theirs = first.on(lane), plan.on(lane)
-            for one, other in zip(ours, theirs, strict=False):
-                if one != other:
-                    raise ProgramError(
-                        f"on lane {lane} rank 0 does {one.name} where rank {rank} does "
-                        f"{other.name}; build the plan from the same numbers on all ranks"
-                    )
-            if len(ours) != len(theirs):
-                raise ProgramError(
-                    f"lane {lane} has {len(ours)} tasks on rank 0 and {len(theirs)} on rank {rank}"
-                )
-        raise ProgramError(f"ranks 0 and {rank} have plans of different programs")
-
-
-# -- memory ------------------------------------------------------------------------------------
-
-
-def peak_bytes(plan: Plan) -> int:
-    """Return the most that values take at once on one rank, beside what it was given.
-
-    A value is there from the first task that writes it to the last that touches it, in the plan's
-    order; what is returned stays. What is done ahead has so many places more.
-    """
-    program = plan.program
-    lives: dict[str, tuple[int, int, int]] = {}
-    for number, task in enumerate(plan.tasks):
-        for access in (*task.reads, *task.writes):
-            name = access.state or access.value
-            if program[name].op in ("input", "scalar", "const"):
-                continue
-            first, last, ahead = lives.get(name, (number, number, max(0, task.ahead)))
-            stays = access.value in program.outputs
-            lives[name] = first, max(last, len(plan.tasks) if stays else number), ahead
-    changes = [0] * (len(plan.tasks) + 2)
-    for name, (first, last, ahead) in lives.items():
-        size_bytes = held_bytes(name, program) * (1 + ahead)
-        changes[first] += size_bytes
-        changes[last + 1] -= size_bytes
-    now = peak = 0
-    for change in changes:
-        now += change
-        peak = max(peak, now)
-    return peak
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]  # each waits for the one before it
+        raise ProgramError(
+            f"{circle[1]} waits for {circle[0]} and, by the order of their lanes, the other way "
+            f"round ({' -> '.join(circle)}); all ranks would wait for ever"
+        ) from None
