@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.step.program.chunks import chunk_places
-from penstock.step.program.interpret import Held, Outcome, _given, _InterpretedRanks, _number
+from penstock.step.program.interpret import Outcome, _given, _InterpretedRanks, _number
 from penstock.step.program.lower import host_nodes
+from penstock.step.program.moves import Held
 from penstock.step.program.nodes import Region
 from penstock.step.program.plan import COMPUTE, IO, Plan, Task
 
@@ -121,11 +122,8 @@ class _Run:
     def _read(self, task: Task, name: str) -> Held:
         if name in self.numbers:
             return self.numbers[name]
-        made = self.program[name].type
-        held = self._room(name)
-        at = self._at(task, name)
-        out = [one[self.ranks._inside(made, rank, at[rank])] for rank, one in enumerate(held)]
-        return [one.copy() for one in out]
+        where = self.ranks._inside(name, self._at(task, name))
+        return [one[at].copy() for one, at in zip(self._room(name), where, strict=True)]
 
     def _made(self, task: Task, iteration: int) -> Parts:
         parts: Parts = {}
@@ -144,8 +142,9 @@ class _Run:
     def _write(self, task: Task, parts: Parts) -> None:
         for access in task.writes:
             if access.value not in self.numbers:
-                whole, made = self._room(access.value), self.program[access.value].type
-                self.ranks._put(whole, parts[access.value], made, self._at(task, access.value))
+                where = self.ranks._inside(access.value, self._at(task, access.value))
+                for rank, whole in enumerate(self._room(access.value)):
+                    whole[where[rank]] = parts[access.value][rank]
 
     def outcome(self) -> Outcome:
         outputs = [self._room(name) for name in self.program.outputs]

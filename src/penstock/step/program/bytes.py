@@ -1,4 +1,4 @@
-"""Bytes of communication: what every rank sends, known before anything is sent.
+"""Bytes: what every rank sends and holds, known before anything is sent.
 
     all_reduce       a rank sends all parts but its own, and then its own to everybody
     reduce_scatter   all parts but its own
@@ -6,12 +6,12 @@
     all_to_all       what others will have of its own
     reduce           all of it, but for the root
     broadcast        all of it, but for the last of the chain that begins at the root
-    send             all of it, but for ranks that have nobody to send to
+    send             all of it, but for ranks at the end, which have no receiver
 
 For N bytes on W ranks with even parts that is 2(W-1)/W·N, (W-1)/W·N, (W-1)/W·N, (W-1)/W²·N and N.
-Uneven parts are counted as they are cut, so the numbers are those of the wire and not estimates;
-all ranks together send the same whichever algorithm does it. A wire of another element type counts
-by that type. What carries a program counts the same bytes, and the two are compared.
+Uneven parts are counted as they are cut, so these are the bytes on the wire and no estimates. All
+ranks together send the same with every algorithm. A wire of another element type counts by that
+type. Tests compare these numbers with the bytes that the carried-out program has counted.
 """
 
 from __future__ import annotations
@@ -20,29 +20,35 @@ import math
 from collections.abc import Iterable
 
 from penstock.errors import ProgramError
-from penstock.step.program.layouts import DTYPES, S, part
+from penstock.step.program.chunks import Runs, chunk_runs
+from penstock.step.program.layouts import DTYPES, part
 from penstock.step.program.nodes import Node, Program, Region
 from penstock.step.program.ops import is_move
 
-__all__ = ["held_bytes", "num_elements", "sent_bytes", "sent_together"]
-
-Runs = tuple[tuple[int, int], ...]
-"""Where elements lie along one dimension: runs, each from one place to another."""
+__all__ = [
+    "chunk_bytes",
+    "held_bytes",
+    "num_elements",
+    "sent_by_task",
+    "sent_bytes",
+    "sent_together",
+]
 
 
 def sent_bytes(
     node: Node, program: Program, rank: int | None = None, chunk: int | None = None
 ) -> int:
-    """Return what a move sends: one rank, or the busiest; all of it, or one of its chunks."""
+    """Return the bytes that one rank or the busiest one sends in a move, or in one chunk of it."""
     return sent_together((node,), program, rank, chunk)
 
 
 def sent_together(
     nodes: Iterable[Node], program: Program, rank: int | None = None, chunk: int | None = None
 ) -> int:
-    """Return what several moves send that go as one, from one flat memory.
+    """Return the bytes of several moves that go as one, from one flat memory.
 
-    Sums of all go as one long tensor, whose parts are cut anew; parts of each stay what they are.
+    All-reduces are joined to one long tensor, which is cut into parts anew; other moves keep the
+    parts of each value.
     """
     moves = tuple(nodes)
     for node in moves:
@@ -52,14 +58,36 @@ def sent_together(
     return max(_of_rank(moves, program, at, chunk) for at in ranks)
 
 
+def sent_by_task(
+    names: Iterable[str],
+    program: Program,
+    kind: str,
+    rank: int | None = None,
+    chunk: int | None = None,
+) -> int:
+    """Return what the moves of a task send, one by one or, in a bucket, as one."""
+    moves = [program[name] for name in names if is_move(program[name].op)]
+    if kind == "bucket":
+        return sent_together(moves, program, rank, chunk)
+    return sum(sent_bytes(node, program, rank, chunk) for node in moves)
+
+
 def held_bytes(name: str, program: Program, rank: int = 0, chunk: int | None = None) -> int:
     """Return the bytes that a rank has of a value, or of one of its chunks.
 
-    Those of a call are those of its results.
+    A call has the bytes of its results.
     """
     if program[name].op == "call":
         return sum(held_bytes(pick, program, rank, chunk) for pick in program.users[name])
     return num_elements(name, program, rank, chunk) * DTYPES[program[name].type.dtype].size_bytes
+
+
+def chunk_bytes(name: str, program: Program, region: Region | None) -> int:
+    """Return the bytes that rank 0 has of a value, or of its largest chunk in a region."""
+    size_bytes = held_bytes(name, program)
+    if region is None or region.dim(name) is None:
+        return size_bytes
+    return -(-size_bytes // region.num_chunks)
 
 
 def num_elements(
@@ -71,13 +99,14 @@ def num_elements(
 ) -> int:
     """Return how many elements a rank has of a value, or of one of its chunks.
 
-    A value that goes into a region is cut as the region says, which is named then.
+    The region is given for values that it reads: a value may be cut in one region and not in
+    another.
     """
     return math.prod(map(_length, _runs(name, program, rank, chunk, region)))
 
 
 def _of_rank(moves: tuple[Node, ...], program: Program, rank: int, chunk: int | None) -> int:
-    """Return what one rank sends. Totals of one element type are one tensor."""
+    """Return the bytes of one rank. All-reduces of one element size are one tensor."""
     total, flat = 0, dict[int, int]()
     for node in moves:
         if program.mesh.size(*node.axes) == 1:
@@ -143,26 +172,12 @@ def _region(program: Program, name: str) -> Region:
 def _runs(
     name: str, program: Program, rank: int, chunk: int | None, region: Region | None
 ) -> tuple[Runs, ...]:
-    """Return by dimension where the elements lie that a rank has; `chunks` has the rule."""
-    made, mesh = program[name].type, program.mesh
-    bounds = made.bounds(mesh, rank)
-    out: list[Runs] = [(bound,) for bound in bounds]
+    """Return by dimension where the elements lie that a rank has of a value, or of one chunk."""
+    made = program[name].type
     if chunk is None:
-        return tuple(out)
+        return tuple((bound,) for bound in made.bounds(program.mesh, rank))
     region = region or _region(program, name)
-    dim = region.dim(name)
-    if dim is None:
-        return tuple(out)
-    first, last = bounds[dim]
-    is_mine = region.axis is not None and made.layout(region.axis) == S(dim)
-    parts = 1 if is_mine or region.axis is None else mesh.size(region.axis)
-    runs = []
-    for index in range(parts):
-        start, stop = part(last - first, parts, index)
-        begin, end = part(stop - start, region.num_chunks, chunk)
-        runs.append((first + start + begin, first + start + end))
-    out[dim] = tuple(runs)
-    return tuple(out)
+    return chunk_runs(region, name, made, mesh=program.mesh, rank=rank, chunk=chunk)
 
 
 def _length(runs: Runs) -> int:

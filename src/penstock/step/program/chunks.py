@@ -10,42 +10,49 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.step.program.layouts import S, part
 from penstock.step.program.mesh import Mesh
 from penstock.step.program.nodes import Region
 from penstock.step.program.types import Type
 
-__all__ = ["chunk_along", "chunk_places"]
+__all__ = ["Runs", "chunk_places", "chunk_runs"]
 
-Ints = npt.NDArray[np.int64]
+Runs = tuple[tuple[int, int], ...]
+"""Where elements lie along one dimension of the whole value: runs, each with its begin and end."""
+
+
+def chunk_runs(
+    region: Region, name: str, made: Type, *, mesh: Mesh, rank: int, chunk: int
+) -> tuple[Runs, ...]:
+    """Return by dimension where the elements lie of one chunk of a rank's part of a value.
+
+    >>> from penstock.step.program import mesh
+    >>> cut = Region(name="c", kind="chunk", nodes=(), num_chunks=3, dims=(("x", 0),), axis="dp")
+    >>> chunk_runs(cut, "x", Type(shape=(12,)), mesh=mesh(dp=2), rank=0, chunk=1)
+    (((2, 4), (8, 10)),)
+    """
+    bounds = made.bounds(mesh, rank)
+    out: list[Runs] = [(bound,) for bound in bounds]
+    dim = region.dim(name)
+    if dim is None:
+        return tuple(out)
+    first, last = bounds[dim]
+    # The region's axis slices this value already, or slices none: then a chunk is a single run.
+    is_one = region.axis is None or made.layout(region.axis) == S(dim)
+    num_parts = 1 if is_one else mesh.size(str(region.axis))
+    runs = []
+    for index in range(num_parts):
+        start, stop = part(last - first, num_parts, index)
+        begin, end = part(stop - start, region.num_chunks, chunk)
+        runs.append((first + start + begin, first + start + end))
+    out[dim] = tuple(runs)
+    return tuple(out)
 
 
 def chunk_places(
     region: Region, name: str, made: Type, *, mesh: Mesh, rank: int, chunk: int
 ) -> tuple[Any, ...]:
-    """Return by dimension the coordinates of one chunk of what a rank has of a value."""
-    out = [np.arange(*bound) for bound in made.bounds(mesh, rank)]
-    dim = region.dim(name)
-    if dim is None:
-        return tuple(out)
-    first, last = made.bounds(mesh, rank)[dim]
-    is_mine = region.axis is not None and made.layout(region.axis) == S(dim)
-    parts = 1 if is_mine or region.axis is None else mesh.size(region.axis)
-    out[dim] = first + chunk_along(last - first, parts, region.num_chunks, chunk)
-    return tuple(out)
-
-
-def chunk_along(length: int, parts: int, num_chunks: int, chunk: int) -> Ints:
-    """Return where one chunk lies in a length that is cut into parts: a run of each of them.
-
-    >>> chunk_along(12, 2, 3, 1).tolist()
-    [2, 3, 8, 9]
-    """
-    runs = []
-    for index in range(parts):
-        first, last = part(length, parts, index)
-        begin, end = part(last - first, num_chunks, chunk)
-        runs.append(np.arange(first + begin, first + end))
-    return np.concatenate(runs) if runs else np.zeros(0, np.int64)
+    """Return by dimension the coordinates of one chunk of a rank's part of a value."""
+    runs = chunk_runs(region, name, made, mesh=mesh, rank=rank, chunk=chunk)
+    return tuple(np.concatenate([np.arange(*run) for run in along]) for along in runs)

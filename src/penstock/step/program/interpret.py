@@ -7,7 +7,7 @@ so a wrong cut shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +18,14 @@ from penstock.step.program.calls import function_of
 from penstock.step.program.chunks import chunk_places
 from penstock.step.program.contract import contracted
 from penstock.step.program.mesh import Mesh
-from penstock.step.program.moves import moved
+from penstock.step.program.moves import At, Held, Place, moved, reduced
 from penstock.step.program.nodes import Node, Program, Region
-from penstock.step.program.ops import OPS, Array, Place, computed, is_pointwise
+from penstock.step.program.ops import OPS, Array, Elements, computed, is_pointwise
 from penstock.step.program.rings import run_ring
 from penstock.step.program.types import Type
 
 __all__ = ["Held", "Outcome", "gathered", "interpret", "scattered"]
 
-Held = list[Array]
-"""What each rank has of a value."""
 Calls = Mapping[str, Callable[..., Any]]
 Sources = Mapping[str, Callable[[int], Any]]
 """By name: the whole batch of an iteration."""
@@ -37,7 +35,7 @@ _NUMPY = {"bool": np.bool_, "i64": np.int64, "i32": np.int64, "u8": np.int64}
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What a program has made."""
+    """The results of a program."""
 
     outputs: list[Held]
     """Of the last iteration."""
@@ -57,9 +55,10 @@ def interpret(
     calls: Calls | None = None,
     sources: Sources | None = None,
 ) -> Outcome:
-    """Return what a program makes of its inputs.
+    """Return the results of a program.
 
-    A tensor is given whole, or as a list with what each rank has; partial and local ones only so.
+    A tensor is given whole, or as a list with the part of each rank: partial and local ones must
+    be lists.
     Scalars are numbers, or functions of the iteration.
     """
     ranks = _InterpretedRanks(program, calls or {}, sources or {})
@@ -84,7 +83,7 @@ def interpret(
 
 
 def scattered(whole: Any, made: Type, mesh: Mesh) -> Held:
-    """Return what each rank has of a value that is known whole."""
+    """Return the parts of all ranks of a whole value."""
     array = np.asarray(whole, _dtype(made))
     if array.shape != made.shape:
         raise ProgramError(f"a value of shape {array.shape} where the program has {made.shape}")
@@ -97,24 +96,17 @@ def scattered(whole: Any, made: Type, mesh: Mesh) -> Held:
 
 
 def gathered(held: Held, made: Type, mesh: Mesh) -> Array:
-    """Return the whole of a value; sums that are still to be made are made."""
+    """Return the whole of a value; partial ones are reduced."""
     for axis in made.axes("L"):
         raise ProgramError(f"a value that is local on axis {axis!r} has no whole")
     axes = made.axes("P")
+    ops = {made.layout(axis).op for axis in axes}
+    assert len(ops) <= 1, f"partial by {ops}"
+    op = next(iter(ops), "sum")
     out: Array = np.zeros(made.shape, _dtype(made))
     for group in mesh.groups(*axes) if axes else [(r,) for r in range(mesh.num_ranks)]:
         bounds = tuple(slice(*bound) for bound in made.bounds(mesh, group[0]))
-        out[bounds] = _together([held[r] for r in group], made, axes)
-    return out
-
-
-def _together(addends: list[Array], made: Type, axes: Sequence[str]) -> Array:
-    ops = {made.layout(axis).op for axis in axes}
-    assert len(ops) <= 1, f"partial by {ops}"
-    together = {"max": np.maximum, "min": np.minimum}.get(next(iter(ops), "sum"), np.add)
-    out: Array = addends[0]
-    for addend in addends[1:]:
-        out = together(out, addend)
+        out[bounds] = reduced([held[r] for r in group], op)
     return out
 
 
@@ -149,7 +141,7 @@ def _number(node: Node, given: Mapping[str, Any], program: Program, iteration: i
 
 
 class _InterpretedRanks:
-    """A program being carried out, rank beside rank."""
+    """All ranks of a program, one value after the other."""
 
     def __init__(self, program: Program, calls: Calls, sources: Sources) -> None:
         self._program = program
@@ -181,11 +173,14 @@ class _InterpretedRanks:
         if node.op == "const":
             return [np.asarray(node.attr("value"))] * self._mesh.num_ranks
         inputs = [values[name] for name in node.inputs]
-        every = [self._every(node.type, rank) for rank in range(self._mesh.num_ranks)]
-        return self._computed(node, inputs, every, self._bounds_of(node))
+        in_at = [self._everything(self._program[name].type) for name in node.inputs]
+        return self._computed(node, inputs, self._everything(node.type), in_at)
 
-    def _call(self, node: Node, inputs: list[Held], out_at: list[tuple[Any, ...]]) -> Held:
-        """Return what a function makes; where its type is that of samples, which ones they are."""
+    def _call(self, node: Node, inputs: list[Held], out_at: At) -> Held:
+        """Return what a call makes: results where it has a type of its own, else zeros by sample.
+
+        Picks find the results of all ranks in `_called`.
+        """
         if node.op == "pick":
             index = int(node.attr("index"))
             out = [np.asarray(out[index]) for out in self._called[node.inputs[0]]]
@@ -197,111 +192,86 @@ class _InterpretedRanks:
             return [np.zeros(tuple(map(len, at))) for at in out_at]
         return [np.asarray(out[0]) for out in self._called[node.name]]
 
-    def _every(self, made: Type, rank: int) -> tuple[Any, ...]:
-        return tuple(np.arange(*bound) for bound in made.bounds(self._mesh, rank))
+    def _everything(self, made: Type) -> At:
+        """Return by rank the coordinates of all that it has of a value."""
+        bounds = [made.bounds(self._mesh, rank) for rank in range(self._mesh.num_ranks)]
+        return [tuple(np.arange(*bound) for bound in each) for each in bounds]
 
-    def _bounds_of(self, node: Node) -> list[list[tuple[Any, ...]]]:
-        """Return by input and rank the coordinates of what it has."""
-        types = [self._program[name].type for name in node.inputs]
-        return [[self._every(t, r) for r in range(self._mesh.num_ranks)] for t in types]
-
-    def _computed(
-        self,
-        node: Node,
-        inputs: list[Held],
-        out_at: list[tuple[Any, ...]],
-        in_at: list[list[tuple[Any, ...]]],
-    ) -> Held:
-        """Return what a node makes, with the coordinates of what goes in and comes out."""
+    def _computed(self, node: Node, inputs: list[Held], out_at: At, in_at: list[At]) -> Held:
+        """Return what a node makes, given the coordinates of its operands and its result."""
         if node.op in ("call", "pick"):
             return self._call(node, inputs, out_at)
         if OPS[node.op].kind == "move" or node.op in ("slice", "update", "recv", "store"):
-            return moved(node, inputs, self._program, out_at, in_at)
+            return moved(node, inputs, self._mesh, out_at, in_at)
         out = []
         types = [self._program[name].type for name in node.inputs]
         for rank in range(self._mesh.num_ranks):
-            place = Place(shape=node.type.shape, coordinates=out_at[rank])
+            elements = Elements(shape=node.type.shape, coordinates=out_at[rank])
             args = [
                 aligned(held[rank], types[k], in_at[k][rank], node, out_at[rank])
                 for k, held in enumerate(inputs)
             ]
-            out.append(_evaluated(node, args, place))
+            out.append(_evaluated(node, args, elements))
         return out
 
     # -- chunks --------------------------------------------------------------------------------
 
     def _run_chunks(self, region: Region, values: dict[str, Held]) -> None:
-        nodes = [self._program[name] for name in region.nodes]
+        program = self._program
+        nodes = [program[name] for name in region.nodes]
+        touched = {*region.nodes, *(name for node in nodes for name in node.inputs)}
         made: dict[str, Held] = {}
         for chunk in range(region.num_chunks):
-            at = {
-                name: [
-                    chunk_places(
-                        region,
-                        name,
-                        self._program[name].type,
-                        mesh=self._mesh,
-                        rank=rank,
-                        chunk=chunk,
-                    )
-                    for rank in range(self._mesh.num_ranks)
+            at = {name: self._chunk_of(region, name, chunk) for name in touched}
+            parts = {
+                name: values[name]
+                if region.dim(name) is None
+                else [
+                    one[where]
+                    for one, where in zip(values[name], self._inside(name, at[name]), strict=True)
                 ]
-                for name in {*region.nodes, *(i for node in nodes for i in node.inputs)}
+                for name in touched - {*region.nodes}
             }
-            parts: dict[str, Held] = {}
             for node in nodes:
-                held = [self._part(name, parts, values, region, at[name]) for name in node.inputs]
+                held = [parts[name] for name in node.inputs]
                 in_at = [at[name] for name in node.inputs]
                 parts[node.name] = self._computed(node, held, at[node.name], in_at)
-            for node in nodes:
-                whole = made.setdefault(node.name, self._room(node, parts[node.name]))
-                self._put(whole, parts[node.name], node.type, at[node.name])
+            for name in region.nodes:
+                whole = made.setdefault(name, self._zeros(name, parts[name]))
+                for rank, where in enumerate(self._inside(name, at[name])):
+                    whole[rank][where] = parts[name][rank]
         values.update(made)
 
-    def _room(self, node: Node, like: Held) -> Held:
+    def _chunk_of(self, region: Region, name: str, chunk: int) -> At:
+        made, mesh = self._program[name].type, self._mesh
+        ranks = range(mesh.num_ranks)
+        return [chunk_places(region, name, made, mesh=mesh, rank=r, chunk=chunk) for r in ranks]
+
+    def _zeros(self, name: str, like: Held) -> Held:
+        made = self._program[name].type
         return [
-            np.zeros(node.type.local_shape(self._mesh, rank), one.dtype)
-            for rank, one in enumerate(like)
+            np.zeros(made.local_shape(self._mesh, rank), one.dtype) for rank, one in enumerate(like)
         ]
 
-    def _part(
-        self,
-        name: str,
-        parts: dict[str, Held],
-        values: dict[str, Held],
-        region: Region,
-        at: list[tuple[Any, ...]],
-    ) -> Held:
-        if name in parts:
-            return parts[name]
-        if region.dim(name) is None:
-            return values[name]
-        return [
-            one[self._inside(self._program[name].type, rank, at[rank])]
-            for rank, one in enumerate(values[name])
-        ]
-
-    def _put(self, whole: Held, part: Held, made: Type, at: list[tuple[Any, ...]]) -> None:
-        for rank, one in enumerate(part):
-            whole[rank][self._inside(made, rank, at[rank])] = one
-
-    def _inside(self, made: Type, rank: int, at: tuple[Any, ...]) -> Any:
-        bounds = made.bounds(self._mesh, rank)
-        return np.ix_(*(c - first for c, (first, _) in zip(at, bounds, strict=True)))
+    def _inside(self, name: str, at: At) -> list[Any]:
+        """Return by rank where elements lie within the rank's part, as an index."""
+        out: list[Any] = []
+        for rank, place in enumerate(at):
+            bounds = self._program[name].type.bounds(self._mesh, rank)
+            out.append(np.ix_(*(c - first for c, (first, _) in zip(place, bounds, strict=True))))
+        return out
 
 
-def aligned(
-    held: Array, made: Type, at: tuple[Any, ...], node: Node, out_at: tuple[Any, ...]
-) -> Array:
-    """Return of an operand that a rank has all of the part that meets its part of the result.
+def aligned(held: Array, made: Type, at: Place, node: Node, out_at: Place) -> Array:
+    """Return the part of an operand that meets a rank's part of the result.
 
-    That is the free slice of a replicated value beside a sliced one.
+    A rank that has all of a value slices it for nothing beside a sliced one.
     """
     if OPS[node.op].kind not in ("pointwise", "matmul") or not held.ndim:
         return held
-    # Of a product only the batches meet those of the result.
+    # In a product only batches are aligned; rows and columns stay as they are.
     aligned_dims = held.ndim - 2 if node.op == "matmul" else held.ndim
-    picked = []
+    picked: list[Any] = []
     for dim in range(held.ndim):
         out_dim = dim + len(out_at) - held.ndim
         if dim >= aligned_dims or made.shape[dim] == 1 or len(at[dim]) == len(out_at[out_dim]):
@@ -312,7 +282,7 @@ def aligned(
     return out
 
 
-def _checked(node: Node, made: Array, at: tuple[Any, ...]) -> Array:
+def _checked(node: Node, made: Array, at: Place) -> Array:
     shape = tuple(map(len, at))
     if made.shape != shape:
         raise ProgramError(
@@ -321,9 +291,9 @@ def _checked(node: Node, made: Array, at: tuple[Any, ...]) -> Array:
     return made
 
 
-def _evaluated(node: Node, args: list[Array], place: Place) -> Array:
+def _evaluated(node: Node, args: list[Array], elements: Elements) -> Array:
     op, attrs = OPS[node.op], dict(node.attrs)
-    shape = tuple(len(at) for at in place.coordinates)
+    shape = tuple(len(at) for at in elements.coordinates)
     if node.op in ("unflatten", "flatten"):
         return args[0].reshape(shape)
     if node.op == "expand":
@@ -335,7 +305,7 @@ def _evaluated(node: Node, args: list[Array], place: Place) -> Array:
         out = np.asarray(computed(node.op, args, attrs, node.type.dtype))
     else:
         with np.errstate(all="ignore"):
-            out = np.asarray(op.compute(args, attrs, place))
+            out = np.asarray(op.compute(args, attrs, elements))
     if node.op == "cast" and not node.type.is_float:
         out = out.astype(_dtype(node.type))
     assert out.shape == shape, f"{node}: {out.shape} {shape}"

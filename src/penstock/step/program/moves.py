@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.step.program.mesh import Mesh
-from penstock.step.program.nodes import Node, Program
+from penstock.step.program.nodes import Node
 from penstock.step.program.ops import Array
 
-__all__ = ["moved"]
+__all__ = ["At", "Held", "Place", "moved", "reduced"]
 
 Held = list[Array]
-At = list[tuple[Any, ...]]
-"""By rank: the coordinates, dimension by dimension, of what it has."""
+"""What each rank has of a value."""
+Place = tuple[Any, ...]
+"""Coordinates in the whole value, dimension by dimension."""
+At = list[Place]
+"""By rank: where the elements lie that it has."""
 
 
-def moved(node: Node, inputs: list[Held], program: Program, out_at: At, in_at: list[At]) -> Held:
+def moved(node: Node, inputs: list[Held], mesh: Mesh, out_at: At, in_at: list[At]) -> Held:
     """Return what each rank has after a move, a slice, an update or a store."""
-    mesh = program.mesh
-    if node.op == "update":
-        return [_pick(inputs[1][r], in_at[1][r], out_at[r]) for r in range(mesh.num_ranks)]
     if node.op == "store":
         return inputs[0]
-    if node.op == "slice":
-        return [_pick(inputs[0][r], in_at[0][r], out_at[r]) for r in range(mesh.num_ranks)]
     if node.op == "recv":
         return _received(node, inputs, mesh)
+    if node.op in ("slice", "update"):
+        return _picked(inputs[-1], in_at[-1], out_at)
     return _BY_OP[node.op](node, inputs[0], mesh, out_at, in_at[0])
 
 
-def _pick(held: Array, at: tuple[Any, ...], wanted: tuple[Any, ...]) -> Array:
-    """Return the wanted elements of some that a rank has; both by their coordinates."""
-    picked = [np.searchsorted(have, want) for have, want in zip(at, wanted, strict=True)]
-    out: Array = held[np.ix_(*picked)] if held.ndim else held
-    return out
-
-
-def _reduced(node: Node, addends: list[Array]) -> Array:
-    op = str(node.attr("op"))
+def reduced(addends: Sequence[Array], op: str) -> Array:
+    """Return the sum, mean, maximum or minimum of what several ranks have, in their order."""
     together = {"max": np.maximum, "min": np.minimum}.get(op, np.add)
     out: Array = addends[0]
     for addend in addends[1:]:
@@ -48,50 +41,42 @@ def _reduced(node: Node, addends: list[Array]) -> Array:
     return out / len(addends) if op == "mean" else out
 
 
+def _picked(held: Held, at: At, wanted: At) -> Held:
+    """Return the wanted elements of those that each rank has; both by their coordinates."""
+    out = []
+    for one, have, want in zip(held, at, wanted, strict=True):
+        found = [np.searchsorted(h, w) for h, w in zip(have, want, strict=True)]
+        out.append(one[np.ix_(*found)] if one.ndim else one)
+    return out
+
+
 def _all_reduce(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Held:
     out: Held = [held[0]] * mesh.num_ranks
     for group in mesh.groups(*node.axes):
-        total = _reduced(node, [held[r] for r in group])
+        total = reduced([held[r] for r in group], str(node.attr("op")))
         for rank in group:
             out[rank] = total
     return out
 
 
 def _reduce_scatter(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Held:
-    totals = _all_reduce(node, held, mesh, out_at, in_at)
-    return [_pick(totals[r], in_at[r], out_at[r]) for r in range(mesh.num_ranks)]
+    return _picked(_all_reduce(node, held, mesh, out_at, in_at), in_at, out_at)
 
 
-def _all_gather(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Held:
-    out = []
-    for rank in range(mesh.num_ranks):
-        whole = np.zeros(tuple(len(at) for at in out_at[rank]), held[rank].dtype)
-        seen = np.zeros(whole.shape, np.int64)
-        for peer in mesh.group(rank, *node.axes):
-            places = [
-                np.searchsorted(have, at)
-                for have, at in zip(out_at[rank], in_at[peer], strict=True)
-            ]
-            whole[np.ix_(*places)] = held[peer]
-            seen[np.ix_(*places)] += 1
-        assert (seen == 1).all(), f"{node.name}: parts overlap or leave gaps"
-        out.append(whole)
-    return out
-
-
-def _all_to_all(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Held:
-    # As if gathered and sliced again; who sends what follows from the coordinates.
+def _exchanged(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Held:
+    """Give each rank the elements that it is to have; who sends them follows from coordinates."""
     out = []
     for rank in range(mesh.num_ranks):
         mine = np.zeros(tuple(len(at) for at in out_at[rank]), held[rank].dtype)
+        seen = np.zeros(mine.shape, np.int64)
         for peer in mesh.group(rank, *node.axes):
-            both = [
-                np.intersect1d(want, have, assume_unique=True)
-                for want, have in zip(out_at[rank], in_at[peer], strict=True)
-            ]
-            to = [np.searchsorted(w, b) for w, b in zip(out_at[rank], both, strict=True)]
-            of = [np.searchsorted(h, b) for h, b in zip(in_at[peer], both, strict=True)]
-            mine[np.ix_(*to)] = held[peer][np.ix_(*of)]
+            pairs = list(zip(out_at[rank], in_at[peer], strict=True))
+            both = [np.intersect1d(want, have, assume_unique=True) for want, have in pairs]
+            to = np.ix_(*(np.searchsorted(w, b) for (w, _), b in zip(pairs, both, strict=True)))
+            of = np.ix_(*(np.searchsorted(h, b) for (_, h), b in zip(pairs, both, strict=True)))
+            mine[to] = held[peer][of]
+            seen[to] += 1
+        assert (seen == 1).all(), f"{node.name}: parts overlap or leave gaps"
         out.append(mine)
     return out
 
@@ -111,31 +96,36 @@ def _broadcast(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Hel
 
 
 def _send(node: Node, held: Held, mesh: Mesh, out_at: At, in_at: At) -> Held:
-    by = int(node.attr("by"))
-    out = []
-    for rank in range(mesh.num_ranks):
-        group = mesh.group(rank, *node.axes)
-        sender = mesh.coordinate(rank, *node.axes) - by
-        there = 0 <= sender < len(group)
-        out.append(held[group[sender]] if there else np.zeros_like(held[rank]))
-    return out
+    senders = _senders(node, mesh)
+    return [
+        np.zeros_like(one) if sender is None else held[sender]
+        for one, sender in zip(held, senders, strict=True)
+    ]
 
 
 def _received(node: Node, inputs: list[Held], mesh: Mesh) -> Held:
-    by = int(node.attr("by"))
-    sent, first = inputs
-    out = []
+    senders = _senders(node, mesh)
+    return [
+        first if sender is None else sent
+        for sent, first, sender in zip(*inputs, senders, strict=True)
+    ]
+
+
+def _senders(node: Node, mesh: Mesh) -> list[int | None]:
+    """Return by rank who sends to it; None for those at the end, to whom nobody sends."""
+    out: list[int | None] = []
     for rank in range(mesh.num_ranks):
-        sender = mesh.coordinate(rank, *node.axes) - by
-        out.append(sent[rank] if 0 <= sender < mesh.size(*node.axes) else first[rank])
+        group = mesh.group(rank, *node.axes)
+        at = mesh.coordinate(rank, *node.axes) - int(node.attr("by"))
+        out.append(group[at] if 0 <= at < len(group) else None)
     return out
 
 
 _BY_OP: dict[str, Callable[[Node, Held, Mesh, At, At], Held]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
+    "all_gather": _exchanged,
+    "all_to_all": _exchanged,
     "reduce": _reduce,
     "broadcast": _broadcast,
     "send": _send,

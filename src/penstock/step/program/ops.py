@@ -1,25 +1,25 @@
-"""The operations of a program, one line each: what they are, and what they compute.
+"""The operations of a program, one line each, with what they compute.
 
 Kinds:
 
-    leaf       input, scalar, const: values that are there
+    leaf       input, scalar, const: given values
     pointwise  element by element, shapes broadcast as in NumPy
     reduce     over some dimensions
     matmul     the last two dimensions; those before them are batches
-    shape      the same elements seen differently
+    shape      the same elements in another shape
     move       communication along an axis: layouts change, the value does not
-    state      update of an input in place; slice of what a rank has anyway
+    state      update of an input in place; slice of a replicated value
     io         load and store
     call       a function of the user, opaque
 
-`linear` says what a pointwise operation does to sums that are still to be made: "add" goes through
-if all operands are such sums, "scale" if one is and the others are not, "" never.
+`linear` says how a pointwise operation works on partial values: "add" if all operands are partial,
+"scale" if one is and the others are not, "" never.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,15 @@ import numpy.typing as npt
 
 from penstock.step.program.random import draws, threshold
 
-__all__ = ["MOVES", "OPS", "Array", "Op", "Place", "computed", "is_move", "is_pointwise"]
+__all__ = ["MOVES", "OPS", "Array", "Elements", "Op", "computed", "is_move", "is_pointwise"]
 
 Array = npt.NDArray[Any]
 Attrs = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the whole value the elements lie that are computed."""
+class Elements:
+    """Which elements of a whole value are computed: random draws depend on their numbers."""
 
     shape: tuple[int, ...]
     coordinates: tuple[npt.NDArray[np.int64], ...]
@@ -51,7 +51,7 @@ class Place:
         return out
 
 
-Compute = Callable[[Sequence[Array], Attrs, Place], Array]
+Compute = Callable[[Sequence[Array], Attrs, Elements], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Op:
     """At least, at most."""
     linear: str = ""
     result: str = "same"
-    """Element type of the result: same, bool, float."""
+    """Element type of the result: same, bool or float."""
     compute: Compute | None = None
     cost: float = 1.0
-    """Of an element, beside that of an addition."""
+    """Time for an element, in additions."""
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -83,15 +83,15 @@ def _sigmoid(x: Array) -> Array:
     return out
 
 
-def _dropout(args: Sequence[Array], attrs: Attrs, place: Place) -> Array:
+def _dropout(args: Sequence[Array], attrs: Attrs, elements: Elements) -> Array:
     x, seed = args
     share = float(attrs["share"])
-    kept = draws(int(seed), place.indices()) >= threshold(share)
+    kept = draws(int(seed), elements.indices()) >= threshold(share)
     out: Array = np.where(kept, x / (1.0 - share), 0.0)
     return out
 
 
-def _softmax(args: Sequence[Array], attrs: Attrs, place: Place) -> Array:
+def _softmax(args: Sequence[Array], attrs: Attrs, elements: Elements) -> Array:
     (x,) = args
     raised = np.exp(x - x.max(axis=attrs["dim"], keepdims=True, initial=-np.inf))
     out: Array = raised / raised.sum(axis=attrs["dim"], keepdims=True)
@@ -99,11 +99,11 @@ def _softmax(args: Sequence[Array], attrs: Attrs, place: Place) -> Array:
 
 
 def _of(function: Callable[..., Any]) -> Compute:
-    return lambda args, attrs, place: function(*args)
+    return lambda args, attrs, elements: function(*args)
 
 
 def _reduced(function: Callable[..., Any]) -> Compute:
-    def compute(args: Sequence[Array], attrs: Attrs, place: Place) -> Array:
+    def compute(args: Sequence[Array], attrs: Attrs, elements: Elements) -> Array:
         out: Array = function(args[0], axis=tuple(attrs["dims"]), keepdims=bool(attrs["keep"]))
         return out
 
@@ -111,9 +111,9 @@ def _reduced(function: Callable[..., Any]) -> Compute:
 
 
 def _extreme(function: Callable[..., Any], sign: int) -> Compute:
-    """The largest or smallest of some; of none, what any other is larger or smaller than."""
+    """The largest or smallest element; of no elements, the limit of the element type."""
 
-    def compute(args: Sequence[Array], attrs: Attrs, place: Place) -> Array:
+    def compute(args: Sequence[Array], attrs: Attrs, elements: Elements) -> Array:
         (x,) = args
         limit = np.inf if x.dtype.kind == "f" else np.iinfo(np.int64).max
         whole = x.astype(np.int64) if x.dtype.kind == "b" else x
@@ -125,83 +125,70 @@ def _extreme(function: Callable[..., Any], sign: int) -> Compute:
     return compute
 
 
-def _op(name: str, kind: str, num: int | tuple[int, int] = 1, **more: Any) -> Op:
-    return Op(name, kind, (num, num) if isinstance(num, int) else num, **more)
+def _op(name: str, kind: str, num: int = 1, **more: Any) -> Op:
+    return Op(name, kind, (num, num), **more)
 
 
-def _pointwise() -> list[Op]:
+def _pointwise() -> Iterator[Op]:
     def unary(name: str, function: Callable[..., Any], **more: Any) -> Op:
         return _op(name, "pointwise", 1, compute=_of(function), **more)
 
     def binary(name: str, function: Callable[..., Any], **more: Any) -> Op:
         return _op(name, "pointwise", 2, compute=_of(function), **more)
 
-    ops = [
-        binary("add", np.add, linear="add"),
-        binary("sub", np.subtract, linear="add"),
-        binary("mul", np.multiply, linear="scale"),
-        binary("div", np.divide, linear="scale", result="float", cost=4),
-        binary("pow", np.power, cost=20),
-        binary("maximum", np.maximum),
-        binary("minimum", np.minimum),
-        unary("neg", np.negative, linear="scale"),
-        unary("abs", np.abs),
-        unary("sign", np.sign),
-        unary("sqrt", np.sqrt, result="float", cost=4),
-        unary("rsqrt", lambda x: 1.0 / np.sqrt(x), result="float", cost=5),
-        unary("exp", np.exp, result="float", cost=10),
-        unary("log", np.log, result="float", cost=10),
-        unary("tanh", np.tanh, result="float", cost=12),
-        unary("sigmoid", _sigmoid, result="float", cost=12),
-        unary("relu", lambda x: np.maximum(x, 0)),
-        unary("gelu", _gelu, result="float", cost=15),
-        unary("silu", lambda x: x * _sigmoid(x), result="float", cost=12),
-        unary("erf", _erf, result="float", cost=12),
-        unary("not", np.logical_not, result="bool"),
-        # A cast changes values where bits are lost, so it does not commute with a sum.
-        _op("cast", "pointwise", 1, compute=lambda args, attrs, place: args[0]),
-        _op("where", "pointwise", 3, compute=_of(np.where), linear="where"),
-        _op("dropout", "pointwise", 2, compute=_dropout, linear="scale", cost=8),
-    ]
-    compared: list[tuple[str, Callable[..., Any]]] = [
-        ("lt", np.less),
-        ("le", np.less_equal),
-        ("gt", np.greater),
-    ]
-    compared += [("ge", np.greater_equal), ("eq", np.equal), ("ne", np.not_equal)]
-    compared += [("and", np.logical_and), ("or", np.logical_or)]
-    return ops + [binary(name, function, result="bool") for name, function in compared]
+    yield binary("add", np.add, linear="add")
+    yield binary("sub", np.subtract, linear="add")
+    yield binary("mul", np.multiply, linear="scale")
+    yield binary("div", np.divide, linear="scale", result="float", cost=4)
+    yield binary("pow", np.power, cost=20)
+    yield binary("maximum", np.maximum)
+    yield binary("minimum", np.minimum)
+    yield unary("neg", np.negative, linear="scale")
+    yield unary("abs", np.abs)
+    yield unary("sign", np.sign)
+    yield unary("sqrt", np.sqrt, result="float", cost=4)
+    yield unary("rsqrt", lambda x: 1.0 / np.sqrt(x), result="float", cost=5)
+    yield unary("exp", np.exp, result="float", cost=10)
+    yield unary("log", np.log, result="float", cost=10)
+    yield unary("tanh", np.tanh, result="float", cost=12)
+    yield unary("sigmoid", _sigmoid, result="float", cost=12)
+    yield unary("relu", lambda x: np.maximum(x, 0))
+    yield unary("gelu", _gelu, result="float", cost=15)
+    yield unary("silu", lambda x: x * _sigmoid(x), result="float", cost=12)
+    yield unary("erf", _erf, result="float", cost=12)
+    yield unary("not", np.logical_not, result="bool")
+    # A cast changes values where bits are lost, so it does not commute with a sum.
+    yield unary("cast", lambda x: x)
+    yield _op("where", "pointwise", 3, compute=_of(np.where), linear="where")
+    yield _op("dropout", "pointwise", 2, compute=_dropout, linear="scale", cost=8)
+    for name, function in _COMPARED.items():
+        yield binary(name, function, result="bool")
 
 
-def _others() -> list[Op]:
-    return [
-        _op("input", "leaf", 0),
-        _op("scalar", "leaf", 0),
-        _op("const", "leaf", 0),
-        _op("sum", "reduce", linear="scale", compute=_reduced(np.sum)),
-        _op("max", "reduce", compute=_extreme(np.max, -1)),
-        _op("min", "reduce", compute=_extreme(np.min, 1)),
-        _op("softmax", "reduce", result="float", compute=_softmax, cost=15),
-        _op("matmul", "matmul", 2, compute=_of(np.matmul)),
-        _op("transpose", "shape", compute=lambda a, attrs, p: a[0].transpose(attrs["dims"])),
-        _op("unflatten", "shape"),
-        _op("flatten", "shape"),
-        _op("expand", "shape"),
-        _op("slice", "state"),
-        _op("update", "state", 2),
-        _op("all_reduce", "move"),
-        _op("reduce_scatter", "move"),
-        _op("all_gather", "move"),
-        _op("all_to_all", "move"),
-        _op("reduce", "move"),
-        _op("broadcast", "move"),
-        _op("send", "move"),
-        _op("recv", "state", 2),
-        _op("load", "io", 0),
-        _op("store", "io", 1),
-        _op("call", "call", (0, 1 << 16)),
-        _op("pick", "shape"),
-    ]
+_COMPARED: dict[str, Callable[..., Any]] = {
+    **{"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal},
+    **{"eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or},
+}
+_MOVES = "all_reduce reduce_scatter all_gather all_to_all reduce broadcast send"
+
+
+def _others() -> Iterator[Op]:
+    yield from (_op(name, "leaf", 0) for name in ("input", "scalar", "const"))
+    yield _op("sum", "reduce", linear="scale", compute=_reduced(np.sum))
+    yield _op("max", "reduce", compute=_extreme(np.max, -1))
+    yield _op("min", "reduce", compute=_extreme(np.min, 1))
+    yield _op("softmax", "reduce", result="float", compute=_softmax, cost=15)
+    yield _op("matmul", "matmul", 2, compute=_of(np.matmul))
+    yield _op("transpose", "shape", compute=lambda a, attrs, _: a[0].transpose(attrs["dims"]))
+    yield from (_op(name, "shape") for name in ("unflatten", "flatten", "expand"))
+    yield _op("slice", "state")
+    yield _op("update", "state", 2)
+    yield from (_op(name, "move") for name in _MOVES.split())
+    yield _op("recv", "state", 2)
+    yield _op("load", "io", 0)
+    yield _op("store", "io", 1)
+    yield Op("call", "call", (0, 1 << 16))
+    yield _op("pick", "shape")
 
 
 OPS: dict[str, Op] = {op.name: op for op in [*_pointwise(), *_others()]}
@@ -210,15 +197,15 @@ MOVES = tuple(op.name for op in OPS.values() if op.kind == "move")
 
 
 def computed(op: str, args: Sequence[Any], attrs: Attrs, dtype: str) -> Array:
-    """Return what an operation makes of numbers; in floats, where its result is one.
+    """Return the result of an operation on numbers; computed in floats, if the result is one.
 
-    Whole numbers may be given where the program has floats, and would run over: `2**t`.
+    A user may give integers where the program has floats, and those would overflow: `2**t`.
     """
     compute = OPS[op].compute
     assert compute is not None
     kind = np.float64 if dtype == "f64" and op != "dropout" else None
     with np.errstate(all="ignore"):
-        return compute([np.asarray(arg, kind) for arg in args], attrs, Place((), ()))
+        return compute([np.asarray(arg, kind) for arg in args], attrs, Elements((), ()))
 
 
 def is_pointwise(op: str) -> bool:

@@ -1,30 +1,30 @@
-"""Rings carried out literally: in each step every rank multiplies what it has and passes it on.
+"""Rings carried out literally: in each step every rank multiplies the part it has and passes it on.
 
-That is what a region of kind ring means. It computes the same as its nodes one after the other; the
-order in which blocks come, and in which a sum is made, is that of the ring.
+This defines a region of kind ring. Its values are those of its nodes one after the other; blocks
+are computed, and sums are made, in the order of the ring.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from penstock.step.program.loops import Loop, loops_of
+from penstock.step.program.mesh import Mesh
+from penstock.step.program.moves import Held
 from penstock.step.program.nodes import Node, Program, Region
 from penstock.step.program.ops import Array
+from penstock.step.program.types import Type
 
 __all__ = ["run_ring"]
 
-Held = list[Array]
 Run = tuple[int, int]
+"""Elements of the whole value along one dimension, from the first to behind the last."""
 
 
 def run_ring(program: Program, region: Region, values: dict[str, Held]) -> dict[str, Held]:
-    """Return what the nodes of a ring make of values that are there."""
+    """Return the values of the nodes of a ring, given the values that they read."""
     nodes = [program[name] for name in region.nodes]
     form, by = dict(region.attrs)["form"], int(dict(region.attrs)["by"])  # type: ignore[arg-type]
-    assert region.axis is not None
     if form == "gather":
         gather = next(node for node in nodes if node.op == "all_gather")
         products = [node for node in nodes if node.op == "matmul"]
@@ -33,46 +33,31 @@ def run_ring(program: Program, region: Region, values: dict[str, Held]) -> dict[
     return {scatter.name: _scattered(program, product, scatter, values, by)}
 
 
-@dataclass(frozen=True, slots=True)
-class _RingNode:
-    """A node on one rank."""
-
-    program: Program
-    node: Node
-    rank: int
-
-    def bounds(self, name: str) -> tuple[Run, ...]:
-        return self.program[name].type.bounds(self.program.mesh, self.rank)
-
-    def room(self) -> Array:
-        return np.zeros(self.node.type.local_shape(self.program.mesh, self.rank))
-
-
 def _gathered(
     program: Program, gather: Node, products: list[Node], values: dict[str, Held], by: int
 ) -> dict[str, Held]:
     mesh, part = program.mesh, program[gather.inputs[0]]
-    axis, ranks = gather.axes[0], range(program.mesh.num_ranks)
+    axis, ranks = gather.axes[0], range(mesh.num_ranks)
     dim = part.type.layout(axis).dim
-    out = {n.name: [_RingNode(program, n, r).room() for r in ranks] for n in (gather, *products)}
-    # Who made the part that a rank has just now.
-    of = list(ranks)
+    out = {
+        node.name: [np.zeros(node.type.local_shape(mesh, rank)) for rank in ranks]
+        for node in (gather, *products)
+    }
+    owners = list(ranks)  # By rank: the rank whose part it has in this step.
     moving = list(values[part.name])
     for _ in range(mesh.size(axis)):
         for rank in ranks:
-            here = part.type.bounds(mesh, of[rank])[dim]
-            _place(
-                _RingNode(program, gather, rank), out[gather.name][rank], moving[rank], dim, here
-            )
+            run = part.type.bounds(mesh, owners[rank])[dim]
+            out[gather.name][rank][_index(gather.type, mesh, rank, dim, run)] = moving[rank]
             for node in products:
-                at, ring = node.inputs.index(gather.name), _RingNode(program, node, rank)
-                loop = next(o for o in loops_of(node, program) if o.operands[at] == dim)
-                other = values[node.inputs[1 - at]][rank]
-                args = [moving[rank], other] if at == 0 else [other, moving[rank]]
-                block = _product(ring, loop, args, here, skip=at)
-                _place(ring, out[node.name][rank], block, loop.out, here)
-        moving = [moving[_neighbour(program, rank, axis, -by)] for rank in ranks]
-        of = [of[_neighbour(program, rank, axis, -by)] for rank in ranks]
+                at = node.inputs.index(gather.name)
+                loop = next(loop for loop in loops_of(node, program) if loop.operands[at] == dim)
+                held = values | {gather.name: moving}
+                args = [held[name][rank] for name in node.inputs]
+                block = _block(node, loop, args, run, program=program, rank=rank, is_cut=at)
+                out[node.name][rank][_index(node.type, mesh, rank, loop.out, run)] = block
+        senders = [_neighbour(mesh, rank, axis, -by) for rank in ranks]
+        moving, owners = [moving[r] for r in senders], [owners[r] for r in senders]
     return out
 
 
@@ -82,44 +67,49 @@ def _scattered(
     mesh, axis = program.mesh, scatter.axes[0]
     ranks, size = range(mesh.num_ranks), mesh.size(axis)
     dim = int(scatter.attr("dim"))
-    loop = next(o for o in loops_of(product, program) if o.out == dim)
-    sums: list[Array | None] = [None] * mesh.num_ranks
+    loop = next(loop for loop in loops_of(product, program) if loop.out == dim)
+    sums: Held = []
     for step in range(size):
-        if step:
-            sums = [sums[_neighbour(program, rank, axis, -by)] for rank in ranks]
+        # The sum that a rank has in this step reaches its owner in the last step.
+        owners = [_neighbour(mesh, rank, axis, by * (size - 1 - step)) for rank in ranks]
+        blocks = []
         for rank in ranks:
-            # The sum that a rank has now ends its way at its owner in the last step.
-            owner = _neighbour(program, rank, axis, by * (size - 1 - step))
-            here = scatter.type.bounds(mesh, owner)[dim]
+            run = scatter.type.bounds(mesh, owners[rank])[dim]
             args = [values[name][rank] for name in product.inputs]
-            block = _product(_RingNode(program, product, rank), loop, args, here)
-            before = sums[rank]
-            sums[rank] = block if before is None else before + block
-    done = [held for held in sums if held is not None]
-    return [held / size for held in done] if scatter.attr("op") == "mean" else done
+            blocks.append(_block(product, loop, args, run, program=program, rank=rank))
+        senders = [_neighbour(mesh, rank, axis, -by) for rank in ranks]
+        sums = [sums[senders[r]] + blocks[r] for r in ranks] if step else blocks
+    return [held / size for held in sums] if scatter.attr("op") == "mean" else sums
 
 
-def _neighbour(program: Program, rank: int, axis: str, by: int) -> int:
-    group = program.mesh.group(rank, axis)
-    return group[(program.mesh.coordinate(rank, axis) + by) % len(group)]
+def _neighbour(mesh: Mesh, rank: int, axis: str, by: int) -> int:
+    group = mesh.group(rank, axis)
+    return group[(mesh.coordinate(rank, axis) + by) % len(group)]
 
 
-def _product(ring: _RingNode, loop: Loop, args: list[Array], here: Run, skip: int = -1) -> Array:
-    """Return the block of a product that some of the loop gives; one operand may be cut already."""
-    cut = []
+def _block(
+    node: Node,
+    loop: Loop,
+    args: list[Array],
+    run: Run,
+    *,
+    program: Program,
+    rank: int,
+    is_cut: int = -1,
+) -> Array:
+    """Return the block of a product for one run of a loop; one operand may be cut already."""
+    operands = []
     for place, (arg, dim) in enumerate(zip(args, loop.operands, strict=True)):
-        if dim is None or place == skip:
-            cut.append(arg)
-            continue
-        first, _ = ring.bounds(ring.node.inputs[place])[dim]
-        cut.append(np.take(arg, np.arange(here[0] - first, here[1] - first), axis=dim))
-    out: Array = np.matmul(*cut)
+        where: tuple[slice, ...] = ()
+        if dim is not None and place != is_cut:
+            where = _index(program[node.inputs[place]].type, program.mesh, rank, dim, run)
+        # A copy: a view has another order in memory, and may be added up in that order.
+        operands.append(np.ascontiguousarray(arg[where]))
+    out: Array = np.matmul(*operands)
     return out
 
 
-def _place(ring: _RingNode, whole: Array, block: Array, dim: int, here: Run) -> None:
-    """Write a block where it belongs in what a rank has."""
-    first, _ = ring.bounds(ring.node.name)[dim]
-    where = [slice(None)] * whole.ndim
-    where[dim] = slice(here[0] - first, here[1] - first)
-    whole[tuple(where)] = block
+def _index(made: Type, mesh: Mesh, rank: int, dim: int, run: Run) -> tuple[slice, ...]:
+    """Return where a run of the whole value lies within the part of a rank."""
+    first, _ = made.bounds(mesh, rank)[dim]
+    return (slice(None),) * dim + (slice(run[0] - first, run[1] - first),)
