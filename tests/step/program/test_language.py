@@ -194,7 +194,7 @@ def test_what_makes_no_sense_is_refused_with_a_reason(body, words: str) -> None:
 
 
 def test_a_length_that_nobody_said_is_refused() -> None:
-    with pytest.raises(ProgramError, match=r"dimension 'n' and nobody said how long"):
+    with pytest.raises(ProgramError, match=r"dimension 'n' without a length"):
         adam.on(mesh(dp=2))
 
 

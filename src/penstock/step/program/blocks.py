@@ -3,10 +3,10 @@
     block = mlp.on(mesh(tp=4), t=2048, d=4096, h=16384)
     trained = with_gradients(mlp).on(mesh(tp=4), t=2048, d=4096, h=16384)
 
-Weights of the first product are sliced by columns, of the second by rows, so that one all-reduce
-ends each block; the backward half, which `grad` writes, has the other one. A stage receives what
-the stage before it sent one iteration earlier: after as many iterations as there are stages every
-one of them is at work, each on another microbatch.
+Weights of the first product are sliced by columns, those of the second by rows, so that one
+all-reduce ends each block; the backward half, which `grad` writes, has another one. A stage
+receives the value that the stage before it sent one iteration earlier: after as many iterations as
+there are stages all of them are at work, each on another microbatch.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def attention(heads: int) -> Template:
 def with_gradients(template: Template, *names: str) -> Template:
     """Return a program that also returns gradients, by the named parameters or by all tensors.
 
-    It has one more input, `dy`: the gradient of what the program returns, in its layout. Gradients
-    of what all ranks of the program's own axis have are all-reduced along it; along other axes they
-    are left partial, as an optimizer's program wants them.
+    It has one more input, `dy`: the gradient of the result, in its layout. Gradients of values that
+    are replicated on the program's own axis are all-reduced along it; along other axes they stay
+    partial, as an optimizer's program expects them.
     """
     function = template.function
 
@@ -110,9 +110,7 @@ def with_gradients(template: Template, *names: str) -> Template:
 
 
 def _cotangent(y: Value) -> Value:
-    made = y.type
-    for axis in made.axes("P"):
-        made = made.with_layout(axis, R)
+    made = y.type.with_layout(y.type.axes("P"), R)
     return y.tracer.add("input", [], {"type": made}, "dy")
 
 
@@ -143,9 +141,9 @@ _STAGE = {
 def stage(  # noqa: PLR0917 - a program's parameters are its inputs
     x: Value, inbox: Value, w1: Value, w2: Value, b: Value, seed: int
 ) -> Value:
-    """One stage of a pipeline of MLPs: what came in, through the layers, and on to the next.
+    """One stage of a pipeline of MLPs: receives a value, applies the layers, sends the result on.
 
-    The first stage takes x, the others what lies in their inbox.
+    The first stage takes x, the others their inbox.
     """
     h = lang.recv(inbox, x, from_="prev", axis="pp")
     y: Value = mlp(h, w1, w2, b, seed)
@@ -163,10 +161,10 @@ def stage_backward(  # noqa: PLR0917 - a program's parameters are its inputs
     b: Value,
     seed: int,
 ) -> tuple[Value, ...]:
-    """The way back through a stage: gradients of its weights, and its input's to the one before.
+    """The backward of a stage: gradients of its weights; its input's goes to the stage before.
 
-    `x_in` is what the stage had computed with; its layers are computed once more. The last stage
-    takes dy, the others what lies in their inbox.
+    `x_in` is the input of the stage, whose layers are computed once more. The last stage takes dy,
+    the others their inbox.
     """
     d = lang.recv(inbox, dy, from_="next", axis="pp")
     y = mlp(x_in, w1, w2, b, seed)

@@ -1,10 +1,10 @@
-"""Functions that programs call: what goes in, what comes out, and where samples lie in it.
+"""Functions that programs call: their operands and results, and where samples lie in them.
 
-`call` alone knows a name and the types that the user says. A `Function` knows more: along which
-dimension of each operand and result samples lie, what its backward wants kept of them, and what it
-costs. So its results have the layouts that follow from those of the operands, `grad` can write the
-call of its backward, and `chunk` may cut it. It is data; who carries it out is given by name when a
-program is compiled or interpreted:
+`call` alone knows a name and the types that the user gives. A `Function` knows more: along which
+dimension of each operand and result samples lie, which values its backward needs, and its cost. So
+the layouts of its results follow from those of the operands, `grad` can write the call of its
+backward, and `chunk` may cut it. It is data; the code is given by name when a program is compiled
+or interpreted:
 
     NAME                    the results
     NAME.keeping            the results, and what the backward needs of the samples
@@ -24,6 +24,7 @@ from penstock.errors import ProgramError
 from penstock.step.program import language as lang
 from penstock.step.program.cost import MachineCosts
 from penstock.step.program.layouts import DTYPES
+from penstock.step.program.lines import here
 from penstock.step.program.nodes import Attr, Node
 from penstock.step.program.trace import Tracer, Value
 from penstock.step.program.types import Type
@@ -32,7 +33,7 @@ __all__ = ["BACKWARD", "KEEPING", "WEIGHTS", "Function", "Slot", "function_of", 
 
 KEEPING, BACKWARD, WEIGHTS = ".keeping", ".backward", ".backward.weights"
 _NOBODY = MachineCosts()
-"""What things cost before anybody has measured: the same on all ranks, which have to agree."""
+"""Costs before calibration. Ranks write them into programs, so they must be the same on all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +42,14 @@ class Slot:
 
     name: str
     shape: tuple[int, ...]
-    """For some number of samples."""
+    """For any number of samples."""
     dtype: str = "f32"
     dim: int | None = None
-    """Along which samples lie; None: every sample needs it, or it is a sum over samples."""
+    """The dimension of samples; None: every sample needs all of it, or it is a sum over samples."""
     has_gradient: bool = True
 
     def of(self, num_samples: int | None) -> Type:
-        """Return its type for so many samples."""
+        """Return its type for a number of samples."""
         shape = list(self.shape)
         if self.dim is not None and num_samples is not None:
             shape[self.dim] = num_samples
@@ -56,30 +57,30 @@ class Slot:
 
     @property
     def along(self) -> int | str:
-        """What a result is beside samples."""
+        """The dimension of samples of a result, or "sum"."""
         return "sum" if self.dim is None else self.dim
 
     def bytes_of(self, num_samples: float) -> float:
-        """Return the bytes of a part of it."""
+        """Return its bytes for a number of samples, which may be a rank's share."""
         each = math.prod(n for dim, n in enumerate(self.shape) if dim != self.dim)
         return each * DTYPES[self.dtype].size_bytes * (1 if self.dim is None else num_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """What a program knows of a function that it calls."""
+    """The signature and the costs of a function that programs call."""
 
     name: str
     operands: tuple[Slot, ...]
     results: tuple[Slot, ...]
     kept: tuple[Slot, ...] = ()
-    """Of the samples, for the backward; where nothing is kept it computes all of it again."""
+    """Values that the backward needs, by sample; none: it computes the forward again."""
     flops: tuple[float, float] = (0.0, 0.0)
     """Of one sample, forward and backward."""
     why_no_gradient: str = ""
-    """Said where somebody asks for one."""
+    """The reason, for the message of `grad`."""
     digest: str = ""
-    """Of what it computes: ranks that have captured different functions have different plans."""
+    """A hash of its code: ranks that have captured different functions get different plans."""
 
     def __call__(self, *values: Value, **named: Any) -> Any:
         """Write its call into a program; return its result, or a tuple of several."""
@@ -92,26 +93,26 @@ class Function:
         known = tracer.functions.setdefault(self.name, self)
         if known != self:
             raise ProgramError(
-                f"{tracer.here()}: two functions called {self.name!r} in one program; give one of "
+                f"{here()}: two functions called {self.name!r} in one program; give one of "
                 "them another name, capture(..., name=...)"
             )
         num_samples = self._checked(values)
         slots = (self.operands, self.results)
         attrs = self.attrs(self.name, values, num_samples, slots, self.flops[0])
         made = tracer.add("call", list(values), attrs, self.name)
-        if len(self.results) == 1:
-            return _picked(made, self.results[0].of(num_samples), 0, self.results[0], "")
-        return tuple(
-            _picked(made, slot.of(num_samples), k, slot, f"{made.name}.{k}")
+        is_one = len(self.results) == 1
+        picks = tuple(
+            _picked(made, slot, k, num_samples, "" if is_one else f"{made.name}.{k}")
             for k, slot in enumerate(self.results)
         )
+        return picks[0] if is_one else picks
 
     def _checked(self, values: Sequence[Value]) -> int | None:
-        """Return how many samples some operands have; refuse those that are not as captured."""
+        """Return the number of samples; refuse operands of other types than captured."""
         if len(values) != len(self.operands):
             names = ", ".join(slot.name for slot in self.operands)
             raise ProgramError(
-                f"{values[0].tracer.here()}: {self.name} takes {len(self.operands)} values "
+                f"{here()}: {self.name} takes {len(self.operands)} values "
                 f"({names}), got {len(values)}"
             )
         pairs = list(zip(self.operands, values, strict=True))
@@ -125,7 +126,7 @@ class Function:
             wanted = slot.of(num_samples)
             if (value.shape, value.type.dtype) != (wanted.shape, wanted.dtype):
                 raise ProgramError(
-                    f"{value.tracer.here()}: {self.name} was captured with {slot.name} as "
+                    f"{here()}: {self.name} was captured with {slot.name} as "
                     f"{wanted}, got {value.type}; capture it with examples of that shape and type"
                 )
         return num_samples
@@ -166,13 +167,13 @@ def _tracer_of(name: str, values: Sequence[Any]) -> Tracer:
     return found
 
 
-def _picked(made: Value, type_: Type, index: int, slot: Slot, name: str) -> Value:
-    attrs: dict[str, Attr] = {"index": index, "type": type_, "along": slot.along}
+def _picked(made: Value, slot: Slot, index: int, num_samples: int | None, name: str) -> Value:
+    attrs: dict[str, Attr] = {"index": index, "type": slot.of(num_samples), "along": slot.along}
     return made.tracer.add("pick", [made], attrs, name)
 
 
 def function_of(node: Node, calls: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return what carries a call out, which has to be what the program was written with."""
+    """Return the code of a call; refuse code of another capture than the program's."""
     name = str(node.attr("function"))
     if name not in calls:
         raise ProgramError(f"no function called {name!r} was given; give it in calls=...")
@@ -191,9 +192,9 @@ def function_of(node: Node, calls: Mapping[str, Callable[..., Any]]) -> Callable
 def written_backward(
     tracer: Tracer, node: Node, dys: Mapping[int, Value], wanted: set[int]
 ) -> list[Value | None]:
-    """Write the backward of a call, given the gradients of its results; return those of operands.
+    """Write the backward of a call, given the gradients of its results; return its operands'.
 
-    The call that was written is one that keeps, from now on.
+    The call itself is rewritten to the variant that keeps values for the backward.
     """
     name = str(node.attr("function")).removesuffix(KEEPING)
     function = tracer.functions.get(name)
@@ -221,12 +222,12 @@ def written_backward(
     made = tracer.add("call", given, attrs, called)
     out: list[Value | None] = [None] * len(values)
     for index, (k, slot) in enumerate(slots):
-        out[k] = _picked(made, slot.of(samples), index, slot, f"{made.name}.{slot.name}")
+        out[k] = _picked(made, slot, index, samples, f"{made.name}.{slot.name}")
     return out
 
 
 def _kept(tracer: Tracer, node: Node, function: Function, samples: int | None) -> list[Value]:
-    """Return what a call keeps; let it keep it, if it does not yet."""
+    """Return the values that a call keeps; rewrite it to the variant that keeps them if need be."""
     if not function.kept:
         return []
     names = [f"{node.name}.kept.{k}" for k in range(len(function.kept))]
@@ -240,25 +241,22 @@ def _kept(tracer: Tracer, node: Node, function: Function, samples: int | None) -
         }
         tracer.nodes[node.name] = node.with_attrs(**changed)
         for k, slot in enumerate(function.kept):
-            _picked(made, slot.of(samples), len(function.results) + k, slot, names[k])
+            _picked(made, slot, len(function.results) + k, samples, names[k])
     return [Value(tracer, tracer.nodes[name]) for name in names]
 
 
 def _dy(
     tracer: Tracer, node: Node, dys: Mapping[int, Value], index: int, slot: Slot
 ) -> Value | None:
-    """Return the gradient of a result; zeros where nothing depends on it, None if it has none."""
+    """Return the gradient of a result: zeros where nothing depends on it, None if it has none."""
     if not slot.has_gradient:
         return None
     if index in dys:
         return dys[index]
     made = slot.of(node.type.shape[0] if node.type.ndim else None)
     zero = lang.cast(tracer.value(0.0), made.dtype)
-    attrs: dict[str, Attr] = {
-        "shape": made.shape,
-        "dims": tuple(range(made.ndim)),
-        "keep": False,
-    }
+    dims = tuple(range(made.ndim))
+    attrs: dict[str, Attr] = {"shape": made.shape, "dims": dims, "keep": False}
     zeros = tracer.add("expand", [zero], attrs) if made.ndim else zero
     for axis, layout in node.type.layouts:
         if layout.kind == "S" and slot.dim is not None:

@@ -1,14 +1,15 @@
 """Gradients: the backward half of a program, written by rules instead of by hand.
 
-`grad(y, (x, w), dy)` adds to a program what the derivative of y is, times dy, by x and by w. A
-gradient is a value like any other and has the layout that follows: that of a weight which all ranks
-have, by batches which they have slices of, is partial, and asks for its all-reduce as in data
-parallel training; that of an activation behind a sliced weight is partial on the tensor parallel
-axis. Where two paths meet in different layouts, the sum is made in the one that moves least.
+`grad(y, (x, w), dy)` adds the derivatives of y by x and by w, times dy, to a program. A gradient is
+a value like any other, with the layout that follows from the rules: the gradient of a replicated
+weight, where ranks have slices of the batch, is partial and needs an all-reduce, as in data
+parallel training; the gradient of an activation before a sliced weight is partial on the tensor
+parallel axis. Where two paths meet in different layouts, the sum is made in the one that moves
+least.
 
-Only what lies between y and what is asked for is differentiated. A call of a captured function
-(`calls`) becomes a call of its backward; one that is known by name only has no rule: give its
-backward as another call.
+Only values between y and the requested ones are differentiated. A call of a captured function
+(`calls`) becomes a call of its backward; a function that is known by name only has no rule: give
+its backward as another call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from penstock.errors import ProgramError
 from penstock.step.program import language as lang
 from penstock.step.program.calls import written_backward
-from penstock.step.program.layouts import S
+from penstock.step.program.layouts import Layout
 from penstock.step.program.mistakes import operation
 from penstock.step.program.nodes import Node
 from penstock.step.program.trace import Tracer, Value
@@ -89,7 +90,7 @@ def _found(found: dict[str, Value], value: Value) -> Value:
 
 
 def _path(tracer: Tracer, y: Value, wrt: Sequence[Value]) -> set[str]:
-    """Return the values between what is asked for and y, both included."""
+    """Return the values between the requested ones and y, both included."""
     below = {value.name for value in wrt}
     for name, node in tracer.nodes.items():
         if any(n in below for n in node.inputs):
@@ -102,13 +103,12 @@ def _path(tracer: Tracer, y: Value, wrt: Sequence[Value]) -> set[str]:
 
 
 def _whole_for(node: Node, d: Value) -> Value:
-    """Return the gradient of a result with its sums made where the rules need them made.
+    """Return the gradient of a result, all-reduced where the rule of its node is not linear.
 
-    An addend of a partial sum has the gradient of the sum, which every rank then needs all of.
+    An addend of a partial sum has the gradient of the sum, which every rank then needs whole.
     """
     for axis in node.type.axes("P"):
-        if d.type.layout(axis).kind == "P":
-            d = lang.all_reduce(d, axis=axis)
+        d = _reduced(d, axis)
     if node.op in ("all_gather", "slice", "all_to_all", "send", "recv"):
         return d
     linear = node.op in ("add", "sub", "neg", "mul", "sum", "matmul", "transpose", "flatten")
@@ -135,29 +135,37 @@ def _added(a: Value, b: Value) -> Value:
             continue
         kinds = {one.kind, other.kind}
         if kinds == {"P", "S"}:
-            dim = one.dim if one.kind == "S" else other.dim
-            a, b = _scattered(a, axis, dim), _scattered(b, axis, dim)
+            sliced = one if one.kind == "S" else other
+            a, b = _held_as(a, axis, sliced), _held_as(b, axis, sliced)
         elif "P" in kinds:
             a, b = _reduced(a, axis), _reduced(b, axis)
         elif kinds == {"S"}:
-            b = lang.all_to_all(b, one.dim, axis=axis)
+            b = _held_as(b, axis, one)
     return a + b
 
 
-def _scattered(d: Value, axis: str, dim: int) -> Value:
-    partial = d.type.layout(axis).kind == "P"
-    return lang.reduce_scatter(d, dim=dim, axis=axis) if partial else d
+def _reduced(d: Value, *axes: str) -> Value:
+    for axis in axes:
+        if d.type.layout(axis).kind == "P":
+            d = lang.all_reduce(d, axis=axis)
+    return d
 
 
-def _reduced(d: Value, axis: str) -> Value:
-    return lang.all_reduce(d, axis=axis) if d.type.layout(axis).kind == "P" else d
+def _held_as(d: Value, axis: str, wanted: Layout) -> Value:
+    """Return a gradient in a replicated or sliced layout, by the one move that makes it."""
+    have = d.type.layout(axis)
+    if have == wanted:
+        return d
+    if wanted.kind == "R":
+        return _reduced(d, axis) if have.kind == "P" else lang.all_gather(d, axis=axis)
+    if have.kind == "P":
+        return lang.reduce_scatter(d, dim=wanted.dim, axis=axis)
+    if have.kind == "R":
+        return lang.slice(d, wanted.dim, axis=axis)
+    return lang.all_to_all(d, wanted.dim, axis=axis)
 
 
 # -- element by element ------------------------------------------------------------------------
-
-
-def _mul(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [_times(d, x[1]), _times(d, x[0])]
 
 
 def _times(d: Value, x: Value) -> Value:
@@ -166,10 +174,6 @@ def _times(d: Value, x: Value) -> Value:
         if x.type.layout(axis).kind != "R":
             d = lang.all_reduce(d, axis=axis)
     return d * x
-
-
-def _div(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [d / x[1], -(d * y / x[1])]
 
 
 def _pow(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
@@ -181,10 +185,6 @@ def _pow(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
 def _extreme(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     first = x[0] >= x[1] if node.op == "maximum" else x[0] <= x[1]
     return [lang.where(first, d, 0.0), lang.where(first, 0.0, d)]
-
-
-def _where(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [None, lang.where(x[0], d, 0.0), lang.where(x[0], 0.0, d)]
 
 
 def _gelu(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
@@ -206,10 +206,6 @@ def _unary(rule: Callable[[Value, Value, Value], Value]) -> Rule:
 # -- over dimensions ---------------------------------------------------------------------------
 
 
-def _sum(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [_expanded(d, x[0], node)]
-
-
 def _expanded(d: Value, like: Value, node: Node) -> Value:
     dims, keep = tuple(node.attr("dims")), bool(node.attr("keep"))
     return d.tracer.add("expand", [d], {"shape": like.shape, "dims": dims, "keep": keep})
@@ -219,14 +215,6 @@ def _most(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     is_it = lang.where(lang.equal(x[0], _expanded(y, x[0], node)), 1.0, 0.0)
     count = lang.sum(is_it, node.attr("dims"), keep=bool(node.attr("keep")))
     return [is_it * _expanded(d / count, x[0], node)]
-
-
-def _expand(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [lang.sum(d, node.attr("dims"), keep=bool(node.attr("keep")))]
-
-
-def _softmax(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [y * (d - lang.sum(d * y, int(node.attr("dim")), keep=True))]
 
 
 def _matmul(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
@@ -258,10 +246,6 @@ def _transpose(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     return [lang.transpose(d, *(dims.index(k) for k in range(len(dims))))]
 
 
-def _unflatten(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [lang.flatten(d, int(node.attr("dim")), len(node.attr("lengths")))]
-
-
 def _flatten(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     dim, count = int(node.attr("dim")), int(node.attr("count"))
     return [lang.unflatten(d, dim, x[0].shape[dim : dim + count])]
@@ -273,13 +257,7 @@ def _flatten(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
 def _all_reduce(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     if node.attr("op") not in ("sum", "mean"):
         raise ProgramError(f"{node.where}: the gradient of an all_reduce by {node.attr('op')}")
-    return [_for_addend(node, _reduced_all(d, node))]
-
-
-def _reduced_all(d: Value, node: Node) -> Value:
-    for axis in node.axes:
-        d = _reduced(d, axis)
-    return d
+    return [_for_addend(node, _reduced(d, *node.axes))]
 
 
 def _for_addend(node: Node, d: Value) -> Value:
@@ -291,38 +269,14 @@ def _reduce_scatter(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
     for axis in node.axes:
         if d.type.layout(axis).kind == "S":
             d = lang.all_gather(d, axis=axis)
-    return [_for_addend(node, _reduced_all(d, node))]
+    return [_for_addend(node, _reduced(d, *node.axes))]
 
 
-def _all_gather(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
+def _as_operand(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
+    """Return the gradient of a gather or an exchange: held as the operand is."""
     for axis in node.axes:
-        dim = x[0].type.layout(axis).dim
-        kind = d.type.layout(axis).kind
-        if kind == "P":
-            d = lang.reduce_scatter(d, dim=dim, axis=axis)
-        elif kind == "R":
-            d = lang.slice(d, dim, axis=axis)
-        elif d.type.layout(axis) != S(dim):
-            d = lang.all_to_all(d, dim, axis=axis)
+        d = _held_as(d, axis, x[0].type.layout(axis))
     return [d]
-
-
-def _slice(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [d]
-
-
-def _all_to_all(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    (axis,) = node.axes
-    dim, kind = x[0].type.layout(axis).dim, d.type.layout(axis).kind
-    if kind == "R":
-        return [lang.slice(d, dim, axis=axis)]
-    if kind == "P":
-        return [lang.reduce_scatter(d, dim=dim, axis=axis)]
-    return [d if d.type.layout(axis).dim == dim else lang.all_to_all(d, dim, axis=axis)]
-
-
-def _send(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
-    return [lang.send(d, to=-int(node.attr("by")), axis=node.axes[0])]
 
 
 def _recv(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
@@ -337,33 +291,27 @@ def _recv(node: Node, d: Value, x: list[Value], y: Value) -> Parts:
 def _call(tracer: Tracer, node: Node, found: dict[str, Value], path: set[str]) -> Parts:
     picks = [n for n in tracer.nodes.values() if n.op == "pick" and n.inputs == (node.name,)]
     dys = {
-        int(pick.attr("index")): _held_as(_whole_for(pick, found[pick.name]), pick)
+        int(pick.attr("index")): _like(_whole_for(pick, found[pick.name]), pick)
         for pick in picks
         if pick.name in found
     }
     return written_backward(tracer, node, dys, {k for k, n in enumerate(node.inputs) if n in path})
 
 
-def _held_as(d: Value, pick: Node) -> Value:
-    """Return the gradient of a result, held as the result is."""
+def _like(d: Value, pick: Node) -> Value:
+    """Return the gradient of a result of a call, held as the result is and of its type."""
     for axis in d.tracer.mesh.names:
-        have, want = d.type.layout(axis), pick.type.layout(axis)
-        if have == want or want.kind == "P" or "L" in (have.kind, want.kind):
-            continue
-        if have.kind == "R":
-            d = lang.slice(d, want.dim, axis=axis)
-        elif want.kind == "R":
-            d = lang.all_gather(d, axis=axis)
-        else:
-            d = lang.all_to_all(d, want.dim, axis=axis)
+        wanted = pick.type.layout(axis)
+        if wanted.kind not in ("P", "L") and d.type.layout(axis).kind != "L":
+            d = _held_as(d, axis, wanted)
     return d if d.type.dtype == pick.type.dtype else lang.cast(d, pick.type.dtype)
 
 
 _RULES: dict[str, Rule] = {
     "add": lambda node, d, x, y: [d, d],
     "sub": lambda node, d, x, y: [d, -d],
-    "mul": _mul,
-    "div": _div,
+    "mul": lambda node, d, x, y: [_times(d, x[1]), _times(d, x[0])],
+    "div": lambda node, d, x, y: [d / x[1], -(d * y / x[1])],
     "neg": _unary(lambda d, x, y: -d),
     "pow": _pow,
     "abs": _unary(lambda d, x, y: d * lang.sign(x)),
@@ -379,27 +327,26 @@ _RULES: dict[str, Rule] = {
     "erf": _unary(lambda d, x, y: d * lang.exp(-(x * x)) * (2.0 / math.sqrt(math.pi))),
     "maximum": _extreme,
     "minimum": _extreme,
-    "where": _where,
-    "cast": lambda node, d, x, y: [lang.cast(d, x[0].type.dtype)],
-    "dropout": lambda node, d, x, y: [
-        lang.dropout(d, float(node.attr("share")), x[1]),
-        None,
-    ],
-    "sum": _sum,
+    "where": lambda node, d, x, y: [None, lang.where(x[0], d, 0.0), lang.where(x[0], 0.0, d)],
+    "cast": _unary(lambda d, x, y: lang.cast(d, x.type.dtype)),
+    "dropout": lambda node, d, x, y: [lang.dropout(d, node.attr("share"), x[1]), None],
+    "sum": lambda node, d, x, y: [_expanded(d, x[0], node)],
     "max": _most,
     "min": _most,
-    "expand": _expand,
-    "softmax": _softmax,
+    "expand": lambda node, d, x, y: [lang.sum(d, node.attr("dims"), keep=node.attr("keep"))],
+    "softmax": lambda node, d, x, y: [y * (d - lang.sum(d * y, node.attr("dim"), keep=True))],
     "matmul": _matmul,
     "transpose": _transpose,
-    "unflatten": _unflatten,
+    "unflatten": lambda node, d, x, y: [
+        lang.flatten(d, node.attr("dim"), len(node.attr("lengths")))
+    ],
     "flatten": _flatten,
     "update": lambda node, d, x, y: [None, d],
-    "slice": _slice,
+    "slice": lambda node, d, x, y: [d],
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "send": _send,
+    "all_gather": _as_operand,
+    "all_to_all": _as_operand,
+    "send": lambda node, d, x, y: [lang.send(d, to=-node.attr("by"), axis=node.axes[0])],
     "recv": _recv,
 }

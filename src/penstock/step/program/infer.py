@@ -1,14 +1,15 @@
 """Layout inference: the type of a result, or why there is none.
 
-Every rule is said axis by axis. A wrong program is refused where it is written, not where it
-deadlocks: a root of a sum that is still to be made, slices along different dimensions, a gather of
-what everybody has.
+Rules go axis by axis. A wrong program is refused where it is written, not where it deadlocks: the
+root of a sum that is not reduced yet, slices along different dimensions, a gather of a value that
+every rank has already.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ProgramError
@@ -26,20 +27,17 @@ _WIDTH = {"bool": 0, "u8": 1, "i32": 2, "i64": 3, "f16": 4, "bf16": 4, "f32": 5,
 
 
 def infer(op: str, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    """Return the type of what an operation makes of values of these types."""
+    """Return the type of the result of an operation on values of some types."""
     rule = OPS.get(op)
     if rule is None:
         raise ProgramError(f"there is no operation {op!r}; there are {', '.join(OPS)}")
     least, most = rule.num_inputs
     if not least <= len(types) <= most:
         raise ProgramError(f"{op} takes {least} values, got {len(types)}")
-    by_kind: dict[str, Callable[[Op, Sequence[Type], Attrs, Mesh], Type]] = {
-        "pointwise": _pointwise,
-        "reduce": _reduction,
-        "matmul": _matmul,
-    }
-    if rule.kind in by_kind:
-        return by_kind[rule.kind](rule, types, attrs, mesh)
+    if rule.kind in _BY_KIND:
+        return _BY_KIND[rule.kind](rule, types, attrs, mesh)
+    if op in _OF_ONE:
+        return _OF_ONE[op](types[0], attrs, mesh)
     return _BY_NAME[op](types, attrs, mesh)
 
 
@@ -47,7 +45,7 @@ def infer(op: str, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]], op: str) -> tuple[int, ...]:
-    """Return the shape that some shapes have together."""
+    """Return the shape that some shapes broadcast to."""
     ndim = max(map(len, shapes))
     out = []
     for dim in range(-ndim, 0):
@@ -73,10 +71,10 @@ def _pointwise(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
 
 
 def _check_parts(op: str, t: Type, made: Type, mesh: Mesh) -> None:
-    """Refuse an operand of which a rank lacks some of what its part of the result needs.
+    """Refuse an operand if a rank's part of it is too small for the rank's part of the result.
 
-    Where axes cut one dimension one after the other, a part of the first cut holds the parts of
-    both; a part of the second alone does not.
+    Where several axes cut one dimension in turn, a part after the first cut contains the parts
+    after both cuts; a part after the second cut alone does not.
     """
     for dim in range(t.ndim):
         at = dim + made.ndim - t.ndim
@@ -117,17 +115,10 @@ def _dtype(op: Op, types: Sequence[Type]) -> str:
 
 def _pointwise_axis(op: Op, axis: str, types: Sequence[Type], shape: tuple[int, ...]) -> Layout:
     layouts = [t.layout(axis) for t in types]
-    kinds = {layout.kind for layout in layouts}
-    if "P" in kinds:
+    if any(layout.kind == "P" for layout in layouts):
         return _partial_axis(op, axis, layouts)
-    if kinds <= {"R"}:
-        return R
-    if kinds <= {"R", "L"}:
-        return L
-    if "L" in kinds:
-        raise ProgramError(
-            f"{op.name} of a local and a sliced value on axis {axis!r}: a local value has no parts"
-        )
+    if (unsliced := _unsliced(op.name, axis, layouts)) is not None:
+        return unsliced
     dims = {
         lay.dim + len(shape) - t.ndim
         for lay, t in zip(layouts, types, strict=True)
@@ -147,6 +138,20 @@ def _pointwise_axis(op: Op, axis: str, types: Sequence[Type], shape: tuple[int, 
                 f"{shape[dim]} on axis {axis!r}; gather it first"
             )
     return S(dim)
+
+
+def _unsliced(name: str, axis: str, layouts: Sequence[Layout]) -> Layout | None:
+    """Return the layout of a result whose operands are replicated or local; None beside slices."""
+    kinds = {layout.kind for layout in layouts}
+    if kinds <= {"R"}:
+        return R
+    if kinds <= {"R", "L"}:
+        return L
+    if "L" in kinds:
+        raise ProgramError(
+            f"{name} of a local and a sliced value on axis {axis!r}: a local value has no parts"
+        )
+    return None
 
 
 def _partial_axis(op: Op, axis: str, layouts: Sequence[Layout]) -> Layout:
@@ -194,7 +199,7 @@ def _reduction(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
                     f"softmax along dimension {attrs['dim']} of a value held as {layout} on axis "
                     f"{axis!r}; every rank needs all of that dimension"
                 )
-        return t.like(dtype=dtype)
+        return replace(t, dtype=dtype)
     dims = _dims(attrs, t.ndim, op.name)
     if attrs["keep"]:
         shape = tuple(1 if d in dims else n for d, n in enumerate(t.shape))
@@ -261,7 +266,7 @@ def _matmul_axis(axis: str, a: Type, b: Type, ndim: int) -> Layout:
 
 
 def _has_one(t: Type, dim: int) -> bool:
-    """Whether all batches meet the same of a value, so that each rank has what it needs."""
+    """Whether a value has one batch or none, so that it serves all batches of the other operand."""
     return t.ndim < -dim or t.shape[dim] == 1
 
 
@@ -282,10 +287,9 @@ def _need(op: str, t: Type, axis: str, kind: str, way: str) -> Layout:
     return layout
 
 
-def _all_reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _all_reduce(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     for axis in _axes(attrs, mesh):
-        layout = _need("all_reduce", t, axis, "P", "only sums that are still to be made need it")
+        layout = _need("all_reduce", t, axis, "P", "only partial values need it")
         _same_reduction("all_reduce", layout, attrs, is_float=t.is_float)
         t = t.with_layout(axis, R)
     return t
@@ -300,10 +304,9 @@ def _same_reduction(op: str, layout: Layout, attrs: Attrs, *, is_float: bool) ->
         raise ProgramError(f"{op} by {what} of a partial {layout.op}; it goes by {way}")
 
 
-def _reduce_scatter(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _reduce_scatter(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     for axis in _axes(attrs, mesh):
-        layout = _need("reduce_scatter", t, axis, "P", "slice what is there already")
+        layout = _need("reduce_scatter", t, axis, "P", "slice a replicated value instead")
         _same_reduction("reduce_scatter", layout, attrs, is_float=t.is_float)
         dim = _dim(attrs, t, "reduce_scatter")
         _innermost("reduce_scatter", t, axis, dim, mesh)
@@ -312,7 +315,7 @@ def _reduce_scatter(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
 
 
 def _innermost(op: str, t: Type, axis: str, dim: int, mesh: Mesh) -> None:
-    """Parts of parts: the axis that cuts last is the only one that can cut or join alone."""
+    """Refuse to cut or join along an axis if a later axis cuts those parts again."""
     for other in mesh.names[mesh.names.index(axis) + 1 :]:
         if t.layout(other) == S(dim):
             raise ProgramError(
@@ -329,8 +332,7 @@ def _dim(attrs: Attrs, t: Type, op: str) -> int:
     return dim
 
 
-def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _all_gather(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     for axis in _axes(attrs, mesh):
         layout = _need("all_gather", t, axis, "S", "only slices can be gathered")
         inner = [other for other in _axes(attrs, mesh) if other != axis]
@@ -339,19 +341,12 @@ def _all_gather(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
             raise ProgramError(
                 f"all_gather of axes {shown} that slice different dimensions; gather one by one"
             )
-        _innermost("all_gather", _without(t, inner), axis, layout.dim, mesh)
+        _innermost("all_gather", t.with_layout(inner, R), axis, layout.dim, mesh)
         t = t.with_layout(axis, R)
     return t
 
 
-def _without(t: Type, axes: Sequence[str]) -> Type:
-    for axis in axes:
-        t = t.with_layout(axis, R)
-    return t
-
-
-def _all_to_all(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _all_to_all(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     (axis,) = _axes(attrs, mesh)
     layout = _need("all_to_all", t, axis, "S", "it turns slices of one dimension into another's")
     dim = _dim(attrs, t, "all_to_all")
@@ -362,10 +357,9 @@ def _all_to_all(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return t.with_layout(axis, S(dim))
 
 
-def _reduce(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _reduce(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     (axis,) = _axes(attrs, mesh)
-    layout = _need("reduce", t, axis, "P", "only sums that are still to be made need it")
+    layout = _need("reduce", t, axis, "P", "only partial values need it")
     _same_reduction("reduce", layout, attrs, is_float=t.is_float)
     _root(attrs, mesh, axis)
     return t.with_layout(axis, L)
@@ -376,16 +370,14 @@ def _root(attrs: Attrs, mesh: Mesh, axis: str) -> None:
         raise ProgramError(f"root {attrs['root']} of axis {axis!r}, which has {mesh.size(axis)}")
 
 
-def _broadcast(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _broadcast(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     (axis,) = _axes(attrs, mesh)
-    _need("broadcast", t, axis, "L", "only what differs from rank to rank needs it")
+    _need("broadcast", t, axis, "L", "only local values need it")
     _root(attrs, mesh, axis)
     return t.with_layout(axis, R)
 
 
-def _send(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _send(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     (axis,) = _axes(attrs, mesh)
     if t.layout(axis).kind not in ("L", "R"):
         raise ProgramError(
@@ -412,10 +404,9 @@ def _given(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return found
 
 
-def _slice(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _slice(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     (axis,) = _axes(attrs, mesh)
-    _need("slice", t, axis, "R", "only what a rank has all of can be sliced for nothing")
+    _need("slice", t, axis, "R", "only a replicated value can be sliced for nothing")
     dim = _dim(attrs, t, "slice")
     _innermost("slice", t, axis, dim, mesh)
     return t.with_layout(axis, S(dim))
@@ -438,8 +429,7 @@ def _update(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return state
 
 
-def _transpose(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _transpose(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     dims = tuple(attrs["dims"])
     if sorted(dims) != list(range(t.ndim)):
         raise ProgramError(
@@ -450,17 +440,15 @@ def _transpose(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return Type(shape=tuple(t.shape[d] for d in dims), dtype=t.dtype, layouts=tuple(layouts))
 
 
-def _unflatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+def _unflatten(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     """A dimension becomes several; slices of it are slices of the first of them."""
-    (t,) = types
     dim, lengths = _dim(attrs, t, "unflatten"), tuple(attrs["lengths"])
     if (total := math.prod(lengths)) != t.shape[dim]:
         said = f"unflatten of a dimension of {t.shape[dim]} into {lengths}"
         raise ProgramError(f"{said}, which makes {total}")
     shape = (*t.shape[:dim], *lengths, *t.shape[dim + 1 :])
-    layouts = []
+    layouts, num_parts = [], mesh.size(*t.slicing(dim))
     for axis, layout in t.layouts:
-        num_parts = _num_parts(t, dim, mesh)
         if layout.kind == "S" and layout.dim == dim and lengths[0] % num_parts:
             raise ProgramError(
                 f"unflatten into {lengths} of a dimension that axis {axis!r} slices, of which "
@@ -471,13 +459,8 @@ def _unflatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
 
 
-def _num_parts(t: Type, dim: int, mesh: Mesh) -> int:
-    return mesh.size(*(axis for axis, layout in t.layouts if layout == S(dim)))
-
-
-def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+def _flatten(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     """Several dimensions become one; only the first of them may be sliced, and evenly."""
-    (t,) = types
     dim, count = _dim(attrs, t, "flatten"), int(attrs["count"])
     merged = t.shape[dim : dim + count]
     if len(merged) < count:
@@ -486,7 +469,7 @@ def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     layouts = []
     for axis, layout in t.layouts:
         inside = layout.kind == "S" and dim <= layout.dim < dim + count
-        if inside and (layout.dim > dim or merged[0] % _num_parts(t, dim, mesh)):
+        if inside and (layout.dim > dim or merged[0] % mesh.size(*t.slicing(dim))):
             raise ProgramError(
                 f"flatten of dimensions {dim} to {dim + count - 1} of a value held as {layout} on "
                 f"axis {axis!r}: only the first may be sliced, and evenly"
@@ -497,9 +480,8 @@ def _flatten(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
 
 
-def _expand(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
+def _expand(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     """Dimensions that a sum has taken away come back, each of one element repeated."""
-    (t,) = types
     shape, dims = tuple(attrs["shape"]), tuple(attrs["dims"])
     kept = [dim for dim in range(len(shape)) if attrs["keep"] or dim not in dims]
     small = tuple(1 if d in dims else shape[d] for d in kept)
@@ -509,15 +491,14 @@ def _expand(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return Type(shape=shape, dtype=t.dtype, layouts=tuple(layouts))
 
 
-def _store(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    (t,) = types
+def _store(t: Type, attrs: Attrs, mesh: Mesh) -> Type:
     for axis in t.axes("P"):
         raise ProgramError(f"store of a value that is still to be reduced on axis {axis!r}")
     return t
 
 
 def _call(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    """The type of its samples, where it goes through them one by one; of a result otherwise."""
+    """The type of a call: one element a sample if samples are independent, or its first result."""
     if "batch" not in attrs:
         first = attrs["outs"][0]
         assert isinstance(first, Type)
@@ -534,20 +515,13 @@ def _call(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
 
 def _call_axis(name: str, axis: str, types: Sequence[Type], dims: Sequence[int | None]) -> Layout:
     layouts = [t.layout(axis) for t in types]
-    kinds = {layout.kind for layout in layouts}
-    if "P" in kinds:
+    if any(layout.kind == "P" for layout in layouts):
         raise ProgramError(
-            f"{name} of a value that is still to be reduced on axis {axis!r}: what it makes of "
-            "addends is no addend of what it makes of the sum; all_reduce it first"
+            f"{name} of a value that is still to be reduced on axis {axis!r}: its results on "
+            "addends are no addends of its result on the sum; all_reduce it first"
         )
-    if kinds <= {"R"}:
-        return R
-    if kinds <= {"R", "L"}:
-        return L
-    if "L" in kinds:
-        raise ProgramError(
-            f"{name} of a local and a sliced value on axis {axis!r}: a local value has no parts"
-        )
+    if (unsliced := _unsliced(name, axis, layouts)) is not None:
+        return unsliced
     for number, (layout, dim, t) in enumerate(zip(layouts, dims, types, strict=True)):
         if dim is None and layout.kind == "S":
             raise ProgramError(
@@ -563,7 +537,7 @@ def _call_axis(name: str, axis: str, types: Sequence[Type], dims: Sequence[int |
 
 
 def _pick(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
-    """A result as it is said to be; or sliced as the samples are, or a sum over them."""
+    """A result of a call; where it goes through samples, sliced like them or a sum over them."""
     made = _given(types, attrs, mesh)
     if "along" not in attrs:
         return made
@@ -573,18 +547,14 @@ def _pick(types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
     return Type(shape=made.shape, dtype=made.dtype, layouts=tuple(layouts))
 
 
-_BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
-    "input": _given,
-    "scalar": _given,
-    "const": lambda types, attrs, mesh: Type(
-        shape=(), dtype="f64" if isinstance(attrs["value"], float) else "i64"
-    ),
-    "load": _given,
-    "pick": _pick,
+_BY_KIND: dict[str, Callable[[Op, Sequence[Type], Attrs, Mesh], Type]] = {
+    "pointwise": _pointwise,
+    "reduce": _reduction,
+    "matmul": _matmul,
+}
+_OF_ONE: dict[str, Callable[[Type, Attrs, Mesh], Type]] = {
     "store": _store,
-    "call": _call,
     "slice": _slice,
-    "update": _update,
     "transpose": _transpose,
     "unflatten": _unflatten,
     "flatten": _flatten,
@@ -596,5 +566,16 @@ _BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
     "reduce": _reduce,
     "broadcast": _broadcast,
     "send": _send,
+}
+_BY_NAME: dict[str, Callable[[Sequence[Type], Attrs, Mesh], Type]] = {
+    "input": _given,
+    "scalar": _given,
+    "const": lambda types, attrs, mesh: Type(
+        shape=(), dtype="f64" if isinstance(attrs["value"], float) else "i64"
+    ),
+    "load": _given,
+    "pick": _pick,
+    "call": _call,
+    "update": _update,
     "recv": _recv,
 }

@@ -9,8 +9,8 @@
 
     adam.on(mesh(dp=2), n=1 << 20)
 
-Parameters with a layout are tensors; the others are numbers, given anew with each run. Names in
-brackets are dimensions, which get their lengths where the program is put on a mesh.
+Parameters with a layout are tensors; the others are numbers, which each run gets anew. Names in
+brackets are dimensions, which get their lengths when the program is put on a mesh.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Template:
     function: Callable[..., Any]
     axis: str | None = None
     layouts: tuple[tuple[str, Layout | Annotation], ...] = ()
-    """By parameter, where the function itself does not say so."""
+    """By parameter: layouts that are not in the function's annotations."""
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return self.function.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Write its operations down as part of another program."""
+        """Write its operations into another program."""
         _writing(
             f"{self.name} is called",
             f"put it on a mesh, {self.name}.on(mesh(dp=2), ...), compile that, and call the step",
@@ -59,7 +59,7 @@ class Template:
         return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Before it is on a mesh it is no program: nothing is known to rewrite.
+        # A template has no program yet that could be rewritten.
         way = (
             f"; put it on a mesh first, .on(mesh(dp=2), ...).{name}"
             if hasattr(Program, name)
@@ -103,7 +103,7 @@ class Template:
         try:
             return self.function(*values, **named)
         except (TypeError, AttributeError) as error:
-            # Somebody who expected a tensor got a value, and says so in words of his own.
+            # Code that expected a tensor got a value, and complains in words of its own.
             path = self.function.__code__.co_filename
             line = line_in(error.__traceback__, lambda frame: frame.f_code.co_filename == path)
             if "Value" not in str(error) or isinstance(error, ProgramError) or not line:
@@ -129,7 +129,7 @@ def _writing(
 
 
 def _checked_sizes(name: str, mesh: Mesh, sizes: dict[str, Any]) -> dict[str, int]:
-    """Return lengths of dimensions as whole numbers, or say which one is none."""
+    """Return lengths of dimensions as whole numbers; refuse others."""
     if not isinstance(mesh, Mesh):
         raise ProgramError(
             f"{name} is put on a mesh, not on {mesh!r}; write {name}.on(mesh(dp=2), ...)"
@@ -165,7 +165,7 @@ def _parameter(
 def _check_parameter(param: inspect.Parameter, said: Any) -> None:
     if param.kind in (param.VAR_POSITIONAL, param.VAR_KEYWORD):
         raise ProgramError(
-            f"parameter {param} of a program: what there is has to be known; name them one by one"
+            f"parameter {param} of a program: their number must be known; name them one by one"
         )
     if said not in (param.empty, int, float, Any) and not isinstance(said, Annotation):
         raise ProgramError(
@@ -189,8 +189,7 @@ def _type_of(tracer: Tracer, what: str, said: Annotation, sizes: dict[str, int])
     for dim in said.dims:
         if isinstance(dim, str) and dim not in sizes:
             raise ProgramError(
-                f"{what} has a dimension {dim!r} and nobody said how long it is; "
-                f"write .on(mesh, {dim}=...)"
+                f"{what} has a dimension {dim!r} without a length; write .on(mesh, {dim}=...)"
             )
         if isinstance(dim, str):
             tracer.dims.add(dim)
@@ -243,7 +242,7 @@ def program(
     axis: str | None = None,
     **layouts: Layout | Annotation,
 ) -> Any:
-    """Make a program of a function; `axis` is the one that is meant where none is named.
+    """Make a program of a function; `axis` is the default axis of its moves.
 
     Layouts of parameters may stand here instead of in the function's annotations, which type
     checkers read in their own way: `@program(x=R["rows", "d"], w=S(1)["d", "h"])`.
@@ -260,7 +259,7 @@ def _apply(what: str, /, *operands: Any, **attrs: Attr) -> Value:
     values = [value for value in operands if isinstance(value, Value)]
     if not values:
         raise ProgramError(
-            f"{what} needs a value of a program, got {operands[0]!r}; of numbers alone, math has it"
+            f"{what} needs a value of a program, got {operands[0]!r}; for numbers alone use math"
         )
     tracer = values[0].tracer
     return tracer.add(what, [tracer.value(operand) for operand in operands], attrs)
@@ -311,7 +310,7 @@ def cast(x: Value, dtype: Any) -> Value:
 def dropout(x: Value, share: float, seed: Any) -> Value:
     """Return x with a share of its elements dropped, the others made larger to match.
 
-    Which ones depends on the seed and on their place in the whole value, not on who has them.
+    The choice depends on the seed and on the place in the whole value, not on the rank.
     """
     if not 0.0 <= share < 1.0:
         raise ProgramError(f"dropout of a share of {share}; it lies in [0, 1)")
@@ -339,13 +338,13 @@ def _place(x: Value, dim: int) -> int:
 
 @operation
 def sum(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
-    """Return the sum over some dimensions, or all; of sliced ones it is partial."""
+    """Return the sum over some dimensions, or all; over sliced ones it is partial."""
     return _apply("sum", x, dims=_over(x, dims), keep=keep)
 
 
 @operation
 def mean(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
-    """Return the mean over some dimensions, or all; of sliced ones it is partial."""
+    """Return the mean over some dimensions, or all; over sliced ones it is partial."""
     count = math.prod(x.shape[dim] for dim in _over(x, dims))
     return sum(x, dims, keep=keep) / float(count)
 
@@ -364,7 +363,7 @@ def amin(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = Fals
 
 @operation
 def norm(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = False) -> Value:
-    """Return the root of the sum of squares; what slices need for it is all-reduced."""
+    """Return the root of the sum of squares; over sliced dimensions it is all-reduced."""
     total = sum(x * x, dims, keep=keep)
     for axis in total.type.axes("P"):
         total = all_reduce(total, axis=axis)
@@ -373,7 +372,7 @@ def norm(x: Value, dims: int | Sequence[int] | None = None, *, keep: bool = Fals
 
 @operation
 def softmax(x: Value, dim: int = -1) -> Value:
-    """Return the shares of exponentials along a dimension."""
+    """Return exponentials divided by their sum along a dimension."""
     return _apply("softmax", x, dim=_place(x, dim))
 
 
@@ -387,7 +386,7 @@ def layer_norm(x: Value, weight: Value, bias: Value, eps: float = 1e-5) -> Value
 
 @operation
 def transpose(x: Value, *dims: int) -> Value:
-    """Return x with its dimensions in another order; the last two swapped where none is said."""
+    """Return x with its dimensions in another order; by default the last two are swapped."""
     ndim = x.type.ndim
     order = tuple(dims) or (*range(ndim - 2), ndim - 1, ndim - 2)
     return _apply("transpose", x, dims=order)
@@ -395,13 +394,13 @@ def transpose(x: Value, *dims: int) -> Value:
 
 @operation
 def unflatten(x: Value, dim: int, lengths: Sequence[int]) -> Value:
-    """Return x with one dimension seen as several."""
+    """Return x with one dimension split into several."""
     return _apply("unflatten", x, dim=_place(x, dim), lengths=tuple(lengths))
 
 
 @operation
 def flatten(x: Value, dim: int, count: int = 2) -> Value:
-    """Return x with several dimensions seen as one."""
+    """Return x with several dimensions merged into one."""
     return _apply("flatten", x, dim=_place(x, dim), count=count)
 
 
@@ -410,19 +409,19 @@ def flatten(x: Value, dim: int, count: int = 2) -> Value:
 
 @operation
 def all_reduce(x: Value, op: str = "sum", *, axis: Axis = None) -> Value:
-    """Return the sum (mean, maximum, minimum) of what ranks have, for all of them."""
+    """Return the sum (mean, maximum, minimum) over ranks, on all of them."""
     return _apply("all_reduce", x, op=op, axis=x.tracer.axis_of(axis))
 
 
 @operation
 def reduce_scatter(x: Value, op: str = "sum", *, dim: int = 0, axis: Axis = None) -> Value:
-    """Return the sum of what ranks have, to each its part along a dimension."""
+    """Return the sum over ranks, of which each gets its part along a dimension."""
     return _apply("reduce_scatter", x, op=op, dim=dim, axis=x.tracer.axis_of(axis))
 
 
 @operation
 def all_gather(x: Value, *, axis: Axis = None) -> Value:
-    """Return the parts of all ranks together, for all of them."""
+    """Return the parts of all ranks joined, on all of them."""
     return _apply("all_gather", x, axis=x.tracer.axis_of(axis))
 
 
@@ -434,21 +433,21 @@ def all_to_all(x: Value, dim: int, *, axis: Axis = None) -> Value:
 
 @operation
 def reduce(x: Value, op: str = "sum", *, root: int = 0, axis: Axis = None) -> Value:
-    """Return the sum of what ranks have, for one of them; the others have zeros."""
+    """Return the sum over ranks, on one of them; the others have zeros."""
     return _apply("reduce", x, op=op, root=root, axis=x.tracer.axis_of(axis))
 
 
 @operation
 def broadcast(x: Value, *, root: int = 0, axis: Axis = None) -> Value:
-    """Return what one rank has, for all of them."""
+    """Return the value of one rank, on all of them."""
     return _apply("broadcast", x, root=root, axis=x.tracer.axis_of(axis))
 
 
 @operation
 def send(x: Value, *, to: str | int = "next", axis: Axis = None) -> Value:
-    """Send x along an axis and return what arrives: the next rank has this one's x.
+    """Send x along an axis and return the value that arrives: the next rank has this one's x.
 
-    Ranks that nobody sends to have zeros.
+    Ranks to which nobody sends have zeros.
     """
     by = {"next": 1, "prev": -1}.get(to, to) if isinstance(to, str) else to
     if not isinstance(by, int) or by == 0:
@@ -458,7 +457,7 @@ def send(x: Value, *, to: str | int = "next", axis: Axis = None) -> Value:
 
 @operation
 def recv(sent: Value, first: Value, *, from_: str = "prev", axis: Axis = None) -> Value:
-    """Return what was sent, and for the ranks that nobody sends to, `first`."""
+    """Return the value that was sent; ranks to which nobody sends have `first`."""
     if from_ not in ("prev", "next"):
         raise ProgramError(f"recv from {from_!r}; it comes from 'prev' or 'next'")
     by = 1 if from_ == "prev" else -1
@@ -467,7 +466,7 @@ def recv(sent: Value, first: Value, *, from_: str = "prev", axis: Axis = None) -
 
 @operation
 def slice(x: Value, dim: int = 0, *, axis: Axis = None) -> Value:
-    """Return the part of each rank of a value that all have; it costs nothing."""
+    """Return each rank's part of a replicated value; it costs nothing."""
     return _apply("slice", x, dim=dim, axis=x.tracer.axis_of(axis))
 
 
@@ -476,7 +475,7 @@ def slice(x: Value, dim: int = 0, *, axis: Axis = None) -> Value:
 
 @operation
 def update(state: Value, value: Value) -> Value:
-    """Leave a parameter changed for the next step, and return what it is now."""
+    """Set a parameter to a value for the next step, and return the new value."""
     node: Node = state.node
     if node.op == "update":
         node = state.tracer.nodes[str(node.attr("target"))]
@@ -498,9 +497,9 @@ def load(
 ) -> Value:
     """Return the next batch of a source: `load("images", S(0)["batch", 3, 224, 224])`.
 
-    It is known by name here and given when the program is compiled. Each rank reads what its layout
-    says: its slice, or all of it. `stages` (of fetch, decode, copy) and `stored`, bytes that lie in
-    the store for one of the value, are for predictions: `compile` finds the stages out.
+    The source has a name here and is given when the program is compiled. Each rank reads its part
+    by the layout: a slice, or all of it. `stages` (of fetch, decode, copy) and `stored`, the bytes
+    in the store for each byte of the value, are for predictions: `compile` finds the stages.
     """
     tracer, sizes = _writing(f"load of {source!r}")
     if not isinstance(like, Annotation):
@@ -520,7 +519,7 @@ def load(
 def store(x: Value, place: str) -> Value:
     """Write a value to a place, each rank its own part, and return it.
 
-    The function that is given for the place gets a copy, which is its own to keep.
+    The function that is given for the place gets a copy, which it may keep.
     """
     return _apply("store", x, place=place)
 
@@ -534,15 +533,14 @@ def call(
     batch: tuple[Sequence[int | None], Sequence[int | str]] | None = None,
     **attrs: Attr,
 ) -> tuple[Value, ...]:
-    """Return what a function of the user makes of some values.
+    """Return the results of a function of the user.
 
-    It is known by name here and given when the program is compiled. `outs` says what comes out;
-    `cost_s` how long it takes, where nobody has measured it yet. It writes over nothing that it is
-    given.
+    The function has a name here and is given when the program is compiled. `outs` are the types of
+    its results; `cost_s` is its time until it is measured. It must not change its operands.
 
-    `batch` says that samples have nothing to do with each other: by operand and by result the
-    dimension that counts them; None for an operand that every sample needs, "sum" for a result that
-    is a sum over samples. `outs` are whole then, and have the layouts that follow from those of the
+    `batch` says that samples are independent: it has the dimension of samples of each operand and
+    of each result; None for an operand that every sample needs, "sum" for a result that is a sum
+    over samples. `outs` are the types of whole results then, whose layouts follow from those of the
     operands. `capture` finds all of this in a module of torch.
     """
     if not outs:

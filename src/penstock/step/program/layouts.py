@@ -8,7 +8,7 @@
 
 They are those of DTensor (Replicate, Shard, Partial) and one more. Only communication turns one
 into another, except that a replicated value can be sliced for nothing. A value has one layout for
-each axis of the mesh; where none is said it is replicated.
+each axis of the mesh, by default R.
 
 Parts are cut as torch cuts chunks: all of `ceil(length / parts)`, the last ones shorter or empty.
 Where two axes slice one dimension, the first axis of the mesh cuts first.
@@ -53,23 +53,18 @@ DTYPES = {
 }
 
 
+_NAMES = (
+    "f64 float64 double, f32 float32 float, bf16 bfloat16, f16 float16 half, "
+    "i64 int64 long int, i32 int32, u8 uint8"
+)
 _ELSEWHERE = {
-    **{"float64": "f64", "double": "f64", "float32": "f32", "float": "f32", "bfloat16": "bf16"},
-    **{
-        "float16": "f16",
-        "half": "f16",
-        "int64": "i64",
-        "long": "i64",
-        "int32": "i32",
-        "int": "i64",
-    },
-    "uint8": "u8",
+    other: name for name, *others in map(str.split, _NAMES.split(",")) for other in others
 }
-"""Element types by the names that torch and NumPy have for them."""
+"""Element types by their names in torch and NumPy."""
 
 
 def dtype_name(given: Any) -> str:
-    """Return the name of an element type, given it or its name."""
+    """Return the name of an element type, given the type or its name."""
     name = str(given)
     if name in DTYPES:
         return name
@@ -87,7 +82,7 @@ class Layout:
     dim: int = 0
     op: str = "sum"
     axis: str | None = field(default=None, compare=False)
-    """The axis it is about, in an annotation; the program's own where none is said."""
+    """Its axis in an annotation; None: the program's own."""
 
     def __str__(self) -> str:
         if self.kind == "S":
@@ -98,18 +93,18 @@ class Layout:
         return Annotation((self,), ())[dims]
 
     def __and__(self, other: Layout | Annotation) -> Annotation:
-        if isinstance(other, Annotation):  # the brackets belong to the last of them
+        if isinstance(other, Annotation):  # the brackets stand behind the last layout
             return Annotation((self, *other.layouts), other.dims, other.dtype)
         return Annotation((self, other), ())
 
     def over(self, axis: str) -> Layout:
-        """Return the same for an axis that is named: `S(0).over("tp")`."""
+        """Return the layout for a named axis: `S(0).over("tp")`."""
         return Layout(self.kind, self.dim, self.op, axis)
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What a parameter of a program is: layouts, dimensions by name or number, element type."""
+    """The type of a parameter: layouts, dimensions by name or length, element type."""
 
     layouts: tuple[Layout, ...]
     dims: tuple[str | int, ...]
@@ -138,21 +133,21 @@ P = Layout("P")
 
 
 def S(dim: int) -> Layout:  # noqa: N802 - it stands beside R, P and L
-    """Return the layout of a value whose ranks have parts along a dimension."""
+    """Return the layout of a value that ranks have parts of, along a dimension."""
     if dim < 0:
         raise ProgramError(f"S({dim}): dimensions of layouts are counted from 0")
     return Layout("S", dim)
 
 
 def partial(op: str) -> Layout:
-    """Return the layout of a value that is the sum, maximum or minimum of what ranks have."""
+    """Return the layout of a value that is the sum, maximum or minimum of all ranks' tensors."""
     if op not in _REDUCTIONS:
         raise ProgramError(f"no partial values by {op!r}; there are {', '.join(_REDUCTIONS)}")
     return Layout("P", op=op)
 
 
 def part(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where one of so many parts of a length begins and ends.
+    """Return where one part of a length begins and ends, of so many parts.
 
     >>> [part(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]

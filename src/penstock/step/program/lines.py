@@ -1,7 +1,7 @@
-"""Which line of the user's is being written down, and which variable it gives its value to.
+"""The user's line that is being recorded, and the variable that it assigns to.
 
-A program is written by calling the user's function once. What is recorded, and what is refused,
-names the line of that function; frames of the language itself stand in between.
+A program is recorded by calling the user's function once. Nodes and errors name the line of that
+function; frames of the language itself stand in between.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["here", "line_in", "located", "users_frame", "variable_of"]
 
 _WRITERS = ("lines", "mistakes", "trace", "language", "gradient", "calls")
 _INNER = {str(Path(__file__).with_name(f"{name}.py")) for name in _WRITERS}
-"""Where a value is written down for the user, who stands further out."""
+"""Files whose frames are not the user's, but lie inside of it."""
 _LIBRARIES = ("torch", "numpy")
-"""Their functions are called by the user, with values."""
+"""The user may call their functions with values, so their frames are inner ones too."""
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 
 
 def users_frame() -> FrameType | None:
-    """Return the frame of the user's that is at work; None outside of any."""
+    """Return the user's innermost frame, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_inner(frame):
         frame = frame.f_back
@@ -42,13 +42,13 @@ def _is_inner(frame: FrameType) -> bool:
 
 
 def here() -> str:
-    """Return the user's line that is at work: its file, its number and its text."""
+    """Return the user's current line: its file, its number and its text."""
     frame = users_frame()
     return "" if frame is None else _shown(frame.f_code.co_filename, frame.f_lineno)
 
 
 def line_in(trace: TracebackType | None, is_users: Callable[[FrameType], bool]) -> str:
-    """Return the last line of the user's that an error went through; empty if there is none."""
+    """Return the user's last line that an error went through; empty if there is none."""
     found = ""
     while trace is not None:
         if is_users(trace.tb_frame):
@@ -71,14 +71,14 @@ def _shown(path: str, number: int) -> str:
 
 @lru_cache(maxsize=256)
 def _stores_of(code: CodeType) -> tuple[list[int], list[str]]:
-    """Return where instructions begin, and the variable that the one after each stores to."""
+    """Return the offsets of instructions, and the variable that the next instruction stores to."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
     after = [str(s.argval) if s.opname in _STORES else "" for s in steps[1:]]
     return [step.offset for step in steps], [*after, ""]
 
 
 def variable_of(frame: FrameType) -> str:
-    """Return the variable that what a frame is at work on is given to; empty if there is none."""
-    # While a call is under way the frame may stand behind its instruction, in what that caches.
+    """Return the variable that the current call of a frame is assigned to; empty if none."""
+    # During a call `f_lasti` may point behind its instruction, into the inline caches.
     offsets, names = _stores_of(frame.f_code)
     return names[bisect_right(offsets, frame.f_lasti) - 1]

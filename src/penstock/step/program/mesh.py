@@ -1,7 +1,7 @@
 """The mesh: ranks in a grid whose axes have names.
 
 Ranks are numbered row by row, the last axis fastest, as in torch's DeviceMesh. A group of an axis
-is the ranks that differ in that axis only; they are the ones that talk to each other along it.
+is the ranks that differ in that axis only; they communicate with each other along it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mesh:
         return math.prod(size for _, size in self.axes)
 
     def size(self, *axes: str) -> int:
-        """Return how many ranks talk to each other along some axes."""
+        """Return how many ranks a group of some axes has."""
         sizes = dict(self.axes)
         for axis in axes:
             if axis not in sizes:
@@ -71,14 +71,11 @@ class Mesh:
         >>> mesh(dp=2, tp=3).group(4, "dp")
         (1, 4)
         """
-        at = list(self._coordinates(rank))
-        places = [self.names.index(axis) for axis in axes]
-        out = []
-        for where in product(*(range(self.axes[place][1]) for place in places)):
-            for place, coordinate in zip(places, where, strict=True):
-                at[place] = coordinate
-            out.append(self._rank(at))
-        return tuple(out)
+        at = dict(zip(self.names, self._coordinates(rank), strict=True))
+        grid = product(*(range(self.size(axis)) for axis in axes))
+        return tuple(
+            self._rank(at | dict(zip(axes, coordinates, strict=True))) for coordinates in grid
+        )
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Return all groups of some axes, each once, in the order of their first ranks."""
@@ -95,10 +92,10 @@ class Mesh:
             out.append(at)
         return tuple(reversed(out))
 
-    def _rank(self, coordinates: list[int]) -> int:
+    def _rank(self, at: dict[str, int]) -> int:
         rank = 0
-        for (_, size), at in zip(self.axes, coordinates, strict=True):
-            rank = rank * size + at
+        for name, size in self.axes:
+            rank = rank * size + at[name]
         return rank
 
 

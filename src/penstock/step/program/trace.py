@@ -1,11 +1,12 @@
-"""Values while a program is being written down: what a user's function runs on.
+"""Values while a program is being written down: the arguments of a user's function.
 
 Calling the function once with such values records its operations. Each is checked as it is made,
-so an error names the user's own line. A value is called after the variable that it is given to.
+so an error names the user's own line. A value has the name of the variable that it is assigned to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ _UFUNCS = {
     **{"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"},
     **{"equal": "eq", "not_equal": "ne", "matmul": "matmul"},
 }
-"""What operators do of a number of NumPy and a value, by their names there and here."""
+"""Operators between a number of NumPy and a value, by their names in NumPy and here."""
 
 
 class Tracer:
@@ -34,12 +35,12 @@ class Tracer:
     def __init__(self, mesh: Mesh, axis: str | None) -> None:
         self.mesh = mesh
         self.axis = axis
-        """The axis that is meant where none is named."""
+        """The axis of moves that name none."""
         self.nodes: dict[str, Node] = {}
         self.functions: dict[str, Any] = {}
-        """What is known of the functions that it calls (`calls`), by name."""
+        """The functions that it calls, by name; `calls` has their type."""
         self.dims: set[str] = set()
-        """Names of dimensions that it has."""
+        """Names of its dimensions."""
         self._numbers: dict[str, int] = {}
 
     def add(self, op: str, inputs: list[Value], attrs: dict[str, Attr], name: str = "") -> Value:
@@ -102,10 +103,6 @@ class Tracer:
         shape = (1, *x.shape) if dim == 0 else (*x.shape, 1)
         return self.add("expand", [x], {"shape": shape, "dims": (dim,), "keep": False})
 
-    def here(self) -> str:
-        """Return the user's line that is being written down."""
-        return here()
-
     def axis_of(self, axis: str | tuple[str, ...] | None) -> str | tuple[str, ...]:
         """Return the axis that is meant."""
         if axis is not None:
@@ -128,8 +125,18 @@ class Tracer:
         return f"{stem}.{number}"
 
 
+def _operator(op: str, *, swapped: bool = False) -> Callable[[Value, Any], Value]:
+    """Return the method of an operator between a value and another one, or a number."""
+
+    def method(self: Value, other: Any) -> Value:
+        pair = [self, self.tracer.value(other)]
+        return self.tracer.add(op, pair[::-1] if swapped else pair, {})
+
+    return method
+
+
 class Value(NotATensor):
-    """A value of a program, before there is one."""
+    """A value of a program that is being written: a name and a type, no numbers yet."""
 
     __slots__ = ("node", "tracer")
     __hash__ = object.__hash__
@@ -140,7 +147,7 @@ class Value(NotATensor):
 
     @property
     def name(self) -> str:
-        """What it is called in the program."""
+        """Its name in the program."""
         return self.node.name
 
     @property
@@ -153,39 +160,14 @@ class Value(NotATensor):
         """Its shape over all ranks."""
         return self.node.type.shape
 
-    def _with(self, op: str, other: Any, *, swapped: bool = False) -> Value:
-        pair = [self, self.tracer.value(other)]
-        return self.tracer.add(op, pair[::-1] if swapped else pair, {})
-
-    def __add__(self, other: Any) -> Value:
-        return self._with("add", other)
-
-    def __radd__(self, other: Any) -> Value:
-        return self._with("add", other, swapped=True)
-
-    def __sub__(self, other: Any) -> Value:
-        return self._with("sub", other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self._with("sub", other, swapped=True)
-
-    def __mul__(self, other: Any) -> Value:
-        return self._with("mul", other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self._with("mul", other, swapped=True)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._with("div", other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._with("div", other, swapped=True)
-
-    def __pow__(self, other: Any) -> Value:
-        return self._with("pow", other)
-
-    def __rpow__(self, other: Any) -> Value:
-        return self._with("pow", other, swapped=True)
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swapped=True)
+    __pow__, __rpow__ = _operator("pow"), _operator("pow", swapped=True)
+    __lt__, __le__ = _operator("lt"), _operator("le")
+    __gt__, __ge__ = _operator("gt"), _operator("ge")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
 
     def __matmul__(self, other: Any) -> Value:
         return self.tracer.product(self, self.tracer.value(other))
@@ -198,24 +180,6 @@ class Value(NotATensor):
 
     def __abs__(self) -> Value:
         return self.tracer.add("abs", [self], {})
-
-    def __lt__(self, other: Any) -> Value:
-        return self._with("lt", other)
-
-    def __le__(self, other: Any) -> Value:
-        return self._with("le", other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self._with("gt", other)
-
-    def __ge__(self, other: Any) -> Value:
-        return self._with("ge", other)
-
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        return self._with("eq", other)
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        return self._with("ne", other)
 
     def _changed(self, other: Any) -> Any:
         if self.node.op in ("input", "update"):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from penstock.step.program.layouts import DTYPES, Layout, R, dtype_name, part
+from penstock.step.program.layouts import DTYPES, Layout, R, S, dtype_name, part
 from penstock.step.program.mesh import Mesh
 
 __all__ = ["Type"]
@@ -56,22 +57,18 @@ class Type:
         """Return how an axis holds it."""
         return dict(self.layouts).get(axis, R)
 
-    def with_layout(self, axis: str, layout: Layout) -> Type:
-        """Return the same value, held differently by one axis."""
-        layouts = dict(self.layouts) | {axis: layout}
-        return Type(shape=self.shape, dtype=self.dtype, layouts=tuple(layouts.items()))
-
-    def like(self, *, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> Type:
-        """Return the same layouts for another shape or element type."""
-        return Type(
-            shape=self.shape if shape is None else shape,
-            dtype=self.dtype if dtype is None else dtype,
-            layouts=self.layouts,
-        )
+    def with_layout(self, axis: str | Iterable[str], layout: Layout) -> Type:
+        """Return the same value, held differently by one axis or several."""
+        axes = [axis] if isinstance(axis, str) else axis
+        return replace(self, layouts=(*self.layouts, *((one, layout) for one in axes)))
 
     def axes(self, kind: str) -> tuple[str, ...]:
         """Return the axes that hold it in one kind of layout."""
         return tuple(axis for axis, layout in self.layouts if layout.kind == kind)
+
+    def slicing(self, dim: int) -> tuple[str, ...]:
+        """Return the axes that slice a dimension."""
+        return tuple(axis for axis, layout in self.layouts if layout == S(dim))
 
     def bounds(self, mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
         """Return by dimension where the part of a rank begins and ends.
@@ -90,7 +87,7 @@ class Type:
         return tuple(out)
 
     def local_shape(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
-        """Return the shape of what one rank has."""
+        """Return the shape of one rank's part."""
         return tuple(last - first for first, last in self.bounds(mesh, rank))
 
     def local_bytes(self, mesh: Mesh, rank: int) -> int:
