@@ -65,7 +65,7 @@ def test_a_program_and_its_plan_are_explained_alike() -> None:
 
 
 def test_what_nobody_measured_is_said() -> None:
-    assert "nobody has measured forward" in str(explain(_made()))
+    assert "not measured: forward" in str(explain(_made()))
     known = MachineCosts(calls=(("forward", 0.1),), measured="here, today")
     assert "nobody" not in str(explain(_made(), known))
 

@@ -3,9 +3,12 @@
 Pure: no clock, no thread, no torch. A function of the user becomes a `Program` (`language`), whose
 values have layouts (`layouts`, `infer`); `passes` turn it into others that mean the same;
 `interpret` says what that is. Carrying a program out is `step`.
+
+Modules import in one direction: `layouts`, `types` and `nodes` are values, `trace` and `language`
+write programs, `passes` rewrite them, `lower` makes plans, `simulate` and `explain` predict.
 """
 
-from penstock.step.program import language
+from penstock.step.program import explain, language, schedule
 from penstock.step.program.interpret import interpret
 from penstock.step.program.language import Template, program
 from penstock.step.program.layouts import DTYPES, L, P, R, S, partial
@@ -29,6 +32,7 @@ __all__ = [
     "Type",
     "bf16",
     "bool_",
+    "explain",
     "f16",
     "f32",
     "f64",
@@ -39,5 +43,6 @@ __all__ = [
     "mesh",
     "partial",
     "program",
+    "schedule",
     "u8",
 ]

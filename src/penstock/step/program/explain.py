@@ -1,6 +1,6 @@
 """A program or a plan in words and numbers, for people. Plain text, at most `WIDTH` columns.
 
-What is said of bytes is exact; what is said of time is what the costs predict.
+Numbers of bytes are exact; times are predictions of the cost model.
 """
 
 from __future__ import annotations
@@ -10,35 +10,27 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.step.program.bytes import sent_bytes, sent_together
+from penstock.step.program.bytes import sent_by_task
 from penstock.step.program.cost import MachineCosts, TaskWork, unmeasured_calls, work_of
 from penstock.step.program.lower import lower
 from penstock.step.program.nodes import Program
-from penstock.step.program.ops import is_move
 from penstock.step.program.plan import COMPUTE, COPY, DECODE, FETCH, Plan, Task
+from penstock.step.program.rewrites import as_method
 from penstock.step.program.simulate import simulate
 from penstock.step.program.timeline import Span, Timeline
 from penstock.units import show_bytes, show_count, show_seconds
 
-__all__ = ["Explanation", "Section", "explain"]
+__all__ = ["Explanation", "explain"]
 
 WIDTH = 100
 _NAME_WIDTH = 28
 _ROWS_MAX = 24
-"""Lines of the timeline; chunks that are alike are one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A heading and what stands under it."""
-
-    heading: str
-    lines: tuple[str, ...]
+"""Lines of the timeline; all chunks of a task share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a plan does, with the numbers that the text is made of."""
+    """What a plan does: the numbers, and their text."""
 
     plan: Plan
     timeline: Timeline
@@ -51,12 +43,12 @@ class Explanation:
 
     @property
     def exposed_s(self) -> float:
-        """How long of it communication is waited for."""
+        """How long in a step computation waits for communication."""
         return self.timeline.exposed_s
 
     @property
     def one_after_the_other_s(self) -> float:
-        """How long a step would take in which nothing overlaps."""
+        """How long a step would take if nothing overlapped."""
         return sum(
             _alone_s(work_of(task, self.plan, self.costs), self.costs) for task in self.plan.tasks
         )
@@ -79,7 +71,7 @@ class Explanation:
 
     @property
     def overlap_share(self) -> float | None:
-        """What share of what could be hidden is hidden; None where nothing could."""
+        """The share of communication that could be hidden and is; None where none could."""
         could_s = self.one_after_the_other_s - self.ideal_s
         if could_s <= 0.01 * self.step_s:
             return None
@@ -87,42 +79,43 @@ class Explanation:
 
     @property
     def sent_bytes(self) -> dict[str, int]:
-        """By lane, what the rank that sends most on it sends, of all its tasks together.
+        """By lane: the bytes of all its tasks on the rank that sends most there.
 
-        Another rank may be the busiest in another task, and chunks may be uneven.
+        This is no sum of the tasks' own numbers: each task may have another busiest rank.
         """
         ranks = range(self.plan.program.mesh.num_ranks)
         out: dict[str, int] = {}
         for lane in self.plan.lanes:
             tasks = [task for task in self.plan.on(lane) if task.sent_bytes]
             if tasks:
-                out[lane] = max(sum(_sent(t, self.plan, rank) for t in tasks) for rank in ranks)
+                program = self.plan.program
+                out[lane] = max(
+                    sum(sent_by_task(t.nodes, program, t.kind, rank, t.chunk) for t in tasks)
+                    for rank in ranks
+                )
         return out
 
     @property
     def approximate(self) -> tuple[str, ...]:
-        """The moves that change values, because somebody allowed it."""
+        """The moves that round values on the wire, because the user allowed it."""
         nodes = self.plan.program.nodes
         return tuple(node.name for node in nodes if node.attr("wire") is not None)
 
-    def sections(self) -> tuple[Section, ...]:
-        """Return it as headings with lines under them."""
-        out = [
-            Section(heading="The step", lines=_wrapped(_step(self))),
-            Section(heading="What each lane does in a step", lines=_lanes(self)),
-            Section(heading="When, as predicted", lines=_times(self)),
-            Section(heading="Memory of one rank", lines=_memory(self)),
-            Section(heading="In short", lines=_wrapped(_short(self))),
-        ]
-        return tuple(section for section in out if section.lines)
-
     def __str__(self) -> str:
+        sections = {
+            "The step": _wrapped(_step(self)),
+            "What each lane does in a step": _lanes(self),
+            "When, as predicted": _times(self),
+            "Memory of one rank": _memory(self),
+            "In short": _wrapped(_short(self)),
+        }
         lines = []
-        for section in self.sections():
-            lines += [section.heading, *(f"  {line}" for line in section.lines), ""]
+        for heading, under in sections.items():
+            lines += [heading, *(f"  {line}" for line in under), ""] if under else []
         return "\n".join(lines)
 
 
+@as_method
 def explain(what: Program | Plan, costs: MachineCosts | None = None) -> Explanation:
     """Return what a program or a plan does, for printing."""
     plan = what if isinstance(what, Plan) else lower(what)
@@ -130,15 +123,8 @@ def explain(what: Program | Plan, costs: MachineCosts | None = None) -> Explanat
     return Explanation(plan=plan, timeline=simulate(plan, chosen), costs=chosen)
 
 
-def _sent(task: Task, plan: Plan, rank: int) -> int:
-    moves = [plan.program[name] for name in task.nodes if is_move(plan.program[name].op)]
-    if task.kind == "bucket":
-        return sent_together(moves, plan.program, rank, task.chunk)
-    return sum(sent_bytes(node, plan.program, rank, task.chunk) for node in moves)
-
-
 def _alone_s(work: TaskWork, costs: MachineCosts) -> float:
-    """Return how long a task takes when it has the whole processor, of which it may want more."""
+    """Return how long a task takes alone, on fewer cores than it could use."""
     return work.latency_s + work.seconds * max(1.0, work.cores / costs.cores)
 
 
@@ -234,7 +220,7 @@ def _short_name(stem: str, count: int) -> str:
 
 
 def _bar(spans: Sequence[Span], start_s: float, end_s: float, width: int) -> str:
-    """Return when in a step some tasks ran: full where they did all the time, light for a part."""
+    """Return a bar of a step: full cells where tasks ran all the time, light ones for a part."""
     cell_s = max(end_s - start_s, 1e-12) / width
     covered = [0.0] * width
     for span in spans:
@@ -270,7 +256,7 @@ def _short(said: Explanation) -> list[str]:
     if timeline.load_lanes:
         lines.append(_loading(timeline))
     if said.overlap_share is not None:
-        lines.append(f"of what could be hidden, {said.overlap_share:.0%} is")
+        lines.append(f"of the communication that could be hidden, {said.overlap_share:.0%} is")
     slow_s = timeline.busy_s(COMPUTE) - sum(
         work_of(task, said.plan, said.costs).alone_s for task in said.plan.on(COMPUTE)
     )
@@ -296,7 +282,7 @@ def _loading(timeline: Timeline) -> str:
 def _doubts(said: Explanation) -> list[str]:
     lines = []
     if unknown := unmeasured_calls(said.plan.program, said.costs):
-        lines.append(f"nobody has measured {', '.join(unknown)}; counted as one pass over memory")
+        lines.append(f"not measured: {', '.join(unknown)}; counted as one pass over memory")
     if not said.costs.measured:
-        lines.append("the costs are of an ordinary machine, nobody measured this one")
+        lines.append("the costs are those of an ordinary machine; this one was not measured")
     return lines

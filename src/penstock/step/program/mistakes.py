@@ -1,9 +1,9 @@
-"""What is written out of habit, from torch and NumPy, and what to write instead.
+"""Habits from torch and NumPy, and what to write instead.
 
-A value of a program has no numbers while the program is written down: it cannot be looked at, gone
-through, or given to functions of other libraries. Whoever tries is told in the words of the
-language, with the line. `NotATensor` has those tries on a value; `operation` is for a wrong call of
-the language's own functions.
+A value of a program has no numbers while the program is written down: it cannot be read, iterated,
+or given to functions of other libraries. Such mistakes are refused with the user's line and the way
+to write it in the language. `NotATensor` catches them on a value, `operation` in calls of the
+language's own functions.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _WRITE = {
     "numel": "x.type.num_elements",
     "size": "x.shape[dim]",
 }
-"""By the name that torch or NumPy has for it."""
+"""By the name in torch or NumPy."""
 _CASTS = ("to", "type", "astype", "float", "half", "bfloat16", "double", "int", "long")
+_OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""Functions of the language by name. `operation` enters them: `language` imports this module."""
 _LOOKS = ("item", "tolist", "numpy", "cpu", "cuda", "detach", "data")
 
 
 def instead_of(name: str) -> str:
-    """Return what to write where a method or function of torch or NumPy was."""
-    from penstock.step.program import language
-
+    """Return what to write instead of a method or function of torch or NumPy."""
     if name in _LOOKS:
         return "a value has no numbers yet: return it, and look at what the step gives"
     if name in _CASTS:
         return 'write ps.cast(x, "bf16")'
     if name in _WRITE:
         return f"write {_WRITE[name]}"
-    if name in language.__all__:
-        return f"write ps.{name}{form_of(getattr(language, name))}"
+    if name in _OPERATIONS:
+        return f"write ps.{name}{form_of(_OPERATIONS[name])}"
     if name.endswith("_"):
         return f"write {_CHANGED}"
     return (
@@ -83,7 +83,7 @@ def form_of(function: Callable[..., Any]) -> str:
 
 
 def kind_of(given: Any) -> str:
-    """Return what something is that is no value."""
+    """Return the kind of an object that is no value, for messages."""
     if given is None:
         return "None"
     name = {"ndarray": "NumPy array"}.get(type(given).__name__, type(given).__name__)
@@ -91,7 +91,7 @@ def kind_of(given: Any) -> str:
 
 
 def operation(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function of the language that says with the line how it is called, if not so."""
+    """Return a function of the language whose errors have the user's line and the right call."""
     form, called = inspect.signature(function), function.__name__
     wanted = [name for name, p in form.parameters.items() if p.annotation == "Value"]
 
@@ -116,16 +116,17 @@ def operation(function: Callable[P, T]) -> Callable[P, T]:
         except ProgramError as error:
             raise located(error) from None
 
+    _OPERATIONS[called] = checked
     return checked
 
 
 class NotATensor:
-    """What tensors do and values do not, each with the way out."""
+    """Methods that tensors have and values do not: each raises an error with the way out."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Names with an underscore are asked for by libraries that try what something is.
+        # Libraries look for names with an underscore to find out the kind of an object.
         if name.startswith("_") or name in ("node", "tracer"):
             raise AttributeError(f"a value of a program has no {name!r}")
         _refuse(f"a value of a program has no {name!r}; {instead_of(name)}")

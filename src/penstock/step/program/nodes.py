@@ -4,33 +4,34 @@ A program is a value itself: it cannot be changed, only replaced by another one.
 name that is its own, so a program can be read, compared and hashed; a *schedule* is the list of
 rewrites that made it from what the user wrote.
 
-The graph says *what* is computed. *How* is said beside it: attributes of communication (`wire`,
-`algo`, `priority`, `ahead`) and *regions*, sets of nodes that are fused into one kernel, cut into
-chunks, or overlapped. Taking all of that away leaves the same meaning.
+The graph says *what* is computed. *How* it is carried out stands beside it: attributes of
+communication (`wire`, `algo`, `priority`, `ahead`) and *regions*, sets of nodes that are fused into
+one kernel, cut into chunks, or overlapped. Without all of that the program means the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import xxhash
 
 from penstock.errors import ProgramError
 from penstock.step.program.mesh import Mesh
-from penstock.step.program.rewrites import Rewrites
+from penstock.step.program.rewrites import METHODS, Rewrites
 from penstock.step.program.types import Type
 
 if TYPE_CHECKING:
     from penstock.step.program.cost import MachineCosts
     from penstock.step.program.explain import Explanation
 
-__all__ = ["Attr", "Node", "Program", "Region", "Rewrite"]
+__all__ = ["Attr", "Node", "Program", "Region", "Rewrite", "free_name"]
 
 Attr = str | int | float | bool | tuple[Any, ...] | Type | None
-"""What an attribute may be: a value that prints and compares."""
+"""Attributes are values that print and compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Node:
     """By name, in the order of names."""
     type: Type
     label: str = field(default="", compare=False)
-    """The variable that the user gave it to."""
+    """The variable that the user assigned it to."""
     where: str = field(default="", compare=False)
     """The user's line."""
 
@@ -56,12 +57,12 @@ class Node:
         return dict(self.attrs).get(name, default)
 
     def with_attrs(self, **attrs: Attr) -> Node:
-        """Return the same with some attributes changed; None takes one away."""
+        """Return the same node with some attributes changed; None drops one."""
         kept = {k: v for k, v in (dict(self.attrs) | attrs).items() if v is not None}
         return replace(self, attrs=tuple(kept.items()))
 
     def with_inputs(self, renamed: dict[str, str]) -> Node:
-        """Return the same on other values."""
+        """Return the same node with other operands."""
         return replace(self, inputs=tuple(renamed.get(name, name) for name in self.inputs))
 
     @property
@@ -78,7 +79,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Nodes that are carried out together, in one way."""
+    """Nodes that are carried out together."""
 
     name: str
     kind: str
@@ -87,14 +88,14 @@ class Region:
     """In the order of the program."""
     num_chunks: int = 1
     dims: tuple[tuple[str, int], ...] = ()
-    """Chunks: the dimension along which each value is cut, of the nodes and of what they read;
-    values that are not named are used whole by each chunk."""
+    """Chunks: the dimension along which each value is cut, for the nodes and their operands; each
+    chunk uses values without an entry whole."""
     axis: str | None = None
-    """Chunks of values that this axis slices: the k-th is the k-th part of every rank's part."""
+    """Chunks: an axis that slices some of the values; see `chunks`."""
     attrs: tuple[tuple[str, Attr], ...] = ()
 
     def dim(self, name: str) -> int | None:
-        """Return along which dimension a value is cut."""
+        """Return the dimension along which a value is cut, or None."""
         return dict(self.dims).get(name)
 
 
@@ -124,7 +125,7 @@ class Program(Rewrites):
     history: tuple[Rewrite, ...] = field(default=(), compare=False)
     """The rewrites that made it."""
     defaults: tuple[tuple[str, float], ...] = field(default=(), compare=False)
-    """Scalars that need not be given."""
+    """Values of scalars that need not be given."""
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Program(Rewrites):
             )
         return found
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self.by_name
 
     @cached_property
@@ -155,30 +156,31 @@ class Program(Rewrites):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """The values that are given: tensors, then scalars, in the user's order."""
+        """The tensors and scalars that the user gives, in the order of the parameters."""
         return tuple(node for node in self.nodes if node.op in ("input", "scalar"))
 
     @cached_property
     def states(self) -> dict[str, str]:
-        """The inputs that a step leaves changed, and the value that each has afterwards."""
+        """The inputs that a step updates, and the value that each has afterwards."""
         return {str(n.attr("target")): n.name for n in self.nodes if n.op == "update"}
 
     @cached_property
     def is_approximate(self) -> bool:
-        """Whether somebody said that fewer bits may be sent than values have."""
+        """Whether moves round values on the wire."""
         return any(node.attr("wire") is not None for node in self.nodes)
 
-    def find(self, name: str, *ops: str) -> Node:
-        """Return a node by its name, or by the variable it was given to and what it does.
+    def find(self, name: str, *ops: str, noun: str = "") -> Node:
+        """Return a node by its name, or by the variable it was assigned to and its operation.
 
-        `g` finds the all-reduce in `g = all_reduce(g)`, though the input has that name too.
+        `g` finds the all-reduce in `g = all_reduce(g)`, though the input has that name too. A
+        message about a node that is not found calls it by its operations, or by a noun.
         """
         if name in self.by_name and (not ops or self[name].op in ops):
             return self[name]
         found = [n for n in self.nodes if n.label == name and (not ops or n.op in ops)]
         if len(found) == 1:
             return found[0]
-        what = " or ".join(ops) or "value"
+        what = (noun and noun + "s" * (len(found) > 1)) or " or ".join(ops) or "value"
         some = [n.name for n in (found or [n for n in self.nodes if not ops or n.op in ops])]
         raise ProgramError(
             f"program {self.name} has {len(found) or 'no'} {what} called {name!r}; "
@@ -210,24 +212,32 @@ class Program(Rewrites):
         """Return the same program of other nodes."""
         return replace(self, nodes=tuple(nodes), **changes)
 
+    def with_attrs(self, attrs: Mapping[str, Mapping[str, Attr]]) -> Program:
+        """Return the same program with attributes of some nodes changed; None drops one."""
+        return self.with_nodes(node.with_attrs(**attrs.get(node.name, {})) for node in self.nodes)
+
     def fresh(self, name: str) -> str:
         """Return a name that no value has yet, like the one given."""
-        return next(n for n in _numbered(name) if n not in self.by_name)
+        return free_name(name, self.by_name)
 
     def apply(self, name: str, /, *args: Attr, **options: Attr) -> Program:
         """Return the program after a rewrite, checked, with the rewrite in its history."""
-        from penstock.step.program.passes import rewritten
+        step = Rewrite(name=name, args=args, options=tuple(options.items()))
+        made: Program = METHODS["rewritten"](self, step)
+        return made
 
-        return rewritten(self, Rewrite(name=name, args=args, options=tuple(options.items())))
+    def script(self) -> str:
+        """Return the rewrites that made this program as text: `schedule.apply` makes it again."""
+        text: str = METHODS["schedule_text"](self.history)
+        return text
 
     def explain(self, costs: MachineCosts | None = None) -> Explanation:
-        """Return bytes by lane, the predicted timeline and exposed communication, for people.
+        """Return bytes by lane, the predicted timeline and exposed communication, as text.
 
-        Costs are those of an ordinary machine unless measured ones are given (`calibrate`).
+        Costs are by default those of an ordinary machine; `calibrate` measures this one's.
         """
-        from penstock.step.program.explain import explain
-
-        return explain(self, costs)
+        explanation: Explanation = METHODS["explain"](self, costs)
+        return explanation
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -258,9 +268,11 @@ def region_text(region: Region) -> str:
     return f"{region.kind} {region.name}{how}: {', '.join(region.nodes)}"
 
 
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}.{number}"
-        number += 1
+def free_name(name: str, *taken: Container[str]) -> str:
+    """Return a name, with a number where it is taken.
+
+    >>> free_name("fuse", {"fuse", "fuse.2"})
+    'fuse.3'
+    """
+    numbered = (f"{name}.{number}" for number in count(2))
+    return next(one for one in chain([name], numbered) if not any(one in each for each in taken))

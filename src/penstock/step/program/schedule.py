@@ -22,6 +22,7 @@ from typing import Any
 from penstock.errors import ProgramError
 from penstock.step.program.nodes import Attr, Program, Rewrite
 from penstock.step.program.passes import PASSES, rewritten
+from penstock.step.program.rewrites import as_method
 
 __all__ = ["LINE_CHARS_MAX", "STEPS_MAX", "Schedule", "apply", "read_schedule", "schedule_text"]
 
@@ -44,6 +45,7 @@ def apply(program: Program, schedule: Iterable[Rewrite] | str) -> Program:
     return program
 
 
+@as_method
 def schedule_text(schedule: Iterable[Rewrite]) -> str:
     """Return a schedule as text that reads back as the same.
 
