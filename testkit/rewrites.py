@@ -22,9 +22,9 @@ from penstock.step.program.mesh import Mesh
 from penstock.step.program.nodes import Attr, Node, Program, Rewrite
 from penstock.step.program.ops import OPS, is_move
 from penstock.step.program.passes import PASSES
-from penstock.step.program.passes.algo import ALGOS
 from penstock.step.program.types import Type
 from penstock.step.program.verify import verified
+from penstock.step.program.ways import ALGOS
 from testkit.programs import Sample
 
 __all__ = [

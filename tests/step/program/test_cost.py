@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ProgramError
 from penstock.step.program import P, Program, R, S, Type, language, mesh, program
-from penstock.step.program.cost import Link, MachineCosts, task_seconds, unmeasured_calls, work_of
+from penstock.step.program.cost import Link, MachineCosts, unmeasured_calls, work_of
 from penstock.step.program.lower import lower
 from penstock.step.program.plan import Plan, Task
 
@@ -36,7 +36,7 @@ def _task(made: Program, kind: str) -> tuple[Task, Plan]:
 def test_a_move_takes_its_latency_and_its_bytes() -> None:
     costs = MachineCosts(links=(("dp", Link(latency_s=0.5, bytes_s=1e6, cpu_s=0.0)),), task_s=0.0)
     task, plan = _task(summed.on(mesh(dp=2), n=1_000_000), "move")
-    assert task_seconds(task, plan, costs) == pytest.approx(0.5 + 4.0)
+    assert work_of(task, plan, costs).alone_s == pytest.approx(0.5 + 4.0)
 
 
 def test_the_longest_name_that_fits_a_move_counts() -> None:
@@ -56,13 +56,13 @@ def test_several_axes_are_as_fast_as_the_slowest() -> None:
 def test_a_product_takes_two_operations_an_element_and_inner_length() -> None:
     costs = MachineCosts(flops_s=1e6, memory_bytes_s=1e15, task_s=0.0)
     task, plan = _task(product.on(mesh(tp=2), t=10, k=20, h=30), "compute")
-    assert task_seconds(task, plan, costs) == pytest.approx(2 * 10 * 20 * 15 / 1e6)
+    assert work_of(task, plan, costs).alone_s == pytest.approx(2 * 10 * 20 * 15 / 1e6)
 
 
 def test_what_was_measured_counts_more_than_what_is_reckoned() -> None:
     task, plan = _task(product.on(mesh(tp=2), t=10, k=20, h=30), "compute")
     costs = MachineCosts(kernels=(("matmul 10x20x15", 6e3),), task_s=0.0)
-    assert task_seconds(task, plan, costs) == pytest.approx(1.0)
+    assert work_of(task, plan, costs).alone_s == pytest.approx(1.0)
 
 
 def test_bytes_that_cost_more_processor_than_wire_are_bound_by_it() -> None:
@@ -78,9 +78,9 @@ def test_calls_take_what_was_measured_or_said() -> None:
     heavy, light = (task for task in plan.tasks if task.kind == "call")
     costs = MachineCosts(task_s=0.0)
     assert unmeasured_calls(plan.program, costs) == ("heavy",)
-    assert task_seconds(light, plan, costs) == 0.25
+    assert work_of(light, plan, costs).alone_s == 0.25
     known = costs.with_calls({"heavy": 3.0})
-    assert task_seconds(heavy, plan, known) == 3.0
+    assert work_of(heavy, plan, known).alone_s == 3.0
     assert unmeasured_calls(plan.program, known) == ()
 
 

@@ -254,7 +254,7 @@ def old_and_new(v: R["n", "n"], x: R["n", "n"]):
 def test_a_region_that_needs_a_state_as_it_was_and_as_it_is_is_refused() -> None:
     made = old_and_new.on(mesh(dp=1), n=4)
     check_plan(lower(made))
-    with pytest.raises(ProgramError, match="region chunk reads v as it was and waits"):
+    with pytest.raises(ProgramError, match="region chunk reads the old value of v and depends"):
         made.chunk(2, "old", "matmul.1")
     check_plan(lower(made.chunk(2, "matmul.1")))
 
@@ -268,7 +268,7 @@ def test_a_bucket_of_a_state_as_it_was_and_as_it_is_is_refused() -> None:
     made = both.on(mesh(dp=2), n=4)
     check_plan(lower(made))
     one, other = (node.name for node in made.nodes if node.op == "all_reduce")
-    with pytest.raises(ProgramError, match="region bucket reads v as it was"):
+    with pytest.raises(ProgramError, match="region bucket reads the old value of v"):
         made.bucket(one, other)
 
 
@@ -280,7 +280,7 @@ def test_a_slice_of_a_state_as_it_was_cannot_become_the_state() -> None:
 
     made = returned.on(mesh(dp=2), n=4)
     check_plan(lower(made))
-    with pytest.raises(ProgramError, match="would return v as it was"):
+    with pytest.raises(ProgramError, match="would return the old value of v"):
         made.keep_sliced("v")
 
 

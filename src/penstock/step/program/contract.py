@@ -1,4 +1,4 @@
-"""Regions seen as single nodes: whether that leaves an order, and which.
+"""Regions contracted to single nodes: whether an order of them is left, and which.
 
 A region that is carried out in one go waits for everything that any of its nodes reads. Each
 region alone may be fine and two of them still wait for each other; so all are contracted together.
@@ -7,7 +7,9 @@ region alone may be fine and two of them still wait for each other; so all are c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
 
 from penstock.errors import ProgramError
@@ -24,29 +26,30 @@ Edges = dict[int, set[int]]
 def contracted(program: Program, kinds: Iterable[str] = _TOGETHER) -> tuple[tuple[str, ...], ...]:
     """Return the nodes in groups, each a region or a single node, in an order that they allow.
 
-    Regions that share nodes are one group. Who still reads the old value of a state stands before
-    its update, where that can be.
+    Regions that share nodes are one group. Readers of the old value of a state stand before its
+    update, where an order allows that.
     """
     groups = _groups(program, tuple(kinds))
     needs, order = _ordered(program, groups)
     if len(order) < len(groups):
         order = _sorted(needs)
     if len(order) < len(groups):
-        raise ProgramError(_circle(program, groups, needs, set(order)))
+        raise ProgramError(_circle(program, groups, needs))
     return tuple(groups[number] for number in order)
 
 
 def check_old_values(program: Program, before: Program) -> None:
-    """Refuse to read or return a state as it was when its update is there already.
+    """Refuse a rewrite after which the old value of a state is read or returned too late.
 
-    A region that reads it and needs what is made of the update would have to be carried out before
-    that and after it. What was so before is left for the plan's check, which knows more.
+    A region that reads the old value and needs something made of the update would have to run
+    before the update and after it. Where the program before had the same fault, the plan's check,
+    which knows more, decides.
     """
     gone = [name for name in _returned_old(program) if name not in _returned_old(before)]
     if gone:
         raise ProgramError(
-            f"the program would return {gone[0]} as it was, in whose memory the new value lies by "
-            "then; return the new one, or leave what is made of the old one"
+            f"the program would return the old value of {gone[0]}, whose memory has the new one by "
+            "then; return the new value, or a value made of the old one"
         )
     groups = _groups(program, _TOGETHER)
     _, order = _ordered(program, groups)
@@ -65,14 +68,13 @@ def check_old_values(program: Program, before: Program) -> None:
     ]
     what = f"the {regions[-1].kind} region {regions[-1].name}" if regions else "a region"
     raise ProgramError(
-        f"{what} reads {min(old)} as it was and waits for what is made of the new one, "
-        f"{stuck[0].name}: it would have to come before that and after it; leave one of its nodes "
-        "out"
+        f"{what} reads the old value of {min(old)} and depends on its update {stuck[0].name}: it "
+        "would have to run before the update and after it; leave one of its nodes out"
     )
 
 
 def _returned_old(program: Program) -> list[str]:
-    """Return what a program returns of states that something else takes the place of."""
+    """Return the outputs that are values of states before their last update."""
     nodes = [program[name] for name in program.outputs]
     states = [(str(node.attr("target", node.name)), node.name) for node in nodes]
     return [name for state, name in states if program.states.get(state, name) != name]
@@ -109,7 +111,7 @@ def _groups(program: Program, kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _ordered(program: Program, groups: list[tuple[str, ...]]) -> tuple[Edges, list[int]]:
-    """Return what each group needs, and an order in which old values are read before they go.
+    """Return the groups that each group needs, and an order in which old values are read in time.
 
     Where there is no such order, some groups are missing in it.
     """
@@ -134,34 +136,27 @@ def _readers(
 
 def _sorted(needs: Edges) -> list[int]:
     """Return an order near to that of the numbers; a circle and all after it are left out."""
-    missing = {number: len(before) for number, before in needs.items()}
-    users: dict[int, list[int]] = {}
-    for number, before in needs.items():
-        for one in before:
-            users.setdefault(one, []).append(number)
-    ready = [number for number, count in missing.items() if not count]
+    sorter = TopologicalSorter(needs)
+    with suppress(CycleError):
+        sorter.prepare()
+    ready = list(sorter.get_ready())
     heapify(ready)
     out = []
     while ready:
         number = heappop(ready)
         out.append(number)
-        for user in users.get(number, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                heappush(ready, user)
+        sorter.done(number)
+        for user in sorter.get_ready():
+            heappush(ready, user)
     return out
 
 
-def _circle(program: Program, groups: list[tuple[str, ...]], needs: Edges, done: set[int]) -> str:
-    at = next(number for number in needs if number not in done)
-    seen: list[int] = []
-    while at not in seen:
-        seen.append(at)
-        at = min(needs[at] - done)
-    circle = seen[seen.index(at) :]
-    if len(circle) == 1:
-        return f"{groups[circle[0]][0]} depends on itself"
-    shown = " and ".join(_called(program, groups[number]) for number in circle)
+def _circle(program: Program, groups: list[tuple[str, ...]], needs: Edges) -> str:
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        circle: list[int] = error.args[1][:-1]
+    shown = " and ".join(_called(program, groups[number]) for number in sorted(circle))
     return (
         f"{shown} would wait for each other: each needs something that another one makes; "
         "leave one of their nodes out"

@@ -1,15 +1,15 @@
 """Costs: how long a task takes, from a few numbers that were measured.
 
 A move takes a latency and then its bytes at the rate of its link; computation takes the longer of
-its memory traffic and its arithmetic; a function of the user takes what it took. That is when a
-task is alone. Tasks that run at the same time share what they use: a wire, and the processor. So a
-task's work says what share of both it uses at full speed, and `simulate` divides them.
+its memory traffic and its arithmetic; a function of the user takes its measured time. These are
+times of a task that runs alone. Tasks that run at the same time share wires and the processor: a
+task's work has the share of both that it uses at full speed, and `simulate` divides them.
 
-The processor matters because moving bytes costs some of it: on few cores, communication takes time
-from the computation that was to hide it.
+The processor matters because moving bytes takes processor time: on few cores, communication slows
+the computation that was to hide it.
 
-The numbers are a value, `MachineCosts`, in and out of JSON. `step.calibrate` measures them; those
-that stand here are of an ordinary machine, good for looking at a plan and for tests.
+The numbers are a value, `MachineCosts`, in and out of JSON. `step.calibrate` measures them; the
+defaults are those of an ordinary machine, good for looking at a plan and for tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = [
     "axes_of",
     "kernel_amount",
     "kernel_name",
-    "task_seconds",
     "unmeasured_calls",
     "work_of",
 ]
@@ -42,22 +41,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What moving bytes takes."""
+    """The costs of moving bytes."""
 
     latency_s: float = 200e-6
     """Of one move, however small."""
     bytes_s: float = 1e9
-    """Sent by one rank, when nothing else goes over the wire."""
+    """Bytes a second that one rank sends, when nothing else uses the wire."""
     cpu_s: float = 0.3e-9
     """Processor time of one rank for each byte: sending, receiving and adding."""
     wire: str = ""
-    """Links of one wire share it; an axis is a wire of its own where nothing is said."""
+    """Links with one wire share it; by default each axis is a wire of its own."""
     is_memory: bool = False
-    """Whether ranks see each other's memory: computation fused with moves is one pass then, and a
-    chain of one after the other over any other link."""
+    """Whether ranks see each other's memory. Then computation fused with moves is one pass; over
+    other links the fused steps follow each other."""
 
     def __post_init__(self) -> None:
-        # Written so that what is no number is refused too: a timeline of it would not end.
+        # Written so that NaN is refused too: a timeline with it would not end.
         if not (0 <= self.latency_s < math.inf and self.bytes_s > 0 and self.cpu_s >= 0):
             raise ProgramError(
                 f"a link of {self.bytes_s} bytes/s with a latency of {self.latency_s} s and "
@@ -71,39 +70,39 @@ _COPY = Link(latency_s=20e-6, bytes_s=20e9, cpu_s=0.0, wire="pcie")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCosts:
-    """What is known of the machine and the network, seen from one rank."""
+    """Rates of the machine and the network, seen from one rank."""
 
     links: tuple[tuple[str, Link], ...] = ()
-    """By what they are for: "dp", "dp/all_reduce", "dp/all_reduce/ring"; the longest name that
-    fits a move counts, and "" fits all."""
+    """By axis, operation and algorithm: "dp", "dp/all_reduce", "dp/all_reduce/ring". The longest
+    name that fits a move counts; "" fits all."""
     io: Link = _IO
-    """What is fetched and stored goes over; its wire may be one that an axis uses too."""
+    """For fetches and stores; its wire may be one that an axis uses too."""
     copy: Link = _COPY
-    """What is loaded goes over to the device."""
+    """For batches on their way to the device."""
     decode_bytes_s: float = 1e9
-    """Of a batch, made by one core."""
+    """Bytes of a batch that one core decodes a second."""
     loads: tuple[tuple[str, float], ...] = ()
-    """By source and stage, such as `train/decode`: bytes a second, where it was measured."""
+    """By source and stage, such as `train/decode`: measured bytes a second."""
     memory_bytes_s: float = 10e9
-    """Read and written by one pass over tensors."""
+    """Bytes a second that a pass over tensors reads and writes."""
     flops_s: float = 100e9
-    """Of a matrix product."""
+    """Operations a second of matrix products."""
     ops_s: float = 20e9
-    """Additions, element by element; other operations by their factors."""
+    """Elementwise additions a second; other operations by their factors."""
     factors: tuple[tuple[str, float], ...] = ()
-    """By operation: how much slower it is than `OPS` says."""
+    """By operation: how many times slower it is than `OPS` says."""
     kernels: tuple[tuple[str, float], ...] = ()
-    """By `kernel_name`: bytes of memory (matmul: operations) a second, where it was measured."""
+    """By `kernel_name`: measured bytes (matmul: operations) a second."""
     calls: tuple[tuple[str, float], ...] = ()
     """By function of the user: seconds."""
     task_s: float = 20e-6
     """To begin any task."""
     cores: float = 1.0
-    """Of one rank, for everything it does."""
+    """Of one rank, for computation and communication."""
     threads: float = 1.0
-    """Cores that computation uses when it has them."""
+    """Cores that computation can use."""
     measured: str = field(default="", compare=False)
-    """Where the numbers are from; nothing: nobody measured them."""
+    """Where the numbers were measured; empty: nowhere."""
 
     def __post_init__(self) -> None:
         rates = (self.memory_bytes_s, self.flops_s, self.ops_s, self.cores, self.threads)
@@ -125,11 +124,11 @@ class MachineCosts:
         return replace(known.get("", Link()), wire=known.get("", Link()).wire or axes)
 
     def with_calls(self, measured_s: Mapping[str, float]) -> MachineCosts:
-        """Return the same with what functions of the user took."""
+        """Return the same costs with measured times of functions."""
         return replace(self, calls=tuple(sorted({**dict(self.calls), **measured_s}.items())))
 
     def with_kernels(self, rates: Mapping[str, float]) -> MachineCosts:
-        """Return the same with the rates that kernels were seen to have."""
+        """Return the same costs with measured rates of kernels."""
         return replace(self, kernels=tuple(sorted({**dict(self.kernels), **rates}.items())))
 
     def to_json(self) -> str:
@@ -153,17 +152,17 @@ class MachineCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """What a task does, and what it uses of what others use too."""
+    """The duration of a task, and its use of shared resources."""
 
     latency_s: float
-    """Before it gets anywhere; nothing is used in it that others need."""
+    """At the beginning; no shared resource is used meanwhile."""
     seconds: float
-    """After that, when it is alone."""
+    """After the latency, when it runs alone."""
     cores: float
-    """Used in that time."""
+    """Used after the latency."""
     wire: str = ""
     wire_share: float = 0.0
-    """Used in that time, of the wire."""
+    """Share of the wire that is used after the latency."""
     sent_bytes: int = 0
 
     @property
@@ -172,13 +171,8 @@ class TaskWork:
         return self.latency_s + self.seconds
 
 
-def task_seconds(task: Task, plan: Plan, costs: MachineCosts) -> float:
-    """Return how long a task takes when it is alone."""
-    return work_of(task, plan, costs).alone_s
-
-
 def work_of(task: Task, plan: Plan, costs: MachineCosts) -> TaskWork:
-    """Return what a task does."""
+    """Return the work of a task."""
     if task.kind in ("load", "store", "fetch", "decode", "copy"):
         return _loaded(task, plan, costs)
     compute_s = _compute_s(task, plan, costs)
@@ -190,7 +184,7 @@ def work_of(task: Task, plan: Plan, costs: MachineCosts) -> TaskWork:
     slowest = min(links, key=lambda link: link.bytes_s)
     latency_s = sum(link.latency_s for link in links)
     if task.kind == "ring":
-        # As many exchanges as there are others, each under the product of the one before.
+        # One exchange with each other rank, each during the product of the one before.
         latency_s *= plan.program.mesh.size(*moves[0].axes) - 1
     elif slowest.is_memory or task.kind == "bucket":
         latency_s = max(link.latency_s for link in links)
@@ -220,7 +214,7 @@ def axes_of(node: Node) -> str:
 def _moved(
     task: Task, link: Link, size_bytes: int, compute_s: float, costs: MachineCosts
 ) -> TaskWork:
-    """Return the work of bytes on a link, with what one thread computes on the way."""
+    """Return the work of bytes on a link and of the computation that one thread does meanwhile."""
     wire_s = size_bytes / link.bytes_s
     moving_s = max(wire_s, size_bytes * link.cpu_s)
     cpu_s = size_bytes * link.cpu_s + compute_s
@@ -239,7 +233,7 @@ def _moved(
 
 
 def kernel_name(nodes: Iterable[Node], program: Program) -> str:
-    """Return what tells one kernel from another: its operations, and for matmul its lengths."""
+    """Return a name by which rates are kept: the operations, and for matmul its lengths."""
     names = []
     for node in nodes:
         if node.op == "matmul":
@@ -252,7 +246,7 @@ def kernel_name(nodes: Iterable[Node], program: Program) -> str:
 
 
 def kernel_amount(task: Task, plan: Plan) -> float:
-    """Return what a kernel's rate is counted in: operations of its products, otherwise bytes."""
+    """Return the amount that a kernel's rate counts: operations of its products, or else bytes."""
     nodes = [plan.program[name] for name in task.nodes]
     flops = sum(_product_flops(node, task, plan.program) for node in nodes if node.op == "matmul")
     return flops or float(task.touched_bytes)
@@ -267,7 +261,7 @@ def _compute_s(task: Task, plan: Plan, costs: MachineCosts) -> float:
     work = [node for node in nodes if OPS[node.op].kind in ("pointwise", "reduce", "matmul")]
     if not work and task.kind in ("move", "fused"):
         return 0.0
-    # A bucket has no work of its own, but is copied together: a pass over memory, as below.
+    # A bucket computes nothing, but its values are copied together: a pass over memory, as below.
     known = dict(costs.kernels).get(kernel_name(nodes, program))
     products = [_product_flops(node, task, program) for node in work if node.op == "matmul"]
     rest_ops = sum(_ops(node, task, program, costs) for node in work if node.op != "matmul")
@@ -302,7 +296,7 @@ def _call_s(node: Node, task: Task, costs: MachineCosts, chunks: int) -> float:
 
 
 def unmeasured_calls(program: Program, costs: MachineCosts) -> tuple[str, ...]:
-    """Return the user's functions whose time nobody knows: they count as one pass over memory."""
+    """Return the functions without a known time, which count as one pass over memory."""
     calls = [node for node in program.nodes if node.op == "call" and node.attr("cost_s") is None]
     names = dict.fromkeys(str(node.attr("function")) for node in calls)
     return tuple(name for name in names if name not in dict(costs.calls))

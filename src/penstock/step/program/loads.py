@@ -1,14 +1,14 @@
-"""Loads in stages: what a batch goes through before a step can use it, each on a lane of its own.
+"""Loads in stages, through which a batch goes before a step can use it, each on its own lane.
 
     fetch    on `io:fetch`     its bytes come from where they lie, maybe over the wire of gradients
     decode   on `io:decode`    they become samples, and samples a batch
     copy     on `copy`         the batch goes to the device
 
-Which of them there are depends on the source and the device, of which a program knows nothing. So
-it is an attribute of the load: `step.compile` sets it by what it was given (`staged`), or the
-program says so itself. A load without it is one task on `io:fetch`. The last stage has the name of
-the load and makes its value; what the others make is the source's own. All stages are as far ahead
-as `rotate` says: the batch of iteration k + 2 is fetched while that of k + 1 is decoded.
+Which stages a load has depends on the source and the device, of which a program knows nothing. So
+they are an attribute of the load: `step.compile` sets it from the given sources (`staged`), or the
+program names it. A load without it is one task on `io:fetch`. The last stage has the name of the
+load and makes its value; results of the others belong to the source. `rotate` puts all stages
+equally far ahead: the batch of iteration k + 2 is fetched while that of k + 1 is decoded.
 """
 
 from __future__ import annotations
@@ -45,13 +45,9 @@ def stages_of(node: Node) -> tuple[str, ...]:
 
 def staged(program: Program, by_source: Mapping[str, tuple[str, ...]]) -> Program:
     """Return a program whose loads have the stages that their sources offer."""
-    if all(node.op != "load" for node in program.nodes):
-        return program
-    offered = {n.name: by_source.get(source_of(n)) for n in program.nodes if n.op == "load"}
-    return program.with_nodes(
-        node.with_attrs(stages=offered[node.name] or None) if node.name in offered else node
-        for node in program.nodes
-    )
+    loads = [node for node in program.nodes if node.op == "load"]
+    stages = {node.name: {"stages": by_source.get(source_of(node)) or None} for node in loads}
+    return program.with_attrs(stages) if loads else program
 
 
 def tasks_of_load(node: Node, task: Task) -> list[Task]:

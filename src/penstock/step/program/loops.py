@@ -1,9 +1,9 @@
-"""The loops of an operation: dimensions that it goes through without mixing.
+"""The loops of an operation: dimensions along which it works piece by piece.
 
-A product of matrices goes through rows of the first, columns of the second and batches; cutting
-along any of them cuts operands and result alike, and pieces have nothing to do with each other. The
-inner dimension is not among them. A loop says for the result and for each operand which dimension
-it is; an operand without one is needed whole by every piece.
+A product of matrices has loops over rows of the first, columns of the second and batches; a cut
+along any of them cuts operands and result alike, and the pieces are independent. The inner
+dimension is no loop. A loop has its dimension of the result and of each operand; every piece needs
+an operand without one whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.step.program.nodes import Node, Program
 from penstock.step.program.ops import OPS
 from penstock.step.program.types import Type
 
-__all__ = ["Loop", "loops_of"]
+__all__ = ["Dims", "Loop", "loops_of"]
 
 Dims = tuple[int | None, ...]
 
@@ -28,11 +28,11 @@ class Loop:
     operands: Dims
     """Of each operand; None where each piece needs all of it."""
     divides: int = 0
-    """Where dimensions are merged: a length that so many equal pieces must divide; 0 for any."""
+    """For merged dimensions: a length that equal pieces must divide; 0: any pieces."""
 
 
 def loops_of(node: Node, program: Program) -> tuple[Loop, ...]:
-    """Return the loops of a node; none for what has no pieces, such as a load."""
+    """Return the loops of a node; none for nodes without pieces, such as a load."""
     types = [program[name].type for name in node.inputs]
     kind = OPS[node.op].kind
     if kind == "pointwise":
@@ -55,7 +55,7 @@ def loops_of(node: Node, program: Program) -> tuple[Loop, ...]:
 
 
 def _aligned(made: Type, dim: int, out: Type) -> int | None:
-    """Return the dimension of an operand that a dimension of the result goes through."""
+    """Return the dimension of an operand that meets a dimension of the result."""
     at = dim - (out.ndim - made.ndim)
     return at if at >= 0 and made.shape[at] == out.shape[dim] else None
 
@@ -86,7 +86,7 @@ def _reduction(node: Node, of: Type) -> tuple[Loop, ...]:
 def _unflatten(node: Node) -> tuple[Loop, ...]:
     dim, lengths = int(node.attr("dim")), tuple(node.attr("lengths"))
     more = len(lengths) - 1
-    # A run of the first of the new dimensions is a run of the old one.
+    # Only a run of the first of the new dimensions is one run of the old one.
     out = [Loop(out=d, operands=(d,)) for d in range(dim)]
     out.append(Loop(out=dim, operands=(dim,), divides=lengths[0]))
     rest = range(dim + 1, node.type.ndim - more)
@@ -102,7 +102,7 @@ def _flatten(node: Node, of: Type) -> tuple[Loop, ...]:
 
 
 def _samples(node: Node) -> tuple[Loop, ...]:
-    """The samples that a call goes through, if no result is a sum over them."""
+    """The loop over the samples of a call, if no result is a sum over them."""
     if node.op == "pick":
         dim = node.attr("along", "sum")
         return () if dim == "sum" else (Loop(out=int(dim), operands=(0,)),)

@@ -1,9 +1,9 @@
 """Lowering: from a program to the plan that carries it out.
 
 Nodes become tasks, a fused region one task, a chunked region one task for each node and chunk, a
-load one task for each of its stages. What a task must wait for is read off the values it touches:
-who made them, and for states, whose memory is used again, who still reads them. Beside that
-everything goes one after the other, except in regions that overlap.
+load one task for each of its stages. A task waits for the writers of the values that it reads; if
+it writes memory that is used again, as that of a state, it waits for earlier readers and writers of
+that memory. All other tasks run one after the other, except in regions that overlap.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from penstock.step.program.bytes import sent_bytes, sent_together
+from penstock.step.program.bytes import chunk_bytes, sent_by_task
 from penstock.step.program.contract import arranged
-from penstock.step.program.layouts import DTYPES
 from penstock.step.program.loads import STAGES, tasks_of_load
 from penstock.step.program.nodes import Node, Program, Region
 from penstock.step.program.ops import OPS, is_move
@@ -24,7 +23,7 @@ from penstock.step.program.verify import verified
 __all__ = ["host_nodes", "lower"]
 
 _FREE = ("input", "scalar", "const", "pick")
-"""What is there, or comes with another node."""
+"""Nodes without a task: their values are given, or come with another node."""
 _AS_ONE = ("fuse", "ring", "bucket")
 """Regions that are one task."""
 
@@ -40,7 +39,7 @@ class _TaskUnit:
 
 def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
     """Return the plan of a program; inputs that are donated may be written over."""
-    # Who reads the old value of a state goes before those who write the new one in its place.
+    # `arranged`: readers of the old value of a state stand before the update that overwrites it.
     program = arranged(verified(program))
     units = list(_units(program))
     memory = shared(program, donate)
@@ -64,7 +63,7 @@ def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
 
 
 def host_nodes(program: Program) -> tuple[str, ...]:
-    """Return the nodes that are numbers made of numbers, which need no task."""
+    """Return the nodes that compute a number from numbers, which need no task."""
     host = {n.name for n in program.nodes if n.op in ("scalar", "const")}
     out = []
     for node in program.nodes:
@@ -79,7 +78,7 @@ def host_nodes(program: Program) -> tuple[str, ...]:
 
 
 def _units(program: Program) -> Iterator[_TaskUnit]:
-    """Yield what becomes tasks, in an order in which they can be done."""
+    """Yield the units that become tasks, in an order in which they can be done."""
     fused = {name: r for r in program.regions if r.kind in _AS_ONE for name in r.nodes}
     chunked = {name: r for r in program.regions if r.kind == "chunk" for name in r.nodes}
     skipped = {*host_nodes(program)}
@@ -98,10 +97,9 @@ def _units(program: Program) -> Iterator[_TaskUnit]:
 
 
 def _in_order(program: Program, groups: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return groups of nodes so that what a group reads comes before it.
+    """Return groups of nodes in an order in which each comes after everything that it reads.
 
-    A group of several nodes stands where everything that it reads is there, which may be behind
-    nodes that stood between its own.
+    So a group may come later than some nodes that stood between its own.
     """
     missing = set(groups)
     waiting = list(dict.fromkeys(groups.values()))
@@ -120,7 +118,7 @@ def _in_order(program: Program, groups: dict[str, tuple[str, ...]]) -> list[tupl
 
 
 def _made_by(program: Program, node: Node) -> list[str]:
-    """Return the nodes whose tasks make what a node reads."""
+    """Return the nodes whose tasks make the operands of a node."""
     return [program[name].inputs[0] if program[name].op == "pick" else name for name in node.inputs]
 
 
@@ -152,18 +150,17 @@ def _task(program: Program, unit: _TaskUnit, memory: dict[str, str]) -> Task:
         chunk=unit.chunk,
         reads=tuple(a for a in reads if program[a.value].op not in ("scalar", "const")),
         writes=tuple(writes),
-        sent_bytes=_share(_sent(program, moves, kind), unit),
+        sent_bytes=_share(sent_by_task(unit.nodes, program, kind), unit),
         touched_bytes=0
         if _is_there(nodes, memory)
-        else sum(_local_bytes(program, n, unit) for n in (*dict.fromkeys(outside), *leaving)),
-        flops=sum(_flops(program, node, unit) for node in nodes),
+        else sum(chunk_bytes(n, program, unit.region) for n in (*dict.fromkeys(outside), *leaving)),
         priority=min((int(node.attr("priority", 0)) for node in nodes), default=0),
         ahead=max((int(node.attr("ahead", 0)) for node in nodes), key=abs, default=0),
     )
 
 
 def _is_there(nodes: list[Node], memory: dict[str, str]) -> bool:
-    """Whether a task is an update with a value that lies in the state's place already."""
+    """Whether a task is an update whose value was computed in the state's memory."""
     (first, *others) = nodes
     return first.op == "update" and not others and memory.get(first.inputs[1]) == memory[first.name]
 
@@ -174,7 +171,7 @@ def _lane_and_kind(program: Program, nodes: list[Node], moves: list[Node]) -> tu
         lane = net_lane(moves[0].axes) + (":gather" if gathers else "")
         as_one = [r.kind for r in program.regions if r.kind in _AS_ONE and nodes[0].name in r.nodes]
         if "ring" in as_one:
-            return COMPUTE, "ring"  # Whoever computes communicates, step by step.
+            return COMPUTE, "ring"  # One thread computes and communicates, step by step.
         if "bucket" in as_one:
             return lane, "bucket"
         return lane, "fused" if as_one else "move"
@@ -201,7 +198,7 @@ def _access(program: Program, name: str, unit: _TaskUnit, memory: dict[str, str]
 
 
 def _needed(task: Task, writers: dict[str, list[Task]], readers: dict[str, list[Task]]) -> set[str]:
-    """Return the tasks that must be over because of the values that a task touches."""
+    """Return the tasks that must be over before a task may touch its values."""
     out: set[str] = set()
     for access in (*task.reads, *task.writes):
         for other in writers.get(access.state or access.value, ()):
@@ -221,7 +218,7 @@ def _meet(task: Task, access: Access, other: Task, theirs: tuple[Access, ...]) -
 
 
 class _ImpliedOrder:
-    """Who waits for whom only because nobody said that they may overlap."""
+    """Waits between tasks that may not overlap, since no region says that they may."""
 
     def __init__(self, program: Program) -> None:
         self._regions = {
@@ -231,20 +228,20 @@ class _ImpliedOrder:
             for name in region.nodes
         }
         self._last: list[str] = []
-        """Tasks that whoever does not overlap with them waits for."""
+        """The latest tasks; tasks that do not overlap with them wait for them."""
         self._before: list[str] = []
-        """The same when the region began that we are in."""
+        """The value of `_last` when the present region began."""
         self._inside: str | None = None
 
     def before(self, task: Task) -> set[str]:
-        """Return what a task waits for."""
+        """Return the tasks that a task waits for."""
         region = self._region_of(task)
         if region is not None and region == self._inside:
             return set(self._before)
         return set(self._last)
 
     def done(self, task: Task) -> None:
-        """Take note of a task."""
+        """Add a task to the order."""
         region = self._region_of(task)
         if region is None or region != self._inside:
             self._before = self._last
@@ -257,43 +254,9 @@ class _ImpliedOrder:
         return found.pop() if len(found) == 1 else None
 
 
-# -- what tasks cost ---------------------------------------------------------------------------
-
-
-def _sent(program: Program, moves: list[Node], kind: str) -> int:
-    """Return what the busiest rank sends for a task."""
-    if kind == "bucket":
-        return sent_together(moves, program)
-    return sum(sent_bytes(node, program) for node in moves)
+# -- what tasks move ---------------------------------------------------------------------------
 
 
 def _share(total: int, unit: _TaskUnit) -> int:
     """Return the largest share of one chunk."""
     return total if unit.region is None else -(-total // unit.region.num_chunks)
-
-
-def _local_bytes(program: Program, name: str, unit: _TaskUnit) -> int:
-    if program[name].op == "call":
-        return sum(_local_bytes(program, pick, unit) for pick in program.users[name])
-    size_bytes = program[name].type.local_bytes(program.mesh, 0)
-    cut = unit.region is not None and unit.region.dim(name) is not None
-    return _share(size_bytes, unit) if cut else size_bytes
-
-
-def _flops(program: Program, node: Node, unit: _TaskUnit) -> int:
-    local = node.type.local_shape(program.mesh, 0)
-    elements = 1
-    for length in local:
-        elements *= length
-    if node.op == "matmul":
-        inner = program[node.inputs[0]].type.local_shape(program.mesh, 0)[-1]
-        return _share(2 * elements * inner, unit)
-    if OPS[node.op].kind in ("pointwise", "reduce"):
-        read = max([elements, *(_elements(program, name) for name in node.inputs)])
-        return _share(int(read * OPS[node.op].cost), unit)
-    return 0
-
-
-def _elements(program: Program, name: str) -> int:
-    made = program[name].type
-    return made.local_bytes(program.mesh, 0) // DTYPES[made.dtype].size_bytes

@@ -1,7 +1,7 @@
-"""Pictures of lanes: what each lane does when, before and after a rewrite, one below the other.
+"""Pictures of lanes: the tasks of each lane in time, before and after a rewrite.
 
-All timelines of a page have one scale: what is shorter is shorter there too. `perfetto_json` has
-the same in the form that Perfetto opens.
+All timelines of a page have one scale, so lengths can be compared. `perfetto_json` writes the same
+as a trace that Perfetto opens.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _KINDS = {
     "decode": "decoding",
     "copy": "copying to the device",
 }
-"""By kind of task: what it is called; its number is that of its colour."""
+"""By kind of task: its name in the legend; its place is the number of its colour."""
 _ROOM = 1.02
-"""Of the longest step: the mark at its end stands inside of the chart."""
+"""Width of the chart in longest steps: the mark at the end of a step is inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One timeline with what it is called."""
+    """A timeline and its name."""
 
     name: str
     timeline: Timeline
@@ -110,7 +110,7 @@ def _spans(
 
 
 def _note(span: Span) -> str:
-    """Return what a tooltip says of a task beside its name and its time."""
+    """Return the rest of a task's tooltip, after its name and its time."""
     words = []
     if span.task.sent_bytes:
         words.append(f"{show_bytes(span.task.sent_bytes)} sent")
@@ -122,7 +122,7 @@ def _note(span: Span) -> str:
 
 
 def _sorted_lanes(lanes: Sequence[str]) -> list[str]:
-    """Return lanes from what computes to what is far away."""
+    """Return lanes in order: computation, network, device, storage."""
     last = ("", COPY, DECODE, FETCH, IO)
     places = {lane: last.index(lane) if lane in last else 0 for lane in lanes}
     return sorted(lanes, key=lambda lane: (lane != COMPUTE, places[lane], lane))

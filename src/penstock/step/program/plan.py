@@ -1,11 +1,10 @@
 """Plans: a program as tasks on lanes, ready to be carried out, simulated or drawn.
 
 A task begins when those named in `after` are over and its *lane* has come to it: `compute`,
-`io:fetch`, `io:decode` and `copy` for what is loaded (`loads`), `io` for what is stored, and for
-communication along an axis `net:AXIS` and, for gathers, `net:AXIS:gather`. Lanes of communication
-keep the order of the plan, since all ranks must agree on it; the others take the first task that is
-ready. What a program leaves unsaid is done one after the other, as a framework would; regions that
-overlap leave only the order that values need.
+`io:fetch`, `io:decode` and `copy` for loads (`loads`), `io` for stores, and for communication along
+an axis `net:AXIS` and, for gathers, `net:AXIS:gather`. Lanes of communication keep the order of the
+plan, since all ranks must agree on it; other lanes take the first task that is ready. By default
+tasks run one after the other, as in a framework; in regions that overlap they wait for values only.
 
 Tasks name the chunks of values that they read and write, so a plan can be checked for races without
 being run. All ranks have the same plan: the same tasks, in the same order, by the same digest.
@@ -41,7 +40,7 @@ class Access:
     chunk: int | None = None
     """None: all of it."""
     state: str | None = None
-    """The value whose memory it is, where it is not its own: a state, mostly."""
+    """The value whose memory it lies in, if not its own: mostly a state."""
 
     def overlaps(self, other: Access) -> bool:
         """Whether both have memory in common."""
@@ -51,32 +50,31 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something one lane does in one go."""
+    """A piece of work that one lane does in one go."""
 
     name: str
     lane: str
     nodes: tuple[str, ...]
-    """What it carries out, in order: one node, or those of a fused region."""
+    """The nodes that it carries out, in order: one, or those of a fused region."""
     kind: str
     """compute, move, store, call; load, or its stages fetch, decode and copy; fused (communication
     and computation as one), bucket (several collectives as one), ring (a product and communication,
     step by step)."""
     region: str | None = None
-    """The region whose chunk it does."""
+    """The region of which it does a chunk."""
     chunk: int | None = None
     reads: tuple[Access, ...] = ()
     writes: tuple[Access, ...] = ()
     after: tuple[str, ...] = ()
-    """Tasks that must be over, of this iteration; lanes keep their own order besides."""
+    """Tasks of this iteration that must be over before; lanes keep their own order besides."""
     sent_bytes: int = 0
     """Payload that the busiest rank sends."""
     touched_bytes: int = 0
     """Memory that it reads and writes on one rank."""
-    flops: int = 0
     priority: int = 0
     """Among tasks that could go next on a lane, the smallest goes."""
     ahead: int = 0
-    """It is done so many iterations before its own, or, if negative, may last into the next."""
+    """It runs so many iterations before its own; if negative, it may last so many longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,7 @@ class Plan:
     program: Program
     tasks: tuple[Task, ...]
     shared: tuple[tuple[str, str], ...] = ()
-    """Values that lie where another one does."""
+    """Pairs of values: the first lies in the memory of the second."""
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -113,7 +111,7 @@ class Plan:
         return tuple(task for task in self.tasks if task.lane == lane)
 
     def sent_bytes(self) -> dict[str, int]:
-        """Return by lane what the busiest rank sends in an iteration."""
+        """Return by lane the bytes that the busiest rank sends in an iteration."""
         out: dict[str, int] = {}
         for task in self.tasks:
             if task.sent_bytes:

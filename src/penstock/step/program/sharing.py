@@ -1,11 +1,11 @@
-"""Memory that values share: a result may lie where something lay that nobody needs any more.
+"""Memory that values share: a result may lie in the memory of a value that is no longer needed.
 
-An update lies where its state does. So does the value that it is made of, if nobody reads the old
-state after that value is there: then the update costs nothing. An all-reduce takes the place of
-what it adds up, if nobody else reads that, and an input only if the user gives it away.
+An update lies in the memory of its state. So does the update's value, if nobody reads the old state
+after the value is computed: then the update costs nothing. An all-reduce overwrites its operand, if
+nobody else reads that; an input is overwritten only if the user donates it.
 
-Slices lie where the whole does: what is gathered in its own part of the result, and what is left of
-a reduce-scatter in that part of what it adds up.
+Slices lie in the memory of the whole: the operand of a gather in its own part of the result, and
+the result of a reduce-scatter in its part of the operand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VIEWS = ("slice", "transpose", "flatten", "unflatten", "expand", "recv", "store
 
 
 def shared(program: Program, donate: Collection[str] = ()) -> dict[str, str]:
-    """Return the values that lie where another one lies, each with the first that lay there."""
+    """Return the values that lie in the memory of another one, each with that one."""
     places = {node.name: number for number, node in enumerate(program.nodes)}
     out: dict[str, str] = {}
     for node in program.nodes:
@@ -57,12 +57,12 @@ def _may_lie_in(
     if any(user.op == "update" for user in _users(program, value) if user.name != update.name):
         return False
     if state in value.inputs and not is_pointwise(value.op):
-        return False  # It still reads other elements when it writes the first.
+        return False  # It would overwrite elements of the state that it still reads.
     readers = [n for n in program.users[state] if n != update.name]
     earlier = [n.name for n in program.nodes if n.op == "update" and n.attr("target") == state]
     if earlier != [update.name]:
         return False
-    # Its own reading of the old state goes before its writing, element by element or not at all.
+    # The value itself may read the old state: it reads each element before it writes it.
     return all(places[reader] < places[value.name] for reader in readers if reader != value.name)
 
 
@@ -81,7 +81,7 @@ def _is_part(program: Program, part: Node, whole: Node, move: Node) -> bool:
 def _may_wait_in(
     program: Program, part: Node, gather: Node, out: dict[str, str], places: dict[str, int]
 ) -> bool:
-    """Whether what is to be gathered may lie in the place of the result before it is gathered."""
+    """Whether the operand of a gather may lie in the memory of the result."""
     if not _is_free(program, part, gather, ()):
         return False
     state = out.get(gather.name)

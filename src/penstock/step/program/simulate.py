@@ -1,14 +1,14 @@
 """A plan on lanes in virtual time: when every task begins and ends, on one rank like all others.
 
-A task goes through its latency and then through its work, at the speed that what it shares leaves
-it. Wires and processors are shared fairly: who wants less than an even share gets what it wants,
-and the others divide the rest. So a move that needs a fifth of a core slows the computation beside
+A task goes through its latency and then through its work, at the speed that shared resources allow.
+Wires and processors are shared fairly: a task that wants less than an even share gets that, and the
+others divide the rest. So a move that needs a fifth of a core slows the computation beside
 it by a fifth on one core and not at all on two; two moves on one wire take twice as long each.
 
-Steps follow each other. A step begins when the one before it is over, except for tasks that are
-*ahead*: those were begun so many steps earlier, as soon as what they read was there, and only who
-reads them waits; and those that are *behind*, which may last into the steps that follow. Where a
-plan has such tasks, several steps are simulated and the last ones tell how long one takes.
+Steps follow each other. A step begins when the one before it is over, with two exceptions. Tasks
+that are *ahead* begin so many steps earlier, as soon as their operands are ready, and only their
+readers wait for them. Tasks that are *behind* may last into later steps. Where a plan has such
+tasks, several steps are simulated and the last one counts.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from penstock.step.program.timeline import Span, Timeline
 __all__ = ["simulate"]
 
 _STEPS_AHEAD = 4
-"""Simulated beyond those that tasks are ahead, until steps are alike."""
+"""Steps simulated beyond those that tasks are ahead: by then all steps are alike."""
 _TINY_S = 1e-12
 
 Key = tuple[int, str]
-"""A task of a step: the step that its values belong to."""
+"""A task of a step: the step that its values belong to, and its name."""
 
 
 def simulate(plan: Plan, costs: MachineCosts, *, num_steps: int | None = None) -> Timeline:
     """Return when every task of a plan begins and ends, over some steps that follow each other."""
     ahead = max((abs(task.ahead) for task in plan.tasks), default=0)
     steps = num_steps or (ahead + _STEPS_AHEAD if ahead else 1)
-    # What the last step begins for those after it shares lanes and wires with its own.
+    # The last step also begins tasks of later steps, which share lanes and wires with its own.
     more = max((task.ahead for task in plan.tasks if task.ahead > 0), default=0)
     run = _SimulationState(plan, costs, steps + more)
     run.go()
@@ -67,14 +67,14 @@ class _Running:
 
     @property
     def rest_s(self) -> float:
-        """Until something changes for it, if its speed stays."""
+        """Seconds until its latency or its work ends, at its present speed."""
         if self.is_waiting:
             return self.latency_s
         return self.left_s / self.speed if self.left_s > _TINY_S else 0.0
 
 
 class _SimulationState:
-    """The state between two events."""
+    """The state of all lanes between two events."""
 
     def __init__(self, plan: Plan, costs: MachineCosts, num_steps: int) -> None:
         self._plan, self._cores = plan, costs.cores
@@ -92,7 +92,7 @@ class _SimulationState:
         self.spans: list[Span] = []
 
     def go(self) -> None:
-        """Let everything happen."""
+        """Run until all tasks are over."""
         for key, needs in self._missing.items():
             if not needs:
                 self._is_ready(key)
@@ -106,7 +106,7 @@ class _SimulationState:
 
     def _is_ready(self, key: Key) -> None:
         task = self._plan.by_name[key[1]]
-        # Ranks must agree on the order of moves, so priorities count elsewhere only.
+        # Ranks must agree on the order of moves, so priorities do not count on their lanes.
         priority = 0 if task.lane.startswith("net:") else task.priority
         heappush(self._ready[task.lane], (priority, self._places[key]))
 
@@ -125,7 +125,7 @@ class _SimulationState:
         self._share()
 
     def _share(self) -> None:
-        """Divide what running tasks share."""
+        """Divide cores and wires between running tasks."""
         active = {lane: run for lane, run in self._running.items() if not run.is_waiting}
         cores = _fair({lane: run.work.cores for lane, run in active.items()}, self._cores)
         wires: dict[str, dict[str, float]] = {}
@@ -159,11 +159,11 @@ class _SimulationState:
 
 
 def _works(plan: Plan, costs: MachineCosts) -> dict[str, TaskWork]:
-    """Return what every task does; chunks that do as much of the same are looked at once."""
+    """Return the work of every task; equal chunks of one region are computed once."""
     known: dict[object, TaskWork] = {}
     out: dict[str, TaskWork] = {}
     for task in plan.tasks:
-        amounts = task.sent_bytes, task.touched_bytes, task.flops
+        amounts = task.sent_bytes, task.touched_bytes
         key = task.name if task.chunk is None else (task.kind, task.nodes, amounts)
         if key not in known:
             known[key] = work_of(task, plan, costs)
@@ -172,7 +172,7 @@ def _works(plan: Plan, costs: MachineCosts) -> dict[str, TaskWork]:
 
 
 def _fair(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Return by who wants what share of it each gets: those below an even share get all.
+    """Return the granted part of each demand; demands below an even share are granted in full.
 
     >>> _fair({"move": 0.2, "compute": 1.0}, 1.0)
     {'move': 1.0, 'compute': 0.8}
@@ -189,8 +189,7 @@ def _fair(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
 def _queues(plan: Plan, num_steps: int, writers: dict[str, list[str]]) -> dict[str, list[Key]]:
     """Return by lane its tasks in the order in which they are begun.
 
-    A task that is ahead stands before a step's own if it reads nothing that the step makes, and
-    after them otherwise.
+    A task that is ahead stands before a step's own tasks, or after them if it reads their values.
     """
     queues: dict[str, list[tuple[tuple[int, int, int], Key]]] = {}
     late: set[str] = set()
@@ -207,7 +206,7 @@ def _queues(plan: Plan, num_steps: int, writers: dict[str, list[str]]) -> dict[s
 def _waits(
     plan: Plan, num_steps: int, writers: dict[str, list[str]]
 ) -> tuple[dict[Key, set[Key]], dict[Key, list[Key]]]:
-    """Return what every task of every step waits for, and who waits for it."""
+    """Return the tasks that every task of every step waits for, and those that wait for it."""
     own = [task for task in plan.tasks if task.ahead == 0]
     waited = {name for task in own for name in task.after}
     last = [task.name for task in own if task.name not in waited]
@@ -215,7 +214,7 @@ def _waits(
     missing: dict[Key, set[Key]] = {}
     for step in range(num_steps):
         for task in plan.tasks:
-            # What is ahead has its turn before a step's own, so it cannot wait for them.
+            # A task that is ahead runs before the step's own tasks, so it cannot wait for them.
             after = [name for name in task.after if plan.by_name[name].ahead >= task.ahead]
             needs = {(step, name) for name in after}
             if step:
@@ -223,7 +222,7 @@ def _waits(
                 if task.ahead == 0 and not any(plan.by_name[n].ahead == 0 for n in after):
                     needs |= {(step - 1, name) for name in last}
                     needs |= {(step - 1 - k, name) for name, k in behind if step > k}
-            # Room for what is ahead: its place is free when the step that used it is over.
+            # A task that is ahead needs a buffer: it is free when the step that used it is over.
             if 0 < task.ahead < step:
                 needs |= {(step - task.ahead - 1, name) for name in last}
             missing[step, task.name] = needs
@@ -235,7 +234,7 @@ def _waits(
 
 
 def _state_writers(plan: Plan) -> dict[str, list[str]]:
-    """Return by task who, in the step before, wrote the states that it reads as they were then."""
+    """Return by task the tasks of the step before that wrote the states it reads."""
     written: dict[str, list[tuple[int | None, str]]] = {}
     for task in plan.tasks:
         for access in task.writes:

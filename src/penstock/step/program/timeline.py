@@ -1,7 +1,7 @@
 """Timelines: when every task of a plan began and ended, simulated or measured.
 
-The last step of several tells how long one takes when many follow each other; what is asked of a
-timeline is asked of that step.
+The last of several steps shows how long one takes when many follow each other; all questions to a
+timeline are about that step.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
-from penstock.step.program.bytes import held_bytes
+from penstock.step.program.bytes import chunk_bytes, held_bytes
 from penstock.step.program.loads import LOAD_LANES
 from penstock.step.program.plan import COMPUTE, Plan, Task
 
@@ -37,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What a plan does in virtual time."""
+    """The tasks of a plan in time."""
 
     plan: Plan
     spans: tuple[Span, ...]
@@ -62,33 +63,28 @@ class Timeline:
         return tuple(s for s in self.spans if s.end_s > start + _TINY_S and s.start_s < end)
 
     def busy_s(self, *lanes: str) -> float:
-        """Return for how long of a step one of some lanes was at work."""
+        """Return how long in a step at least one of some lanes was at work."""
         return _length(self._busy(lane for lane in self.plan.lanes if lane in lanes))
 
     @property
     def communication_s(self) -> float:
-        """For how long of a step something was on its way between ranks."""
+        """How long in a step ranks were communicating."""
         return _length(self._busy(self._net))
 
     @property
     def exposed_s(self) -> float:
-        """For how long of a step something was on its way while nothing was computed."""
+        """How long in a step ranks were communicating while nothing was computed."""
         return self.alone_s(*self._net)
 
     def alone_s(self, *lanes: str) -> float:
-        """Return for how long one of some lanes was at work while nothing was computed."""
+        """Return how long at least one of some lanes was at work while nothing was computed."""
         both = _length(self._busy([*lanes, COMPUTE]))
         return both - _length(self._busy([COMPUTE]))
 
     @property
     def load_lanes(self) -> tuple[str, ...]:
-        """The lanes of what is loaded, in the order in which a batch comes to them."""
+        """The lanes of loads, in the order in which a batch goes through them."""
         return tuple(lane for lane in LOAD_LANES if lane in self.plan.lanes)
-
-    @property
-    def idle_s(self) -> float:
-        """For how long of a step no lane did anything."""
-        return self.step_s - _length(self._busy(self.plan.lanes))
 
     @property
     def _net(self) -> list[str]:
@@ -103,61 +99,37 @@ class Timeline:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most memory that values take at once on one rank, beside what it was given."""
-        changes: list[tuple[float, int, int]] = []
-        for key, size_bytes in self._made.items():
-            first, last = self._lives[key]
-            changes += [(first, 1, size_bytes), (last, 0, -size_bytes)]
-        now = peak = 0
-        for _, _, change in sorted(changes):
-            now += change
-            peak = max(peak, now)
-        return peak
+        """The most memory that values take at once on one rank, without inputs and states.
 
-    @cached_property
-    def given_bytes(self) -> int:
-        """Memory of what a rank was given: states and inputs."""
+        A value lives from the beginning of its writer to the end of its last reader.
+        """
         program = self.plan.program
-        return sum(held_bytes(n.name, program) for n in program.inputs)
-
-    @cached_property
-    def _made(self) -> dict[tuple[int, str, int | None], int]:
-        out = {}
-        for span in self.spans:
-            for access in span.task.writes:
-                if access.state is None:
-                    size = _written_bytes(span.task, access.value, self.plan)
-                    out[span.step, access.value, access.chunk] = size
-        return out
-
-    @cached_property
-    def _lives(self) -> dict[tuple[int, str, int | None], tuple[float, float]]:
-        """By value: from the beginning of what writes it to the end of what reads it last."""
-        lives = {}
         reads: dict[tuple[int, str], list[tuple[int | None, float]]] = {}
         for span in self.spans:
             for access in span.task.reads:
                 reads.setdefault((span.step, access.value), []).append((access.chunk, span.end_s))
+        changes: list[tuple[float, int, int]] = []
         for span in self.spans:
+            region = None if span.task.region is None else program.region(span.task.region)
             for access in span.task.writes:
+                if access.state is not None:
+                    continue
                 ends = [
                     end
                     for chunk, end in reads.get((span.step, access.value), ())
                     if chunk is None or access.chunk is None or chunk == access.chunk
                 ]
-                lives[span.step, access.value, access.chunk] = (
-                    span.start_s,
-                    max([span.end_s, *ends]),
-                )
-        return lives
+                size_bytes = chunk_bytes(access.value, program, region)
+                last = max([span.end_s, *ends])
+                # At one moment memory is given back first: 0 sorts before 1.
+                changes += [(span.start_s, 1, size_bytes), (last, 0, -size_bytes)]
+        return max(accumulate(change for _, _, change in sorted(changes)), default=0)
 
-
-def _written_bytes(task: Task, value: str, plan: Plan) -> int:
-    region = plan.program.region(task.region) if task.region is not None else None
-    total = held_bytes(value, plan.program)
-    if region is None or region.dim(value) is None:
-        return total
-    return -(-total // region.num_chunks)
+    @cached_property
+    def given_bytes(self) -> int:
+        """Memory of states and inputs on one rank."""
+        program = self.plan.program
+        return sum(held_bytes(n.name, program) for n in program.inputs)
 
 
 def _length(intervals: list[tuple[float, float]]) -> float:

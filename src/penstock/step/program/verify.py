@@ -1,4 +1,4 @@
-"""Whether a program is sound: what must hold of every one, whoever made it."""
+"""Whether a program is sound: conditions that hold for every program, whoever made it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["verified"]
 
 
 def verified(program: Program, before: Program | None = None) -> Program:
-    """Return a program, if it is sound; and if it still computes what one before it did.
+    """Return a program, if it is sound and has the same results as the program before it.
 
-    Every value is made once and before it is read, has the type that its operation gives it, moves
-    can go as is said of them, and regions can be carried out in one go. What the user gets out has
-    its shape and its layouts.
+    Every value is made once and before it is read and has the type that its operation gives it,
+    options of moves apply, and regions can be carried out in one go. Outputs keep their shapes and
+    layouts.
     """
     made: set[str] = set()
     for node in program.nodes:
@@ -40,7 +40,7 @@ def _check_node(program: Program, node: Node, made: set[str]) -> None:
     types = [program[name].type for name in node.inputs]
     found = infer(node.op, types, dict(node.attrs), program.mesh)
     if found != node.type:
-        raise ProgramError(f"{node.name} is said to be {node.type} and is {found}")
+        raise ProgramError(f"{node.name} has type {node.type}, its operation makes {found}")
     if wrong := misfit(node):
         raise ProgramError(wrong)
 
@@ -60,7 +60,7 @@ def _check_region(program: Program, region: Region) -> None:
 
 
 def _check_way(program: Program, region: Region) -> None:
-    """Refuse what is said of some moves of a region, where all of them go in one way."""
+    """Refuse options of single moves in a region whose moves go as one."""
     nodes = [program[name] for name in region.nodes]
     for key in ("wire", "algo") if region.kind == "bucket" else ():
         said = {node.attr(key): node.name for node in nodes}
@@ -79,9 +79,9 @@ def _check_way(program: Program, region: Region) -> None:
 
 
 def left_between(program: Program, nodes: tuple[str, ...]) -> list[str]:
-    """Return what stands between some nodes: it reads one of them and another one reads it.
+    """Return the nodes between some nodes: they depend on one of them, and another depends on them.
 
-    Nodes between which nothing stands can be carried out as one.
+    Nodes with nothing between them can be carried out as one.
     """
     inside = set(nodes)
     after: set[str] = set()
@@ -108,7 +108,7 @@ def _check_same(program: Program, before: Program) -> None:
     if program.mesh != before.mesh:
         return
     for name, was, made in zip(program.outputs, then, now, strict=True):
-        # States are returned as they are kept, and that may change.
+        # States are returned in the layout in which they are kept, which may change.
         if made != was and program[name].op not in ("update", "input"):
             raise ProgramError(
                 f"program {program.name} would return {name} as {made}, and returned {was} before"

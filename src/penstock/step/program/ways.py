@@ -1,7 +1,8 @@
-"""What can be said of how a collective is carried out: by which way it goes, with how many bits.
+"""Options of a collective: its algorithm (`algo`) and the element type on the wire (`wire`).
 
-Both change no layout, so types do not tell what is possible. Here is what does: rewrites ask before
-they say it of a move or of what a move becomes, and `verified` asks it of every program.
+Neither changes a layout, so type inference does not check them. The rules stand here: rewrites ask
+before they set an option on a move or on the moves that replace it, and `verified` asks for every
+program.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ __all__ = ["ALGOS", "COLLECTIVES", "WIRES", "can_do", "can_shrink", "fitting", "
 ALGOS = ("direct", "ring", "native")
 WIRES = ("bf16", "f16")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
-"""Moves that have more than one way to go, and can send other bits than values have."""
+"""Moves with more than one algorithm, which can also send other element types."""
 _NATIVE = ("f32", "f64", "i32", "i64")
 
 
 def can_do(node: Node, way: str) -> bool:
-    """Whether a collective can go a way without other values than it has."""
+    """Whether a collective can use an algorithm without a change of its values."""
     sent = node.attr("wire") or node.type.dtype
     if node.op not in COLLECTIVES or way not in ALGOS:
         return False
@@ -30,7 +31,7 @@ def can_do(node: Node, way: str) -> bool:
 
 
 def why_not(way: str) -> str:
-    """Return why a collective cannot go a way, and which one it can."""
+    """Return why a collective cannot use an algorithm, and which one it can."""
     if way == "native":
         return f"the library has its own for all_reduce of {', '.join(_NATIVE)} only; use direct"
     return "a ring would round sums on each rank; use direct"
@@ -44,7 +45,7 @@ def can_shrink(node: Node, dtype: str) -> bool:
 
 
 def fitting(node: Node) -> Node:
-    """Return a node without what was said of the move that it came of and cannot be said of it."""
+    """Drop inherited `wire` and `algo` that do not apply to a node."""
     if node.attr("wire") is not None and not can_shrink(node, node.attr("wire")):
         node = node.with_attrs(wire=None)
     if node.attr("algo") is not None and not can_do(node, node.attr("algo")):
@@ -53,7 +54,7 @@ def fitting(node: Node) -> Node:
 
 
 def misfit(node: Node) -> str:
-    """Return what is said of a node and cannot be; nothing where it can."""
+    """Return why `wire` or `algo` of a node cannot apply; nothing if they can."""
     wire, way = node.attr("wire"), node.attr("algo")
     if wire is not None and not can_shrink(node, wire):
         return (

@@ -1,10 +1,10 @@
-"""algo: by which way a collective goes round.
+"""algo: the algorithm of a collective.
 
-`direct` is one exchange with each other rank, `ring` goes by neighbours only, `native` is the
-library's own all-reduce; None leaves it to whoever carries it out, who looks at sizes. All of them
-make the same, up to the order of sums. Which is fastest depends on the network and on how many
-ranks there are, so it is measured (`tune`). Where ranks share memory, or a library knows no other
-way than its own, there is nothing to choose.
+`direct` exchanges data with each other rank, `ring` with neighbours only, `native` is the library's
+own all-reduce; None leaves the choice to the executor, which looks at sizes. All results are the
+same, up to the order of sums. The fastest depends on the network and on the number of ranks, so it
+is measured (`tune`). Where ranks share memory, or a library has its own algorithms only, there is
+nothing to choose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.step.program.nodes import Program
 from penstock.step.program.passes.regions import with_buckets
 from penstock.step.program.ways import ALGOS, COLLECTIVES, can_do, why_not
 
-__all__ = ["ALGOS", "algo", "can_do"]
+__all__ = ["algo"]
 
 
 def algo(program: Program, *names: str, way: str | None) -> Program:
@@ -29,13 +29,11 @@ def algo(program: Program, *names: str, way: str | None) -> Program:
             raise ProgramError(f"algo {way!r} of {name} ({program[name].op}): {why_not(way)}")
     if not chosen:
         raise ProgramError(f"algo {way!r}: program {program.name} has no collective that goes so")
-    return program.with_nodes(
-        node.with_attrs(algo=way) if node.name in chosen else node for node in program.nodes
-    )
+    return program.with_attrs({name: {"algo": way} for name in chosen})
 
 
 def _meant(program: Program, names: tuple[str, ...]) -> set[str]:
-    """Return the collectives that are meant, with those that go with them in a bucket."""
+    """Return the chosen collectives, with those in one bucket with them; without names, all."""
     chosen = with_buckets(program, {program.find(name, *COLLECTIVES).name for name in names})
     for region in program.regions:
         inside = chosen & set(region.nodes)

@@ -1,9 +1,9 @@
 """bucket: several small collectives become one, over memory that lies together.
 
-A collective costs its latency whatever it moves, so many small tensors are moved as one flat
-*arena*. The region says in which order they lie in it and where each begins, in elements of what
-one rank contributes; the graph stays as it is. Conditions: the same operation on the same axes and
-element type, and none needs another one.
+A collective costs its latency however small it is, so many small tensors are moved as one flat
+*arena*. The region has their order in it and where each begins, in elements of one rank's
+contribution; the graph stays as it is. Conditions: the same operation on the same axes and element
+type, and none depends on another one.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def _check_alike(program: Program, first: Node, node: Node) -> None:
 
 
 def _offsets(program: Program, nodes: tuple[str, ...]) -> tuple[tuple[int, ...], int]:
-    """Return where each begins in the arena, and how long that is, on the rank that has most.
+    """Return where each value begins in the arena, and its length, on the rank with most elements.
 
-    Parts of a scatter or a gather are counted as one rank has them: an arena has as many of those
-    runs as there are ranks, so that each rank's share of everything lies together.
+    For a scatter or a gather these are places in one rank's share: the arena has one share for each
+    rank, so that all parts of a rank lie together.
     """
     at, out = 0, []
     for node in (program[one] for one in nodes):

@@ -1,8 +1,8 @@
 """chunk: cut a region into pieces that are carried out one after the other.
 
-The pieces have nothing to do with each other, so the second may be computed while the first is on
-its way; `overlap` says that it is. Condition: a dimension that no node of the region mixes. Where
-an axis slices it, piece k of a whole value is the k-th run of every rank's part.
+The pieces are independent, so the second may be computed while the first is sent; `overlap` allows
+it. Condition: a dimension that no node of the region mixes. Where an axis slices it, piece k of a
+whole value is the k-th run of every rank's part.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def chunk(
 ) -> Program:
     """Cut a region into k chunks along a dimension of its last node.
 
-    Names are nodes, a region, or the first and the last node; none: the region that was fused last.
-    Chunks are as long as each other, the last one shorter; there may be fewer than k then.
+    Names are nodes, a region, or the first and the last node; by default the latest fused region.
+    Chunks have one length, but the last may be shorter; then there may be fewer than k.
     """
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ProgramError(f"chunk into {k!r} pieces; 1 or more make sense")
@@ -33,7 +33,7 @@ def chunk(
         names = _fused_last(program)
     nodes = _with_fused(program, _with_results(program, set(meant(program, names, "chunk"))))
     _check_whole(program, nodes)
-    # Merged dimensions are cut evenly or not at all, so that runs of one are runs of the other.
+    # Merged dimensions are cut evenly, so that a run of the merged one is a run of its first part.
     cut = cut_along(program, nodes, dim, k * program.mesh.num_ranks)
     axis = _axis_of(program, cut)
     kept = _kept(program, nodes, cut)
@@ -56,7 +56,7 @@ def _fused_last(program: Program) -> tuple[str, ...]:
 
 
 def _with_fused(program: Program, inside: set[str]) -> tuple[str, ...]:
-    """Return nodes with those that they are fused with."""
+    """Return nodes and those fused with them."""
     for region in program.regions:
         if region.kind == "fuse" and inside & set(region.nodes):
             inside |= set(region.nodes)
@@ -64,7 +64,7 @@ def _with_fused(program: Program, inside: set[str]) -> tuple[str, ...]:
 
 
 def _with_results(program: Program, inside: set[str]) -> set[str]:
-    """Return nodes with the calls whose results they are, and all of those calls' results."""
+    """Return nodes, the calls of which they are results, and all results of those calls."""
     picks = [node for node in program.nodes if node.op == "pick"]
     calls = {node.inputs[0] for node in picks if {node.name, node.inputs[0]} & inside}
     return inside | calls | {node.name for node in picks if node.inputs[0] in calls}
@@ -79,15 +79,15 @@ def _check_whole(program: Program, nodes: tuple[str, ...]) -> None:
                     f"chunk of {node.name}: a result of it is a sum over its samples; leave it out"
                 )
             raise ProgramError(
-                f"chunk of {node.name}: {node.op} comes whole, nobody knows what its pieces are; "
-                "leave it out"
+                f"chunk of {node.name}: {node.op} comes whole and cannot be cut into pieces; leave "
+                "it out"
             )
 
 
 def _kept(program: Program, nodes: tuple[str, ...], cut: Cut) -> tuple[str, ...]:
-    """Return the nodes that are cut; those that every chunk needs whole are made before.
+    """Return the nodes that are cut; nodes that every chunk needs whole run before the region.
 
-    Numbers that a kernel makes for itself stay with it.
+    Numbers that a fused kernel computes for itself stay in it.
     """
     kept = {name for name in nodes if cut.get(name) is not None}
     fused = [r for r in program.regions if r.kind == "fuse" and kept & set(r.nodes)]
@@ -104,7 +104,7 @@ def _kept(program: Program, nodes: tuple[str, ...], cut: Cut) -> tuple[str, ...]
 
 
 def _check_leaving(program: Program, kept: set[str], cut: Cut) -> None:
-    """Refuse what every chunk makes for itself, if somebody else wants it too: who writes it?"""
+    """Refuse a value that every chunk computes for itself, if another node reads it as well."""
     numbers = set(host_nodes(program))
     for name in sorted(kept):
         users = program.users[name]
@@ -124,17 +124,12 @@ def _dims(program: Program, nodes: tuple[str, ...], cut: Cut) -> tuple[tuple[str
 # -- slices ------------------------------------------------------------------------------------
 
 
-def _slicing(program: Program, name: str, dim: int) -> frozenset[str]:
-    """Return the axes that slice a dimension of a value."""
-    layouts = program[name].type.layouts
-    return frozenset(axis for axis, y in layouts if y.kind == "S" and y.dim == dim)
-
-
 def _axis_of(program: Program, cut: Cut) -> str | None:
-    """Return the axis that slices some values along the cut and not the others."""
-    sliced = {name: _slicing(program, name, dim) for name, dim in cut.items() if dim is not None}
-    always = frozenset.intersection(*sliced.values())
-    some = frozenset.union(*sliced.values()) - always
+    """Return the axis that slices some values along the cut and not others."""
+    dims = {name: dim for name, dim in cut.items() if dim is not None}
+    sliced = [frozenset(program[name].type.slicing(dim)) for name, dim in dims.items()]
+    always = frozenset.intersection(*sliced)
+    some = frozenset.union(*sliced) - always
     if not some:
         return None
     if len(some) > 1:
@@ -155,7 +150,7 @@ def _axis_of(program: Program, cut: Cut) -> str | None:
 def _num_chunks(
     program: Program, nodes: tuple[str, ...], cut: Cut, axis: str | None, k: int
 ) -> int:
-    """Return how many chunks there are: none is empty on the rank that has most."""
+    """Return the number of chunks, of which none is empty on the rank with the longest part."""
     name, dim = next((n, d) for n in nodes if (d := cut.get(n)) is not None)
     made = program[name].type
     first, last = made.bounds(program.mesh, 0)[dim]

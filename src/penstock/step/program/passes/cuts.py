@@ -1,9 +1,8 @@
 """Along which dimension every value of a region is cut, found from one of them.
 
-A cut of one value cuts those that it is made of and those that are made of it, through the loops of
-the operations between them. What an operation needs whole stays whole, and so does everything that
-it is made of. Where two ways to a value disagree, or an operation mixes the dimension, there is no
-such cut.
+A cut of one value cuts its operands and its readers, through the loops of the operations between
+them. A value that an operation needs whole stays whole, and so do its operands. Where two paths to
+a value disagree, or an operation mixes the dimension, there is no such cut.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from penstock.step.program.ops import OPS
 __all__ = ["Cut", "cut_along"]
 
 Cut = dict[str, int | None]
-"""By value: the dimension, or None for what is whole."""
+"""By value: the dimension, or None for a whole value."""
 
 
 class _NoCutError(Exception):
-    """Why a dimension is none to cut along."""
+    """Why values cannot be cut along a dimension."""
 
 
 def cut_along(program: Program, nodes: tuple[str, ...], dim: int | None, pieces: int) -> Cut:
     """Return how the values of a region are cut, its last node along one dimension.
 
-    Where no dimension is said, the first is taken along which everything can be cut.
+    By default that is the first dimension along which everything can be cut.
     """
     finder = _Finder(program, nodes, pieces)
     last = next((n for n in reversed(nodes) if program[n].type.ndim), None)
@@ -45,7 +44,7 @@ def cut_along(program: Program, nodes: tuple[str, ...], dim: int | None, pieces:
 
 
 class _Finder:
-    """One region, and what follows in it from a cut."""
+    """Finds the cut of all values of one region."""
 
     def __init__(self, program: Program, nodes: tuple[str, ...], pieces: int) -> None:
         self._program = program
@@ -54,7 +53,7 @@ class _Finder:
         self._loops = {name: loops_of(program[name], program) for name in nodes}
 
     def with_one(self, cut: Cut, name: str, dims: Iterable[int | None]) -> Cut:
-        """Return a cut that has one more value, along the first dimension that goes."""
+        """Return a cut with one more value, along the first dimension that is possible."""
         reasons = []
         for dim in dims:
             try:
@@ -80,7 +79,7 @@ class _Finder:
         return out
 
     def _follows(self, value: str, dim: int | None) -> list[tuple[str, int | None, str]]:
-        """Return what a cut of one value says of others, and which node says it."""
+        """Return the cuts that follow for other values, each with the node that connects them."""
         out: list[tuple[str, int | None, str]] = []
         if value in self._inside:
             node = self._program[value]

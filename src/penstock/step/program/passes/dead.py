@@ -1,7 +1,7 @@
-"""Dead: what nobody reads is not computed, loaded or sent.
+"""Dead: values that nobody reads are not computed, loaded or sent.
 
-All ranks have the same program, so a collective that goes, goes everywhere. States, what is stored
-and what is returned are the ends; a function of the user stays, since nobody knows what it does.
+All ranks have the same program, so a collective that is dropped is dropped everywhere. Updates,
+stores and outputs stay, and so do calls of the user's functions, which may have other effects.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def unread(program: Program) -> set[str]:
 
 
 def without_unread(program: Program, *, among: Collection[str] | None = None) -> Program:
-    """Return the program without nodes (of some, or of all) that nothing needs."""
+    """Return the program without nodes that nothing needs: some of them, or all."""
     gone = unread(program)
     gone = gone if among is None else _ends(program, gone & {*among})
     if not gone:
@@ -58,7 +58,7 @@ def without_unread(program: Program, *, among: Collection[str] | None = None) ->
 
 
 def _ends(program: Program, names: set[str]) -> set[str]:
-    """Return those of some unread values that no other value reads that stays."""
+    """Return those of some unread values whose readers, if any, are dropped as well."""
     out: set[str] = set()
     for node in reversed(program.nodes):
         if node.name in names and out.issuperset(program.users[node.name]):

@@ -1,28 +1,28 @@
 """A program on its way to another one: nodes are written again, one after the other.
 
 Rewrites of the graph all go the same way. They walk over the nodes in their order and copy most of
-them; where a value is to be had in another layout they write something else, and whoever read the
-old value reads the new one. Types are inferred anew, so a rewrite that is wrong stops here.
+them; where a value gets another layout they write other nodes, and readers of the old value read
+the new one. Types are inferred anew, so a wrong rewrite stops here.
 
-Rewrites of the graph come before those that say how it is carried out: what a region holds, and
-what was moved over the end of an iteration, stays as it is.
+Rewrites of the graph come first, those that say how it is carried out come later: a graph rewrite
+may change neither the nodes of a region nor those moved over the end of an iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.errors import ProgramError
 from penstock.step.program.infer import infer
-from penstock.step.program.nodes import Attr, Node, Program
+from penstock.step.program.nodes import Attr, Node, Program, free_name
 from penstock.step.program.types import Type
 from penstock.step.program.ways import fitting
 
 __all__ = ["Draft", "above", "below_all", "carried", "renamed", "stem"]
 
 _HOW = ("wire", "algo", "priority")
-"""Attributes that say how a move is carried out; the moves that it becomes have those that fit."""
+"""How a move is carried out. The moves that replace it inherit what can apply to them."""
 
 
 class Draft:
@@ -32,13 +32,13 @@ class Draft:
         self.program = program
         self.mesh = program.mesh
         self.rewrite = rewrite
-        """What it is called in errors."""
+        """Its name in errors."""
         self.nodes: dict[str, Node] = {}
         self.renamed: dict[str, str] = {}
-        """Values of the old program that are called otherwise in the new one."""
+        """By name in the old program: the name in the new one, where that differs."""
 
     def now(self, name: str) -> str:
-        """Return what a value of the old program is called in the new one."""
+        """Return the name in the new program of a value of the old one."""
         return self.renamed.get(name, name)
 
     def type(self, name: str) -> Type:
@@ -46,18 +46,18 @@ class Draft:
         return self.nodes[name].type
 
     def inferred(self, node: Node, inputs: Sequence[str]) -> Type:
-        """Return the type that a node would have on other values."""
+        """Return the type that a node would have with other operands."""
         return infer(node.op, [self.type(i) for i in inputs], dict(node.attrs), self.mesh)
 
     def copy(self, node: Node, inputs: Sequence[str] | None = None) -> str:
-        """Write a node of the old program again, on the values that it reads now."""
+        """Write a node of the old program again, with its operands in the new program."""
         read = [self.now(i) for i in node.inputs] if inputs is None else list(inputs)
         made = self.inferred(node, read)
         self.nodes[node.name] = replace(node, inputs=tuple(read), type=made)
         return node.name
 
     def add(self, op: str, inputs: Sequence[str], name: str, /, *, of: Node, **attrs: Attr) -> str:
-        """Write a new node, named anew where the name is taken, and return its name."""
+        """Write a new node and return its name, which has a number where it was taken."""
         made = infer(op, [self.type(i) for i in inputs], attrs, self.mesh)
         free = self.fresh(name)
         node = Node(
@@ -73,23 +73,29 @@ class Draft:
         return free
 
     def fresh(self, name: str) -> str:
-        """Return a name that no value has, before or after, like the one given."""
-        number, free = 1, name
-        while free in self.nodes or free in self.program:
-            number += 1
-            free = f"{name}.{number}"
-        return free
+        """Return a name that no value of the old or the new program has, like the one given."""
+        return free_name(name, self.nodes, self.program)
 
-    def finished(self, outputs: Iterable[str], gone: Collection[str] = ()) -> Program:
-        """Return the new program, if regions and turns of the loop are what they were."""
+    def replace(self, name: str, write: Callable[[Node], str]) -> Program:
+        """Return the program with one node written in another way, all others copied."""
+        for node in self.program.nodes:
+            if node.name == name:
+                self.renamed[name] = write(node)
+            else:
+                self.copy(node)
+        return self.finished()
+
+    def finished(self, outputs: Iterable[str] | None = None, gone: Collection[str] = ()) -> Program:
+        """Return the new program, if its regions and what is done ahead are as they were."""
+        returned = map(self.now, self.program.outputs) if outputs is None else outputs
         out = replace(
-            self.program, nodes=tuple(self.nodes.values()), outputs=tuple(outputs), mesh=self.mesh
+            self.program, nodes=tuple(self.nodes.values()), outputs=tuple(returned), mesh=self.mesh
         )
         return _scheduled_alike(out, self.program, self.rewrite, set(gone))
 
 
 def renamed(program: Program, names: Mapping[str, str]) -> Program:
-    """Return the program with some values called otherwise."""
+    """Return the program with other names for some values."""
     nodes = [
         replace(node, name=names.get(node.name, node.name), inputs=_called(node.inputs, names))
         for node in program.nodes
@@ -102,12 +108,12 @@ def _called(values: tuple[str, ...], names: Mapping[str, str]) -> tuple[str, ...
 
 
 def stem(node: Node) -> str:
-    """Return what the values that are made of a node are named after."""
+    """Return the beginning of the names of values that replace a node."""
     return node.label or node.name
 
 
 def carried(node: Node) -> dict[str, Attr]:
-    """Return the attributes that go over to the moves that a move becomes, where they fit."""
+    """Return the attributes of a move that the moves which replace it inherit."""
     return {key: value for key, value in node.attrs if key in _HOW}
 
 
@@ -130,7 +136,7 @@ def below_all(program: Program, names: Iterable[str]) -> set[str]:
 
 
 def _scheduled_alike(out: Program, before: Program, rewrite: str, gone: set[str]) -> Program:
-    """Refuse a change of what a region holds, or of what is done ahead of its iteration."""
+    """Refuse to change nodes of a region, or nodes that are done ahead of their iteration."""
     regions = [
         replace(region, nodes=tuple(n for n in region.nodes if n not in gone))
         for region in before.regions

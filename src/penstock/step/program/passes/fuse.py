@@ -1,11 +1,11 @@
 """fuse: carry out several nodes as one kernel.
 
-Two forms. *compute*: element by element work, with reductions along rows, so that what is between
-stays in registers. *collective*: a reduce-scatter, work on the slice that it leaves, and the gather
-of what came out: the fused all-reduce of CoCoNeT; or work and the send of its result. Conditions:
-no other node between them, all work on parts of the same shape, one kind of communication at each
-end. Sums of a few numbers over all ranks, such as norms, are possible inside only if the user says
-that the kernel may stop for them: `norms=True`.
+There are two forms. *compute*: elementwise work with reductions along rows, so that values between
+stay in registers. *collective*: a reduce-scatter, work on the slice that it leaves, and the gather
+of the results: the fused all-reduce of CoCoNeT; or work and the send of its result. Conditions: no
+other node between them, all work on parts of the same shape, one kind of communication at each end.
+All-reduces of single numbers, such as norms, are possible inside only if the user allows the kernel
+to wait for them: `norms=True`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["fuse"]
 
 _IN, _OUT, _SENT = "reduce_scatter", "all_gather", "send"
 _FEW = 1
-"""Elements of a sum that a kernel may stop for."""
+"""Elements of an all-reduce that a kernel may wait for."""
 
 
 def fuse(
@@ -34,8 +34,8 @@ def fuse(
 ) -> Program:
     """Carry out nodes as one: those named, or everything between the first and the last.
 
-    `norms` allows all-reduces of single numbers inside, for which all ranks stop. `compute` takes
-    only what is computed between two collectives and leaves these as they are.
+    `norms` allows all-reduces of single numbers inside, for which all ranks wait. `compute` takes
+    only the nodes computed between two collectives and leaves the collectives out.
     """
     nodes = _writing_last(program, meant(program, names, "fuse"), names)
     if compute:
@@ -62,13 +62,13 @@ def fuse(
 
 
 def _computed(program: Program, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes between collectives, without updates that take what those bring."""
+    """Return the nodes between collectives, without updates whose values those bring."""
     moves = {name for name in nodes if is_move(program[name].op)}
     return tuple(n for n in nodes if n not in moves and not moves & _new_value(program[n]))
 
 
 def _new_value(node: Node) -> set[str]:
-    """Return what an update is made of: one with what a gather brings is done by the gather."""
+    """Return the value of an update: the gather of a value does the update with it too."""
     return {node.inputs[1]} if node.op == "update" else set()
 
 
@@ -94,7 +94,7 @@ def _check_op(node: Node) -> None:
 
 
 def _check_rows(node: Node) -> None:
-    """Refuse reductions for which a kernel would have to go through memory crosswise."""
+    """Refuse reductions over dimensions that are not the last, for which a kernel would stride."""
     if node.op == "softmax":
         if node.attr("dim") == node.type.ndim - 1:
             return
@@ -113,7 +113,7 @@ def _check_rows(node: Node) -> None:
 def _writing_last(
     program: Program, nodes: tuple[str, ...], names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return nodes without updates that nobody has named and that would write too early."""
+    """Return nodes without those unnamed updates that would write too early."""
     work = [program[name] for name in nodes]
     lost = {state for node in work for state in _read_across(program, node)}
     stay = {name for node in work for name in node.inputs} | {*names}
@@ -125,14 +125,14 @@ def _writing_last(
 
 
 def _read_across(program: Program, node: Node) -> set[str]:
-    """Return the states of which a node reads elements that come later."""
+    """Return the states of which a node reads other elements than it writes."""
     if goes_along(node):
         return set()
     return {str(program[name].attr("target", name)) for name in node.inputs}
 
 
 def _check_places(program: Program, work: list[Node]) -> None:
-    """Refuse to write a state while elements of it that come later are still read."""
+    """Refuse to update a state in a kernel that still has to read other elements of it."""
     states = {str(node.attr("target")) for node in work if node.op == "update"}
     for node in work:
         if lost := states & _read_across(program, node):
@@ -168,7 +168,7 @@ def _check_ends(program: Program, moves: list[Node], inside: set[str]) -> None:
             )
     for node in out:
         later = (below_all(program, [node.name]) & inside) - {node.name}
-        # A state that takes what was gathered is a name for it, not another reader.
+        # An update with the gathered value is another name for it, no reader of its own.
         later = {name for name in later if not _takes(program, name, node.name)}
         if later:
             raise ProgramError(
@@ -199,7 +199,7 @@ def _check_one_kind(moves: list[Node]) -> None:
 
 def _check_alike(program: Program, work: list[Node], moves: list[Node]) -> None:
     """Refuse work on parts that differ: a kernel goes once over one shape."""
-    # Updates that take what was gathered have its shape; they are no work.
+    # Updates with a gathered value have its shape; they are no work.
     gathers = {node.name for node in moves if node.op == _OUT}
     types = [(node.name, node.type) for node in work if not set(node.inputs) & gathers]
     types += [
@@ -227,7 +227,7 @@ def _fits(made: Type, of: Type) -> bool:
     shift = shift if from_right else 0
     mine = {(axis, y.dim + shift) for axis, y in made.layouts if y.kind == "S"}
     theirs = {(axis, y.dim) for axis, y in of.layouts if y.kind == "S"}
-    # Where a value has the one length, slices of it do not matter.
+    # Where a value has length 1 it is broadcast, so slices there do not matter.
     needed = {(a, d) for a, d in theirs if d >= shift and d - shift < made.ndim}
     needed = {(a, d) for a, d in needed if made.shape[d - shift] != 1}
     return mine == needed

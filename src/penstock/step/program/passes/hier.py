@@ -26,8 +26,8 @@ _SPLIT_ALONE = ("all_reduce", "reduce_scatter", "all_gather")
 def hier(program: Program, name: str, *, inner: str | None = None, dim: int = 0) -> Program:
     """Return the program with one all-reduce or all-gather along two axes done axis by axis.
 
-    `inner` is the axis whose ranks are near each other: the last one where none is said. `dim` is
-    the dimension of an all-reduce that is sliced there.
+    `inner` is the axis whose ranks are near each other, by default the last one. `dim` is the
+    dimension of an all-reduce that is sliced there.
     """
     node = program.find(name, "all_reduce", "all_gather")
     if len(node.axes) < 2:
@@ -38,14 +38,9 @@ def hier(program: Program, name: str, *, inner: str | None = None, dim: int = 0)
     if near not in node.axes:
         raise ProgramError(f"hier of {node.name} with {near!r} inside; it goes along {node.axes}")
     draft = Draft(program, f"hier of {node.name}")
-    for other in program.nodes:
-        if other.name != node.name:
-            draft.copy(other)
-        elif node.op == "all_gather":
-            draft.renamed[node.name] = _gathered(draft, node)
-        else:
-            draft.renamed[node.name] = _reduced(draft, node, near, dim)
-    return draft.finished(draft.now(out) for out in program.outputs)
+    if node.op == "all_gather":
+        return draft.replace(node.name, lambda node: _gathered(draft, node))
+    return draft.replace(node.name, lambda node: _reduced(draft, node, near, dim))
 
 
 def _reduced(draft: Draft, node: Node, near: str, dim: int) -> str:
@@ -58,15 +53,14 @@ def _reduced(draft: Draft, node: Node, near: str, dim: int) -> str:
             f"hier of {node.name} along dimension {dim}; it has {draft.type(source).ndim}"
         )
     how = carried(node)
-    part = draft.add(
-        "reduce_scatter", [source], f"{name}.scatter", of=node, axis=near, dim=dim, op=op, **how
-    )
+    scatter = {"axis": near, "dim": dim, "op": op, **how}
+    part = draft.add("reduce_scatter", [source], f"{name}.scatter", of=node, **scatter)
     total = draft.add("all_reduce", [part], f"{name}.reduce", of=node, axis=outer, op=op, **how)
     return draft.add("all_gather", [total], f"{name}.gather", of=node, axis=near, **how)
 
 
 def _gathered(draft: Draft, node: Node) -> str:
-    # The axis that cut last joins first, or parts would not lie beside each other.
+    # The axis that cut last joins first: only its parts lie beside each other.
     found = draft.now(node.inputs[0])
     for axis in sorted(node.axes, key=draft.mesh.names.index, reverse=True):
         name = f"{stem(node).removesuffix('.gather')}.gather.{axis}"
@@ -124,7 +118,7 @@ class _Factoring:
                     f"{draft.rewrite}: {node.name} is a {node.op}, which goes along one axis"
                 )
             self._check(node, draft.now(node.name))
-        return draft.finished(draft.now(out) for out in self._program.outputs)
+        return draft.finished()
 
     def _axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         out: list[str] = []
@@ -156,7 +150,7 @@ class _Factoring:
         return found
 
     def _check(self, node: Node, now: str) -> None:
-        """Every rank must have of a value what it had: parts of parts are not always parts."""
+        """Refuse if a rank's part of a value changes: parts of uneven parts may differ."""
         mesh, made = self._program.mesh, self._draft.type(now)
         for rank in range(mesh.num_ranks):
             then, here = node.type.bounds(mesh, rank), made.bounds(self._draft.mesh, rank)

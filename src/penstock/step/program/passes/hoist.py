@@ -1,18 +1,20 @@
 """Hoist: communication moves above the computations that made what it moves.
 
-The inverse of sinking, and a rewrite of its own where fewer bytes go above: the gather of a cast to
-float32 sends twice what the cast of a gather does, and what was loaded as bytes grows fourfold when
-it is made numbers.
+The inverse of sinking, and useful where fewer bytes are sent above: the gather of a cast to float32
+sends twice the bytes of the cast of a gather, and images that were loaded as bytes grow fourfold
+when they become numbers.
 
     y = all_gather(f(x, r))       ->      y = f(all_gather(x), r)
     y = all_reduce(f(x))          ->      y = f(all_reduce(x))          f linear
     y = slice(f(x))               ->      y = f(slice(x))
 
 A slice goes above other computations and above moves along other axes, so that they compute and
-send the slice only. Whoever else reads f(x) reads what it did before.
+send the slice only. Other readers of f(x) still read f(x).
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 from penstock.errors import ProgramError
 from penstock.step.program.layouts import R
@@ -22,7 +24,6 @@ from penstock.step.program.passes.dead import without_unread
 from penstock.step.program.passes.draft import Draft, below_all, carried, renamed, stem
 from penstock.step.program.passes.draft import above as all_above
 from penstock.step.program.passes.narrow import operand_dims
-from penstock.step.program.types import Type
 
 __all__ = ["hoist"]
 
@@ -30,7 +31,7 @@ __all__ = ["hoist"]
 def hoist(program: Program, name: str, *, above: str | None = None) -> Program:
     """Return the program with an all-gather, all-reduce or slice above what made its operand.
 
-    `above` is the first of the nodes that it goes above; where none is said it goes above one.
+    `above` is the first of the nodes that it goes above; by default it goes above one node.
     """
     move = program.find(name, "all_gather", "all_reduce", "slice")
     last = program[move.inputs[0]]
@@ -45,63 +46,66 @@ def hoist(program: Program, name: str, *, above: str | None = None) -> Program:
             )
     if move.op == "slice":
         return _Slicing(program, move, passed).run()
-    return _Hoisting(program, move, passed).run()
+    return _Gathering(program, move, passed).run()
 
 
-def _on(made: Type, axes: tuple[str, ...]) -> Type:
-    """Return a type as it is where some axes have it whole."""
-    for axis in axes:
-        made = made.with_layout(axis, R)
-    return made
-
-
-class _Hoisting:
-    """One walk over a program, in which an all-gather or all-reduce goes up."""
+class _Hoisting(ABC):
+    """One walk over a program, in which a move goes up."""
 
     def __init__(self, program: Program, move: Node, passed: set[str]) -> None:
         self._program, self._move, self._passed = program, move, passed
-        self._kind = "S" if move.op == "all_gather" else "P"
         self._draft = Draft(program, f"hoist of {move.name}")
-        self._whole: dict[str, str] = {}
-        """By value: what it is called where it is whole."""
+        self._moved: dict[str, str] = {}
+        """By value: its name as it is after the move."""
+
+    @abstractmethod
+    def _write_moved(self, node: Node) -> None:
+        """Write a node once more, on moved values."""
 
     def run(self) -> Program:
+        """Return the program; nodes that nobody reads any more are dropped."""
         draft = self._draft
         for node in self._program.nodes:
             if node.name == self._move.name:
-                draft.renamed[node.name] = self._whole[node.inputs[0]]
+                draft.renamed[node.name] = self._moved[node.inputs[0]]
                 continue
             draft.copy(node)
             if node.name in self._passed:
-                self._write_whole(node)
-        out = draft.finished(draft.now(name) for name in self._program.outputs)
-        return _tidied(out, self._program, {n: self._whole[n] for n in self._passed})
+                self._write_moved(node)
+        return _tidied(draft.finished(), self._program, {n: self._moved[n] for n in self._passed})
 
-    def _write_whole(self, node: Node) -> None:
-        """Write a node once more, on whole values; what nobody reads then is taken away."""
+
+class _Gathering(_Hoisting):
+    """An all-gather or all-reduce goes up: nodes are computed on whole values."""
+
+    def __init__(self, program: Program, move: Node, passed: set[str]) -> None:
+        super().__init__(program, move, passed)
+        self._kind = "S" if move.op == "all_gather" else "P"
+
+    def _write_moved(self, node: Node) -> None:
         if node.op in ("update", "store"):
             raise ProgramError(
                 f"hoist of {self._move.name} above {node.name}: an {node.op} is done once; "
                 "gather what it returns"
             )
         if node.axes and set(node.axes) <= set(self._move.axes):
-            self._whole[node.name] = self._undone(node)
+            self._moved[node.name] = self._undone(node)
             return
         inputs = [self._whole_of(i) for i in node.inputs]
         name = f"{stem(node)}.whole"
         made = self._draft.add(node.op, inputs, name, of=node, **dict(node.attrs))
-        wanted = _on(node.type, self._move.axes)
+        wanted = node.type.with_layout(self._move.axes, R)
         if self._draft.type(made) != wanted:
             raise ProgramError(
                 f"hoist of {self._move.name} above {node.name}: on {self._move.op} of its operands "
                 f"it would be {self._draft.type(made)}, not {wanted}"
             )
-        self._whole[node.name] = made
+        self._moved[node.name] = made
 
     def _undone(self, node: Node) -> str:
-        """Return what a move along the same axes is of a value that is whole: itself."""
+        """Return the operand of a move along the same axes, which does nothing to a whole value."""
         source = self._whole_of(node.inputs[0])
-        is_whole = _on(self._draft.type(source), node.axes) == self._draft.type(source)
+        is_whole = self._draft.type(source).with_layout(node.axes, R) == self._draft.type(source)
         same = node.op == "slice" or (node.op == "all_reduce" and node.attr("op") != "mean")
         if self._kind == "P" or not same or not is_whole:
             raise ProgramError(
@@ -113,8 +117,8 @@ class _Hoisting:
     def _whole_of(self, name: str) -> str:
         now = self._draft.now(name)
         kinds = {self._draft.type(now).layout(axis).kind for axis in self._move.axes}
-        if name in self._whole:
-            return self._whole[name]
+        if name in self._moved:
+            return self._moved[name]
         if kinds != {self._kind}:
             return now
         attrs: dict[str, Attr] = {"axis": self._move.attr("axis"), **carried(self._move)}
@@ -122,26 +126,24 @@ class _Hoisting:
             attrs["op"] = self._move.attr("op")
         ending = "gather" if self._kind == "S" else "reduce"
         of = self._draft.nodes[now]
-        self._whole[name] = self._draft.add(
+        self._moved[name] = self._draft.add(
             self._move.op, [now], f"{stem(of)}.{ending}", of=of, **attrs
         )
-        return self._whole[name]
+        return self._moved[name]
 
 
-class _Slicing:
-    """One walk over a program, in which a slice goes up."""
+class _Slicing(_Hoisting):
+    """A slice goes up: nodes are computed on slices."""
 
     def __init__(self, program: Program, move: Node, passed: set[str]) -> None:
-        self._program, self._move, self._passed = program, move, passed
-        self._draft = Draft(program, f"hoist of {move.name}")
+        super().__init__(program, move, passed)
         self._axis = move.axes[0]
         self._dims = self._wanted()
-        # What is the same for all slices, such as a bias, is computed as it was.
+        # A value that is the same for all slices, such as a bias, is computed as it was.
         self._passed = passed & self._dims.keys()
-        self._sliced: dict[str, str] = {}
 
     def _wanted(self) -> dict[str, int]:
-        """Return along which dimension each value is sliced that the slice passes or reads."""
+        """Return the dimension along which each value that the slice passes or reads is sliced."""
         dims = {self._move.inputs[0]: int(self._move.attr("dim"))}
         for node in reversed(self._program.nodes):
             if node.name not in self._passed or node.name not in dims:
@@ -161,47 +163,34 @@ class _Slicing:
                     )
         return dims
 
-    def run(self) -> Program:
-        draft = self._draft
-        for node in self._program.nodes:
-            if node.name == self._move.name:
-                draft.renamed[node.name] = self._sliced[node.inputs[0]]
-                continue
-            draft.copy(node)
-            if node.name in self._passed:
-                self._write_sliced(node)
-        out = draft.finished(draft.now(name) for name in self._program.outputs)
-        return _tidied(out, self._program, {n: self._sliced[n] for n in self._passed})
-
-    def _write_sliced(self, node: Node) -> None:
+    def _write_moved(self, node: Node) -> None:
         dims = operand_dims(node, self._dims[node.name], self._program)
         inputs = [
             self._draft.now(i) if dim is None else self._slice_of(i, dim)
             for i, dim in zip(node.inputs, dims, strict=True)
         ]
-        made = self._draft.add(
-            node.op, inputs, f"{stem(node)}.part", of=node, **dict(node.attrs)
-        )  # fmt: skip
+        name = f"{stem(node)}.part"
+        made = self._draft.add(node.op, inputs, name, of=node, **dict(node.attrs))
         if self._draft.type(made).layout(self._axis).kind != "S":
             raise ProgramError(
                 f"hoist of {self._move.name} above {node.name}: none of what it reads can be sliced"
             )
-        self._sliced[node.name] = made
+        self._moved[node.name] = made
 
     def _slice_of(self, name: str, dim: int) -> str:
         now = self._draft.now(name)
         if self._draft.type(now).layout(self._axis).kind == "S":
             return now
-        if name not in self._sliced:
+        if name not in self._moved:
             of = self._draft.nodes[now]
-            self._sliced[name] = self._draft.add(
+            self._moved[name] = self._draft.add(
                 "slice", [now], f"{stem(of)}.slice", of=of, axis=self._axis, dim=dim
             )
-        return self._sliced[name]
+        return self._moved[name]
 
 
 def _tidied(program: Program, before: Program, passed: dict[str, str]) -> Program:
-    """Take away what was passed and is not read any more; what took its place has its name."""
+    """Drop passed nodes that nobody reads any more, and give their names to what replaced them."""
     new = {node.name for node in program.nodes if node.name not in before}
     out = without_unread(program, among={*passed, *new})
     left = {node.name for node in out.nodes} & new

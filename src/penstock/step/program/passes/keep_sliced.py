@@ -1,9 +1,9 @@
-"""Keep sliced: a state of which every rank reads a slice is a slice on every rank.
+"""Keep sliced: a state that every rank reads in slices is kept in slices.
 
-After the gather of the gradient has sunk below Adam, its moments are read in slices and computed in
-slices, and gathered only to be kept. They are kept as they are computed: a W-th of the memory, and
-no gather. Weights too; where something reads those whole, they are gathered for it, once, and that
-gather may be moved over the end of the iteration (`rotate`).
+After the gather of the gradient has sunk below Adam, the moments are read and computed in slices,
+and gathered only to be kept. In slices they need a W-th of the memory and no gather. Weights can be
+kept in slices too; readers that need them whole share one gather, which may be moved over the end
+of the iteration (`rotate`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.step.program.types import Type
 __all__ = ["keep_sliced"]
 
 _TEMPORARY = "kept state"
-"""What the gather of a state is called until the names of dead gathers are free."""
+"""The name of the gather of a state until the names of dead gathers are free."""
 
 
 def keep_sliced(
@@ -27,8 +27,8 @@ def keep_sliced(
 ) -> Program:
     """Return the program with some states kept in slices.
 
-    Axis and dimension are those in which their new values are there; where those are whole, say
-    them. What is returned of such a state is its slice.
+    Axis and dimension are by default those in which the new value of a state was gathered; name
+    them where it is whole. The program returns slices of such states.
     """
     if not names:
         raise ProgramError("keep_sliced needs the names of states")
@@ -40,24 +40,18 @@ def keep_sliced(
 def _kept(program: Program, name: str, axis: str | None, dim: int | None) -> Program:
     if name not in program.states:
         raise ProgramError(
-            f"keep_sliced of {name}, which is no state; states are what is updated: "
+            f"keep_sliced of {name}, which is no state; states are updated parameters: "
             f"{', '.join(program.states) or 'none here'}"
         )
     state = program[name]
     axes, at = _how(program, state, axis, dim)
-    out = _updated_sliced(program, state, _sliced(state.type, axes, at))
+    out = _updated_sliced(program, state, state.type.with_layout(axes, S(at)))
     out = _absorbed(out)
-    # The gathers for updates go first, so that the one for readers can have their name.
+    # The gathers of new values are dropped first, so that the gather for readers gets their name.
     out = without_unread(out, among=_gathers(out) - {_TEMPORARY})
     if _TEMPORARY not in out:
         return out
     return renamed(out, {_TEMPORARY: out.fresh(f"{name}.gather")})
-
-
-def _sliced(made: Type, axes: tuple[str, ...], dim: int) -> Type:
-    for axis in axes:
-        made = made.with_layout(axis, S(dim))
-    return made
 
 
 def _gathers(program: Program) -> set[str]:
@@ -69,18 +63,16 @@ def _how(
 ) -> tuple[tuple[str, ...], int]:
     """Return the axes and the dimension that a state is to be sliced along."""
     value = program[program[program.states[state.name]].inputs[1]]
+    axes: tuple[str, ...] = (axis or program.mesh.names[0],)
+    at = dim or 0
     if axis is None and value.op == "all_gather":
-        source = program[value.inputs[0]].type
-        dims = {source.layout(one).dim for one in value.axes}
-        found = (value.axes, dims.pop() if dim is None else dim)
-    else:
-        if axis is None and len(program.mesh.axes) > 1:
-            raise ProgramError(
-                f"keep_sliced of {state.name}: its new value {value.name} is whole, so nothing "
-                "says how; sink a gather below its update, or say axis= and dim="
-            )
-        found = ((axis or program.mesh.names[0],), dim or 0)
-    axes, at = found
+        axes = value.axes
+        at = program[value.inputs[0]].type.layout(axes[0]).dim if dim is None else dim
+    elif axis is None and len(program.mesh.axes) > 1:
+        raise ProgramError(
+            f"keep_sliced of {state.name}: its new value {value.name} is whole, so nothing "
+            "says how; sink a gather below its update, or say axis= and dim="
+        )
     program.mesh.size(*axes)
     for one in axes:
         if state.type.layout(one).kind != "R":
@@ -96,7 +88,7 @@ def _how(
 
 
 def _updated_sliced(program: Program, state: Node, made: Type) -> Program:
-    """Write the state in slices; readers read a value that gathers it, for now."""
+    """Write the state in slices; its readers read a gather of it, for now."""
     draft = Draft(program, f"keep_sliced of {state.name}")
     axes = tuple(a for a in program.mesh.names if made.layout(a) != state.type.layout(a))
     attrs: dict[str, Attr] = {"axis": axes if len(axes) > 1 else axes[0]}
@@ -110,13 +102,11 @@ def _updated_sliced(program: Program, state: Node, made: Type) -> Program:
             value = draft.now(node.inputs[1])
             draft.copy(node, [node.inputs[0], _as_sliced(draft, value, made, axes)])
             updates.add(node.name)
-            # What the state is now is what it was updated with, which is there whole.
-            is_same = draft.type(value) == node.type
-            draft.renamed[node.name] = (
-                value
-                if is_same
-                else draft.add("all_gather", [node.name], f"{node.name}.gather", of=node, **attrs)
-            )
+            # Readers of the new state read its value, where that is whole.
+            if draft.type(value) != node.type:
+                name = f"{node.name}.gather"
+                value = draft.add("all_gather", [node.name], name, of=node, **attrs)
+            draft.renamed[node.name] = value
         else:
             draft.copy(node)
     outputs = [o if o in updates else draft.now(o) for o in program.outputs]
@@ -124,7 +114,7 @@ def _updated_sliced(program: Program, state: Node, made: Type) -> Program:
 
 
 def _as_sliced(draft: Draft, value: str, made: Type, axes: tuple[str, ...]) -> str:
-    """Return the slices that a value was gathered from, if they are the right ones."""
+    """Return the slices that a value was gathered from, if they are sliced in the same way."""
     node = draft.nodes[value]
     if node.op == "all_gather" and set(node.axes) == set(axes):
         source = node.inputs[0]
@@ -134,10 +124,10 @@ def _as_sliced(draft: Draft, value: str, made: Type, axes: tuple[str, ...]) -> s
 
 
 def _absorbed(program: Program) -> Program:
-    """Let what reads the gather of the state read slices instead, unless a gather follows anyway.
+    """Let readers of the state's gather read slices instead, unless a gather would follow them.
 
-    A node whose result somebody needs whole is left whole, and so on upwards: at the end there is
-    one gather, of the state itself, or none.
+    A node whose result is needed whole stays whole, and so do the nodes above it: in the end there
+    is one gather, that of the state itself, or none.
     """
     gather = program[_TEMPORARY]
     passed = below_all(program, [gather.name])

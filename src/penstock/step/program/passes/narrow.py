@@ -1,27 +1,27 @@
-"""Narrow: what is read in slices only is computed in slices only.
+"""Narrow: a value of which only slices are read is computed in slices.
 
 After an all-gather has sunk, a replicated value may be read by slices alone: `b1 * m` in Adam. All
 ranks would compute all of it and use a part. It is computed on a slice of `m` instead, which costs
-nothing to take; and where all that is read of a state are slices, the state can be kept sliced.
+nothing to take; and where only slices of a state are read, the state can be kept sliced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from penstock.errors import ProgramError
+from penstock.step.program.loops import Dims, loops_of
 from penstock.step.program.nodes import Node, Program
 from penstock.step.program.ops import OPS
 from penstock.step.program.passes.draft import Draft, stem
 
-__all__ = ["Dims", "narrowed", "operand_dims"]
+__all__ = ["narrowed", "operand_dims"]
 
-Dims = list[int | None]
-"""By operand: the dimension of it that a dimension of the result is made of."""
+_KINDS = ("pointwise", "matmul", "reduce")
+_OPS = ("transpose", "recv", "store", "all_reduce", "all_gather", "broadcast", "send")
+"""Operations whose slices are the operations of slices."""
 
 
 def narrowed(program: Program, readers: set[str], axes: tuple[str, ...]) -> Program:
-    """Return the program in which what only some readers' slices need is computed in slices."""
+    """Return the program in which values that only slices of some readers need are sliced too."""
     for axis in program.mesh.names:
         if axis in axes:
             program = _narrowed(program, readers, axis)
@@ -65,9 +65,9 @@ def _candidates(
 def _wanted(program: Program, node: Node, user: Node, dims: dict[str, int]) -> Dims:
     """Return along which dimensions a reader slices a value; None where it wants it whole."""
     if user.name not in dims:
-        return [None]
+        return (None,)
     wanted = operand_dims(user, dims[user.name], program)
-    return [dim for i, dim in zip(user.inputs, wanted, strict=True) if i == node.name]
+    return tuple(dim for i, dim in zip(user.inputs, wanted, strict=True) if i == node.name)
 
 
 def _rewritten(
@@ -119,58 +119,9 @@ def operand_dims(node: Node, dim: int, program: Program) -> Dims:
 
     None where an operand is the same for all slices.
     """
-    rule = _RULES.get(node.op) or _RULES.get(OPS[node.op].kind)
-    if rule is None:
-        raise ProgramError(f"{node.name}: nobody knows what {node.op} of slices is")
-    return rule(node, dim, program)
-
-
-def _of_pointwise(node: Node, dim: int, program: Program) -> Dims:
-    out: Dims = []
-    for name in node.inputs:
-        shape = program[name].type.shape
-        at = dim - node.type.ndim + len(shape)
-        out.append(at if at >= 0 and shape[at] == node.type.shape[dim] else None)
-    return out
-
-
-def _of_matmul(node: Node, dim: int, program: Program) -> Dims:
-    back = dim - node.type.ndim  # -1: columns, of the second; -2: rows, of the first
-    out: Dims = []
-    for k, name in enumerate(node.inputs):
-        shape = program[name].type.shape
-        is_batch = back < -2 and len(shape) >= -back and shape[back] == node.type.shape[dim]
-        out.append(len(shape) + back if is_batch or back == k - 2 else None)
-    return out
-
-
-def _of_reduction(node: Node, dim: int, program: Program) -> Dims:
-    if node.op == "softmax":
-        if dim == node.attr("dim"):
-            raise ProgramError(f"{node.name}: softmax needs all of dimension {dim}")
-        return [dim]
-    dims = tuple(node.attr("dims"))
-    if not node.attr("keep"):
-        left = [d for d in range(program[node.inputs[0]].type.ndim) if d not in dims]
-        return [left[dim]]
-    if dim in dims:
-        raise ProgramError(f"{node.name}: dimension {dim} is reduced")
-    return [dim]
-
-
-def _as_it_is(node: Node, dim: int, program: Program) -> Dims:
-    return [dim] * len(node.inputs)
-
-
-_RULES: dict[str, Callable[[Node, int, Program], Dims]] = {
-    "pointwise": _of_pointwise,
-    "matmul": _of_matmul,
-    "reduce": _of_reduction,  # the kind; the move of that name has a rule of its own below
-    "transpose": lambda node, dim, program: [tuple(node.attr("dims"))[dim]],
-    "recv": _as_it_is,
-    "store": _as_it_is,
-    "all_reduce": _as_it_is,
-    "all_gather": _as_it_is,
-    "broadcast": _as_it_is,
-    "send": _as_it_is,
-}
+    if OPS[node.op].kind not in _KINDS and node.op not in _OPS:
+        raise ProgramError(f"{node.name}: {node.op} is not defined on slices")
+    for loop in loops_of(node, program):
+        if loop.out == dim:
+            return loop.operands
+    raise ProgramError(f"{node.name}: {node.op} needs all of dimension {dim}")

@@ -1,10 +1,9 @@
-"""overlap: let nodes go on at the same time, as far as the values that they read allow.
+"""overlap: let nodes run at the same time, as far as the values that they read allow.
 
-What nobody says may overlap is done one after the other. Everything may be named at once: each
-waits for what it reads and for nothing else, so in a chain of gradients, each followed by its
-all-reduce, one is sent while the next is computed. Condition: there is something to win, that is,
-some two on different lanes of which neither needs the other, or chunks, of which one is computed
-while another one is on its way.
+Nodes outside of such regions run one after the other. All nodes may be named at once: each waits
+for its operands only, so in a chain of gradients, each followed by its all-reduce, one is sent
+while the next is computed. Condition: there is something to gain. Two nodes on different lanes must
+be independent, or there must be chunks, of which one is computed while another is sent.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _has_chunks(program: Program, nodes: tuple[str, ...]) -> bool:
 
 
 def _check_alone(program: Program, nodes: tuple[str, ...]) -> None:
-    """Refuse nodes that wait for each other, all of them."""
+    """Refuse nodes of which each pair on different lanes depends on each other."""
     below = {name: below_all(program, [name]) for name in nodes}
     for one, other in combinations(nodes, 2):
         if lane_of(program[one]) == lane_of(program[other]):
@@ -85,6 +84,6 @@ def _check_alone(program: Program, nodes: tuple[str, ...]) -> None:
         if other not in below[one] and one not in below[other]:
             return
     raise ProgramError(
-        f"overlap of {', '.join(nodes)}: what is on different lanes waits for each other; chunk "
-        "them together, then each chunk waits for its own only"
+        f"overlap of {', '.join(nodes)}: nodes on different lanes depend on each other; chunk them "
+        "together, then each chunk waits for its own values only"
     )

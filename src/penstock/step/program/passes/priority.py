@@ -1,8 +1,8 @@
-"""priority: which of the tasks that could go next on a lane goes first; the smallest number does.
+"""priority: which of the ready tasks of a lane goes first: the one with the smallest number.
 
-An order changes no value, so there is no condition. What helps is the order in which values are
-needed: the weights of the first layer are used first in the next step, so their gradients and their
-gathers go before the others though backward made them last.
+An order changes no value, so there is no condition. The order of first use helps: the weights of
+the first layer are used first in the next step, so their gradients and gathers go before the
+others, though backward makes them last.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def priority(program: Program, name: str, number: int) -> Program:
 def priority_by_use(program: Program, lane: str) -> Program:
     """Number what a lane does in the order of first use.
 
-    What this iteration still needs goes first. The rest becomes states; those are in the order in
-    which the next iteration reads them.
+    Values that this iteration still needs go first. The others become states and go in the order
+    in which the next iteration reads them.
     """
     moves = _on(program, lane)
     place = {node.name: at for at, node in enumerate(program.nodes)}
@@ -58,7 +58,7 @@ def _on(program: Program, lane: str) -> list[Node]:
 
 
 def _first_use(program: Program, node: Node, place: dict[str, int]) -> tuple[int, int]:
-    """Return in which iteration, and where in it, something first needs a value."""
+    """Return the iteration that first needs a value, and the place in it."""
     if node.attr("ahead"):
         readers = program.users[node.name]
         return 1, min((place[name] for name in readers), default=len(place))
@@ -71,7 +71,4 @@ def _first_use(program: Program, node: Node, place: dict[str, int]) -> tuple[int
 
 
 def _numbered(program: Program, numbers: dict[str, int]) -> Program:
-    return program.with_nodes(
-        node.with_attrs(priority=numbers[node.name]) if node.name in numbers else node
-        for node in program.nodes
-    )
+    return program.with_attrs({name: {"priority": number} for name, number in numbers.items()})

@@ -1,7 +1,7 @@
-"""Regions of a program: which nodes are meant, and whether they can be carried out together.
+"""Regions of a program: which nodes names stand for, and whether they can be carried out together.
 
-Nodes are meant by their names, by the name of a region that has them, or by two names: everything
-between the first and the last then, and what is computed for nobody else.
+Names stand for nodes or for the nodes of a region. Two names stand for everything between the first
+node and the last, and for the values that only those nodes need.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from penstock.errors import ProgramError
 from penstock.step.program.contract import arranged
 from penstock.step.program.lower import host_nodes
-from penstock.step.program.nodes import Node, Program, Region
+from penstock.step.program.nodes import Node, Program, Region, free_name
 from penstock.step.program.ops import OPS
 from penstock.step.program.passes.draft import above, below_all
 from penstock.step.program.verify import left_between
@@ -30,27 +30,18 @@ __all__ = [
 
 _WORK = tuple(op.name for op in OPS.values() if op.kind != "leaf")
 _APART = ("ring", "bucket")
-"""Kinds of regions whose nodes are in no other, but for those that overlap."""
+"""Kinds of regions whose nodes may be in no other region, except one that overlaps."""
 
 
 def found(program: Program, name: str) -> Node:
-    """Return the node that a name means; `g` in `g = all_reduce(g)` is the all-reduce."""
+    """Return the node of a name; `g` in `g = all_reduce(g)` is the all-reduce."""
     if not isinstance(name, str):
         raise ProgramError(f"nodes are meant by their names, got {name!r}")
-    try:
-        return program.find(name, *_WORK)
-    except ProgramError:
-        made = [n for n in program.nodes if n.op in _WORK]
-        several = [n.name for n in made if n.label == name]
-        many = f"{len(several)} nodes" if several else "no node"
-        some = ", ".join(several or [n.name for n in made])
-        raise ProgramError(
-            f"program {program.name} has {many} called {name!r}; name one of {some or 'none'}"
-        ) from None
+    return program.find(name, *_WORK, noun="node")
 
 
 def meant(program: Program, names: Sequence[str], rewrite: str) -> tuple[str, ...]:
-    """Return the nodes that some names mean, in the order of the program."""
+    """Return the nodes that some names stand for, in the order of the program."""
     if not names:
         raise ProgramError(f"{rewrite} of nothing; name nodes, or the first and the last of them")
     regions = {region.name: region for region in program.regions}
@@ -68,17 +59,17 @@ def in_order(program: Program, names: set[str]) -> tuple[str, ...]:
 
 
 def with_buckets(program: Program, names: set[str]) -> set[str]:
-    """Return some nodes with those that go with them in a bucket."""
+    """Return some nodes and those in one bucket with them."""
     buckets = [set(region.nodes) for region in program.regions if region.kind == "bucket"]
     return names.union(*(nodes for nodes in buckets if nodes & names))
 
 
 def between(program: Program, first: str, last: str) -> tuple[str, ...]:
-    """Return all nodes on the way from one to another, and what is computed only for them.
+    """Return all nodes on the paths from one to another, and nodes that only those need.
 
-    With `b1 * m + (1 - b1) * g` on the way, `b1 * m` belongs to it though nothing leads there; so
-    do updates of states with what is made on the way. Numbers made of numbers, such as `1 - b1`,
-    are nobody's: they are computed before a step begins.
+    With `b1 * m + (1 - b1) * g` on a path, `b1 * m` belongs to it though no path leads there; so do
+    updates of states with values of the path. Numbers computed from numbers, such as `1 - b1`, do
+    not: they are computed before a step begins.
     """
     inside = below_all(program, [first]) & above(program, last)
     if not inside:
@@ -102,7 +93,7 @@ def _absorbed(program: Program, inside: set[str]) -> set[str]:
 
 
 def _is_only_for(program: Program, node: Node, inside: set[str]) -> bool:
-    """Whether a node computes something small or alike, only for nodes that are meant already."""
+    """Whether a node computes a number or a value sliced alike, only for nodes that are inside."""
     users = [program[name] for name in program.users[node.name]]
     if OPS[node.op].kind != "pointwise" and node.op != "slice":
         return False
@@ -117,21 +108,17 @@ def _is_only_for(program: Program, node: Node, inside: set[str]) -> bool:
 
 
 def named(program: Program, kind: str, name: str | None) -> str:
-    """Return the name of a new region: the one that is wanted, or its kind with a number."""
+    """Return the name of a new region: the given one, or its kind with a number."""
     taken = {region.name for region in program.regions} | set(program.by_name)
     if name is not None:
         if not isinstance(name, str) or name in taken:
             raise ProgramError(f"a region called {name!r}: there is something of that name already")
         return name
-    number, free = 1, kind
-    while free in taken:
-        number += 1
-        free = f"{kind}.{number}"
-    return free
+    return free_name(kind, taken)
 
 
 def with_region(program: Program, region: Region) -> Program:
-    """Return a program with one more region, if it goes together with those that are there."""
+    """Return a program with one more region, if it fits with the other ones."""
     for other in program.regions:
         _check_pair(region, other)
     _check_turn(program, region)
@@ -144,7 +131,7 @@ def with_region(program: Program, region: Region) -> Program:
 
 
 def _check_turn(program: Program, region: Region) -> None:
-    """Refuse to carry out in one go what belongs to different iterations."""
+    """Refuse to carry nodes of different iterations out in one go."""
     ahead = {int(program[name].attr("ahead", 0)): name for name in region.nodes}
     if region.kind != "overlap" and len(ahead) > 1:
         (one, first), (other, second) = sorted(ahead.items())[:2]
@@ -175,7 +162,7 @@ def _check_pair(region: Region, other: Region) -> None:
 
 
 def lane_of(node: Node) -> str:
-    """Return what a node keeps busy, as far as overlapping goes."""
+    """Return the resource that a node keeps busy: nodes on one of them cannot overlap."""
     kind = OPS[node.op].kind
     if kind == "move":
         return "net:" + "+".join(node.axes)

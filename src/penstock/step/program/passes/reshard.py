@@ -1,7 +1,7 @@
-"""Reshard: what was gathered is dropped after use and gathered again for a later reader.
+"""Reshard: drop a gathered value after use and gather it again for a later reader.
 
-Memory for bytes: between its two uses a layer's weights are held in slices only. What is gathered
-must still be there: a state that has been updated in between is not what it was.
+This trades bytes for memory: between its two uses a layer's weights are held in slices only. The
+source must be unchanged: a state that is updated in between cannot be gathered again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["reshard"]
 def reshard(program: Program, name: str, *, at: str | None = None) -> Program:
     """Return the program with a second gather, for one reader and those after it.
 
-    Where none is said it is for the last reader alone.
+    By default it is for the last reader alone.
     """
     node = program.find(name, "all_gather")
     readers = program.users[node.name]

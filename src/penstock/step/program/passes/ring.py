@@ -1,10 +1,10 @@
 """ring: a product and the communication beside it, as many steps around a ring.
 
-A gather before a product: each rank begins with the part that it has, multiplies, and meanwhile
-passes the part on; after as many steps as there are ranks everybody has multiplied everything. A
-reduce-scatter after a product: the sum for a rank travels around and each rank adds the block that
-it has just multiplied, the owner last. Condition: the product goes through the gathered or
-scattered dimension without mixing it.
+With a gather before a product, each rank begins with its own part, multiplies it, and meanwhile
+passes it on; after as many steps as there are ranks every rank has multiplied all parts. With a
+reduce-scatter after a product, the sum for a rank travels around, and each rank adds the block
+that it has just multiplied, the owner last. Condition: the product does not mix the gathered or
+scattered dimension.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _check_scatter(program: Program, product: Node, scatter: Node) -> None:
 
 
 def _check_single(program: Program, name: str, dim: int) -> None:
-    slicing = [axis for axis, y in program[name].type.layouts if y.kind == "S" and y.dim == dim]
+    slicing = program[name].type.slicing(dim)
     if len(slicing) > 1:
         raise ProgramError(
             f"ring along dimension {dim} of {name}, which axes {' and '.join(slicing)} slice; "

@@ -1,16 +1,17 @@
 """rotate: carry something over the end of an iteration.
 
-A program is one iteration, and the next one follows. So what an iteration begins with can be done
-in the one before it, and what it ends with in the one after:
+A program is one iteration, and the next one follows. So the first nodes of an iteration can run in
+the one before it, and the last ones in the one after it:
 
-    load     `ahead=k`: batches are fetched k iterations before they are used. So is what is made
-             of nothing else, such as the gather of a batch.
+    load     `ahead=k`: batches are fetched k iterations before they are used. So can be values that
+             are made of loads alone, such as the gather of a batch.
     gather   of a state's new value, at the end: the state is kept in slices and gathered where the
-             next iteration first reads it. `ahead=1`: it is begun as soon as the state is there.
-    store    `ahead=-k`: it may still go on while the next k iterations run.
+             next iteration first reads it. `ahead=1`: the gather begins as soon as the slices are
+             updated.
+    store    `ahead=-k`: it may last into the next k iterations.
 
-Condition: nobody reads the state between the old place and the new one, since it would see another
-value. States that are returned come back as they are kept, in slices.
+Condition: nobody reads the state between the old place and the new one, where it would have another
+value. States are returned in slices then, as they are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.step.program.types import Type
 __all__ = ["rotate"]
 
 _BEHIND_MAX = 1
-"""Iterations that a store may last: there is one copy of what it writes."""
+"""Iterations that a store may last: there is only one copy of its value."""
 
 
 def rotate(program: Program, name: str, k: int = 1) -> Program:
@@ -39,22 +40,20 @@ def rotate(program: Program, name: str, k: int = 1) -> Program:
     _check_free(program, node)
     if node.op == "load" or _is_made_of(program, node, k):
         _check_alone(program, node)
-        return program.with_nodes(
-            n.with_attrs(ahead=k) if n.name == node.name else n for n in program.nodes
-        )
+        return program.with_attrs({node.name: {"ahead": k}})
     if node.op == "store":
         return _behind(program, node, k)
     if node.op == "all_gather":
         return _gathered_later(program, node, k)
     raise ProgramError(
-        f"rotate of {node.name} ({node.op}): a load and what is made of loads that are as far "
-        "ahead, the all_gather of a state's new value, or a store can be moved over the end of "
-        "an iteration"
+        f"rotate of {node.name} ({node.op}): only a load, a value made of loads that are as far "
+        "ahead, the all_gather of a state's new value, or a store can be moved over the end of an "
+        "iteration"
     )
 
 
 def _meant(program: Program, name: str) -> Node:
-    """Return the node that is meant: a state stands for the gather of its new value."""
+    """Return the node of a name: a state stands for the gather of its new value."""
     if name in program.states:
         return program[program[program.states[name]].inputs[1]]
     node = found(program, name)
@@ -71,7 +70,7 @@ def _check_free(program: Program, node: Node) -> None:
 
 
 def _is_made_of(program: Program, node: Node, k: int) -> bool:
-    """Whether a node reads nothing but what is at least as far ahead itself."""
+    """Whether all operands of a node are at least k iterations ahead."""
     inputs = [program[one] for one in node.inputs if program[one].op != "const"]
     can = OPS[node.op].kind in ("move", "pointwise", "shape", "reduce") and node.op != "pick"
     return can and bool(inputs) and all(int(one.attr("ahead", 0)) >= k for one in inputs)
@@ -98,7 +97,7 @@ def _behind(program: Program, node: Node, k: int) -> Program:
             f"rotate of {node.name}: it stores {node.inputs[0]} as the iteration found it, and the "
             "iteration changes it; store the new value, or leave the store where it is"
         )
-    # A store returns what it was given, so whoever reads it need not wait for it.
+    # A store returns its operand, so its readers read that and need not wait for the store.
     renamed = {node.name: node.inputs[0]}
     nodes = [
         node.with_attrs(ahead=-k) if n.name == node.name else n.with_inputs(renamed)
@@ -110,7 +109,7 @@ def _behind(program: Program, node: Node, k: int) -> Program:
 
 
 def _reading(program: Program, region: Region, stored: str, value: str) -> Region:
-    """Return a region that reads a value where it read the store of it, cut alike."""
+    """Return a region that reads a value instead of the store of it, cut alike."""
     dims = dict(region.dims)
     along = dims.pop(stored, None)
     reads = {one for name in region.nodes for one in program[name].inputs}
@@ -147,7 +146,7 @@ def _gathered_later(program: Program, gather: Node, k: int) -> Program:
         if n.op == "slice" and n.inputs == (state.name,) and n.type == kept
     }
     nodes: dict[str, Node] = {}
-    # Whoever read a slice of the state reads the state, whoever read all of it what is gathered.
+    # Readers of a slice of the state read the state; readers of all of it read the gather.
     slicing = dict.fromkeys(slices, state.name)
     for node in program.nodes:
         if node.name == update.name:
@@ -173,7 +172,7 @@ def _gathered_later(program: Program, gather: Node, k: int) -> Program:
 
 
 def _needs_slice(program: Program, node: Node, state: Node, kept: Type) -> bool:
-    """Whether a node that reads a state makes of its slice what it made of all of it."""
+    """Whether a node has the same result on a slice of a state as on all of it."""
     if state.name not in node.inputs or OPS[node.op].kind != "pointwise":
         return False
     types = [kept if one == state.name else program[one].type for one in node.inputs]
@@ -204,7 +203,7 @@ def _update_of(program: Program, gather: Node) -> Node:
 
 
 def _check_reads(program: Program, gather: Node, update: Node, state: Node) -> None:
-    """Refuse where somebody needs all of the new value in this iteration."""
+    """Refuse if a node needs all of the new value in this iteration."""
     if gather.type != state.type:
         raise ProgramError(
             f"rotate of {gather.name} ({gather.type}), of which {state.name} takes the part "
@@ -232,7 +231,7 @@ def _typed(program: Program, nodes: dict[str, Node]) -> list[Node]:
 def _without(
     program: Program, out: Program, gather: str, slices: set[str], state: str
 ) -> tuple[Region, ...]:
-    """Return the regions without nodes that are no longer there, or have another place."""
+    """Return the regions without nodes that were dropped or moved."""
     kept = []
     for region in program.regions:
         nodes = tuple(n for n in region.nodes if n != gather and n not in slices)

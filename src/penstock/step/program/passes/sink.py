@@ -1,16 +1,17 @@
 """Sink: communication moves below the computations that read its result.
 
-Below an all-gather everything works on whole values. If what reads it can as well work on slices,
-the gather can wait: each rank computes its slice, and what leaves is gathered afterwards.
+Below an all-gather everything works on whole values. If its readers can work on slices as well, the
+gather can wait: each rank computes its slice, and the results are gathered.
 
     y = f(all_gather(x), r)       ->      y = all_gather(f(x, r))
 
-Which operations can, the rules of layouts say. Replicated operands are sliced for nothing, dropout
-is drawn by the place in the whole, and a reduction over the sliced dimension becomes partial and
-gets a small all-reduce of its own. Every value that is still needed whole gets its own gather.
+The rules of layouts decide which operations can. Replicated operands are sliced for nothing,
+dropout is drawn by the place in the whole value, and a reduction over the sliced dimension becomes
+partial and gets a small all-reduce of its own. Every value that is still needed whole gets its own
+gather.
 
-An all-reduce sinks below what is linear, by the same rules: f(all_reduce(x)) is all_reduce(f(x)).
-Where two are added, both have to sink at once; one all-reduce then takes the place of two.
+An all-reduce sinks below linear operations, by the same rules: f(all_reduce(x)) is
+all_reduce(f(x)). Where two all-reduces are added, both have to sink at once; one replaces the two.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ __all__ = ["Sinking", "sink", "value_named"]
 def sink(program: Program, *names: str, below: str | None = None) -> Program:
     """Return the program with all-gathers or all-reduces below what reads them.
 
-    They sink as far as the rules of layouts let them, or just below a value, or the update of a
-    state, and everything in between goes with it.
+    They sink as far as the rules of layouts allow, or just below one value or state, past
+    everything in between.
     """
     if not names:
         raise ProgramError("sink needs the name of an all_gather or an all_reduce")
@@ -53,9 +54,9 @@ def sink(program: Program, *names: str, below: str | None = None) -> Program:
 
 
 def value_named(program: Program, name: str) -> Node:
-    """Return what a name stands for below which something goes: a state, as it is left, or a value.
+    """Return the node that `below` names: the last update of a state, or a value.
 
-    Of the nodes that a variable was given to it is the last.
+    Of several nodes that were assigned to one variable it is the last.
     """
     if name in program.states:
         return program[program.states[name]]
@@ -64,6 +65,7 @@ def value_named(program: Program, name: str) -> Node:
 
 
 def _alike(moves: list[Node]) -> list[Node]:
+    """Return moves that sink together, if they are of one kind."""
     kinds = dict.fromkeys((node.op, node.axes, node.attr("op")) for node in moves)
     if len(kinds) > 1:
         shown = " and ".join(f"{op} along {'+'.join(axes)}" for op, axes, _ in kinds)
@@ -81,18 +83,19 @@ class Sinking:
         self._is_gather = self._move.op == "all_gather"
         self._draft = Draft(program, rewrite)
         self._low: dict[str, str] = {}
-        """Values as they are above the move (slices, or partial), by what they are below it."""
+        """By value below the move: the value above it, which is sliced or partial."""
         self._whole: dict[str, str] = {}
+        """By value: the result of a move that was put below it."""
         self.sunk: set[str] = set()
         """The nodes that the moves have passed."""
         self.needed: set[str] = set()
-        """Those of them that somebody needs whole all the same."""
+        """Sunk nodes whose results are moved again, because some reader needs them whole."""
         self.reasons: list[str] = []
 
     def run(self, passed: set[str], *, strict: str | None = None) -> Program:
         """Return the program in which the moves have passed what they can of some nodes.
 
-        All of them where it is strict: the name below which the moves are to be.
+        `strict` is the name below which the moves must be: then they have to pass all of them.
         """
         draft = self._draft
         for node in self._program.nodes:
@@ -107,7 +110,7 @@ class Sinking:
     # -- one node ------------------------------------------------------------------------------
 
     def _pass(self, node: Node, strict: str | None) -> bool:
-        """Write a node as it is above the move, if it can be."""
+        """Write a node above the move, if that is possible; else leave the draft as it was."""
         written = len(self._draft.nodes)
         try:
             self._write_low(node)
@@ -126,7 +129,7 @@ class Sinking:
 
     def _write_low(self, node: Node) -> None:
         if OPS[node.op].kind in ("call", "io") and node.op != "store":
-            raise ProgramError(f"nobody knows what {node.op} of slices is")
+            raise ProgramError(f"{node.op} is not defined on slices")
         if node.op == "update":
             self._write_update(node)
         elif node.op == "slice" and self._is_gather and node.axes == self._move.axes:
@@ -136,10 +139,10 @@ class Sinking:
             self._put(node, inputs, self._draft.inferred(node, inputs))
 
     def _put(self, node: Node, inputs: list[str], made: Type) -> None:
-        """Write a node on what is above the move, and let the move follow where it has to."""
+        """Write a node on operands above the move, and the move below it where that is needed."""
         draft, axes = self._draft, self._move.axes
         kinds = {made.layout(axis).kind for axis in axes}
-        is_same_elsewhere = _elsewhere(made, axes) == _elsewhere(node.type, axes)
+        is_same_elsewhere = made.with_layout(axes, R) == node.type.with_layout(axes, R)
         if made == node.type and self._is_gather:
             draft.copy(node, inputs)  # it worked on slices before, beside another sliced value
         elif kinds == {"S" if self._is_gather else "P"} and is_same_elsewhere:
@@ -150,33 +153,32 @@ class Sinking:
             raise ProgramError(f"it would be {made}")
 
     def _reduce(self, node: Node, inputs: list[str], made: Type) -> None:
-        """Write a reduction over slices, and the all-reduce that it needs to be what it was."""
+        """Write a reduction over slices, and the all-reduce that completes it."""
         axes = self._move.axes
         ops = {made.layout(axis).op for axis in axes}
         name = stem(node)
         low = self._draft.add(node.op, inputs, f"{name}.part", of=node, **dict(node.attrs))
-        self._draft.renamed[node.name] = self._draft.add(
-            "all_reduce", [low], f"{name}.reduce", of=node, axis=self._move.attr("axis"),
-            op=ops.pop(),
-        )  # fmt: skip
+        how: dict[str, Attr] = {"axis": self._move.attr("axis"), "op": ops.pop()}
+        total = self._draft.add("all_reduce", [low], f"{name}.reduce", of=node, **how)
+        self._draft.renamed[node.name] = total
 
     def _write_update(self, node: Node) -> None:
         state, value = node.inputs
         if not self._is_gather:
             raise ProgramError("a state cannot be left partial")
         held = self._program[state].type
-        if value not in self._low or _elsewhere(held, self._move.axes) != held:
-            # Kept in slices already, or its value is none of those that sink.
+        if value not in self._low or held.with_layout(self._move.axes, R) != held:
+            # The state is kept in slices already, or its value does not sink.
             self._draft.copy(node, [self._whole_of(state), self._low.get(value, value)])
             return
         whole = self._whole_of(value, str(node.attr("target")))
         self._draft.copy(node, [self._whole_of(state), whole])
-        # Readers of the new state read the slice that it was made of; the state itself is whole.
+        # Readers of the new state read the slice of its value; the state itself is whole.
         self._low[node.name] = self._low[value]
         self._whole[node.name] = node.name
 
     def _slice_again(self, node: Node) -> None:
-        """A slice of what is gathered is there already, or is sent to where it is wanted."""
+        """Replace a slice of a gathered value: by the value above it, or by an exchange."""
         low = self._low[node.inputs[0]]
         (axis,) = node.axes
         if self._draft.type(low).layout(axis) == node.type.layout(axis):
@@ -189,7 +191,7 @@ class Sinking:
     # -- operands ------------------------------------------------------------------------------
 
     def _operands(self, node: Node) -> list[str]:
-        """Return what a node reads above the move; what others have whole is sliced for it."""
+        """Return the operands of a node above the move; replicated ones are sliced if need be."""
         draft = self._draft
         inputs = [self._low.get(i, draft.now(i)) for i in node.inputs]
         if node.op not in ("matmul", "recv") or not self._is_gather or len(self._move.axes) > 1:
@@ -210,7 +212,7 @@ class Sinking:
         return inputs
 
     def _whole_of(self, name: str, called: str = "") -> str:
-        """Return a value as it is below the move, which is put there if it has to be."""
+        """Return a value below the move; write the move there if it is not yet."""
         if name not in self._low:
             return self._draft.now(name)
         if name not in self._whole:
@@ -225,14 +227,5 @@ class Sinking:
         if not self._is_gather:
             attrs["op"] = self._move.attr("op")
         ending = "gather" if self._is_gather else "reduce"
-        return self._draft.add(
-            self._move.op, [self._low[node.name]], f"{called or stem(node)}.{ending}", of=node,
-            **attrs,
-        )  # fmt: skip
-
-
-def _elsewhere(made: Type, axes: tuple[str, ...]) -> Type:
-    """Return a type as the other axes see it."""
-    for axis in axes:
-        made = made.with_layout(axis, R)
-    return made
+        name = f"{called or stem(node)}.{ending}"
+        return self._draft.add(self._move.op, [self._low[node.name]], name, of=node, **attrs)

@@ -6,7 +6,7 @@
     load                  load of a slice ; all_gather       each of T ranks reads a part of T
 
 The last two are for values that another axis holds replicated: T ranks would send or read the same.
-A broadcast is left as it is: what only its root has cannot be sliced without being sent.
+A broadcast has no split: only its root has the value, and no other rank can slice it for nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def split(
 ) -> Program:
     """Return the program with one all-reduce, send or load in two halves.
 
-    `dim` is the dimension that is sliced, the first one that can be where none is said. `axis` is
-    the one that holds a sent or loaded value replicated.
+    `dim` is the dimension that is sliced, by default the first that can be. `axis` is the axis that
+    holds a sent or loaded value replicated.
     """
     node = program.find(name, "all_reduce", "send", "load")
     if into not in ("scatter", "root") or (into == "root" and node.op != "all_reduce"):
@@ -41,28 +41,21 @@ def split(
             "an all_reduce"
         )
     draft = Draft(program, f"split of {node.name}")
-    for other in program.nodes:
-        if other.name != node.name:
-            draft.copy(other)
-        elif into == "root":
-            draft.renamed[node.name] = _at_root(draft, node, root)
-        elif node.op == "all_reduce":
-            draft.renamed[node.name] = _scattered(draft, node, dim)
-        else:
-            over = _replicated_axis(program, node, axis)
-            half = _sent_sliced if node.op == "send" else _loaded_sliced
-            draft.renamed[node.name] = half(draft, node, over, dim)
-    return draft.finished(draft.now(out) for out in program.outputs)
+    if into == "root":
+        return draft.replace(node.name, lambda node: _at_root(draft, node, root))
+    if node.op == "all_reduce":
+        return draft.replace(node.name, lambda node: _scattered(draft, node, dim))
+    over = _replicated_axis(program, node, axis)
+    half = _sent_sliced if node.op == "send" else _loaded_sliced
+    return draft.replace(node.name, lambda node: half(draft, node, over, dim))
 
 
 def _scattered(draft: Draft, node: Node, dim: int | None) -> str:
     (source,) = [draft.now(i) for i in node.inputs]
     attrs = {"axis": node.attr("axis"), **carried(node)}
     at = _dim(draft, draft.type(source), node.axes, dim, node)
-    part = draft.add(
-        "reduce_scatter", [source], f"{stem(node)}.scatter", of=node, dim=at, op=node.attr("op"),
-        **attrs,
-    )  # fmt: skip
+    how = {"dim": at, "op": node.attr("op"), **attrs}
+    part = draft.add("reduce_scatter", [source], f"{stem(node)}.scatter", of=node, **how)
     return draft.add("all_gather", [part], f"{stem(node)}.gather", of=node, **attrs)
 
 
@@ -99,7 +92,7 @@ def _loaded_sliced(draft: Draft, node: Node, axis: str, dim: int | None) -> str:
 
 
 def _replicated_axis(program: Program, node: Node, axis: str | None) -> str:
-    """Return the axis whose ranks all have what is sent or loaded."""
+    """Return the axis whose ranks all send or load the same."""
     if axis is not None:
         program.mesh.size(axis)
     free = [
@@ -119,7 +112,7 @@ def _replicated_axis(program: Program, node: Node, axis: str | None) -> str:
 
 
 def _dim(draft: Draft, made: Type, axes: tuple[str, ...], dim: int | None, node: Node) -> int:
-    """Return the dimension to slice: the one said, or the first that all ranks get a part of."""
+    """Return the dimension to slice: the given one, or the first with a part for every rank."""
     num_ranks = draft.mesh.size(*axes)
     if dim is not None:
         if not 0 <= dim < made.ndim:

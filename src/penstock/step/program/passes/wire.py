@@ -1,7 +1,8 @@
 """Wire: communication sends fewer bits than the values have.
 
-The one rewrite that changes values, so it is never made unless it is asked for: programs say that
-they are approximate. Sums are still made in float32; only what is on the wire is rounded.
+This is the only rewrite that changes values, so it is never applied unless the user asks for it,
+and programs with it say that they are approximate. Sums are still made in float32; only the values
+on the wire are rounded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["wire"]
 def wire(program: Program, *names: str, dtype: str | None = "bf16") -> Program:
     """Return the program with collectives that send another element type: some, or all that can.
 
-    None sends values as they are again. What goes with others in a bucket is sent as they are.
+    None sends values unrounded again. All moves of a bucket get the same element type.
     """
     if dtype is not None and dtype not in WIRES:
         raise ProgramError(f"wire in {dtype!r}; values are sent as {' or '.join(WIRES)}, or None")
@@ -32,9 +33,7 @@ def wire(program: Program, *names: str, dtype: str | None = "bf16") -> Program:
         if not chosen:
             said = "".join(f"; {name}: {why}" for name, why in list(whys.items())[:1])
             raise ProgramError(f"wire in {dtype}: program {program.name} sends nothing wider{said}")
-    return program.with_nodes(
-        node.with_attrs(wire=dtype) if node.name in chosen else node for node in program.nodes
-    )
+    return program.with_attrs({name: {"wire": dtype} for name in chosen})
 
 
 def _why_not(program: Program, node: Node, dtype: str | None) -> str:
