@@ -141,11 +141,10 @@ class MachineCosts:
         try:
             said: dict[str, Any] = json.loads(text)
             links = tuple((name, Link(**link)) for name, link in said.pop("links", ()))
-            io = Link(**said.pop("io")) if "io" in said else _IO
-            copy = Link(**said.pop("copy")) if "copy" in said else _COPY
+            said |= {k: Link(**said[k]) for k in ("io", "copy") if k in said}
             pairs = ("factors", "kernels", "calls", "loads")
-            listed = {k: tuple((n, float(x)) for n, x in said.get(k, ())) for k in pairs}
-            return cls(links=links, io=io, copy=copy, **(said | listed))
+            said |= {k: tuple((n, float(x)) for n, x in said.get(k, ())) for k in pairs}
+            return cls(links=links, **said)
         except (ValueError, TypeError, AttributeError) as error:
             raise ProgramError(f"these are not costs: {error}; calibrate again") from error
 
@@ -248,7 +247,7 @@ def kernel_name(nodes: Iterable[Node], program: Program) -> str:
 def kernel_amount(task: Task, plan: Plan) -> float:
     """Return the amount that a kernel's rate counts: operations of its products, or else bytes."""
     nodes = [plan.program[name] for name in task.nodes]
-    flops = sum(_product_flops(node, task, plan.program) for node in nodes if node.op == "matmul")
+    flops = sum(_product_flops(node, task, plan) for node in nodes if node.op == "matmul")
     return flops or float(task.touched_bytes)
 
 
@@ -256,34 +255,33 @@ def _compute_s(task: Task, plan: Plan, costs: MachineCosts) -> float:
     program = plan.program
     nodes = [program[name] for name in task.nodes]
     if task.kind == "call":
-        chunks = 1 if task.region is None else program.region(task.region).num_chunks
+        region = plan.region_of(task)
+        chunks = 1 if region is None else region.num_chunks
         return sum(_call_s(node, task, costs, chunks) for node in nodes if node.op == "call")
     work = [node for node in nodes if OPS[node.op].kind in ("pointwise", "reduce", "matmul")]
     if not work and task.kind in ("move", "fused"):
         return 0.0
     # A bucket computes nothing, but its values are copied together: a pass over memory, as below.
     known = dict(costs.kernels).get(kernel_name(nodes, program))
-    products = [_product_flops(node, task, program) for node in work if node.op == "matmul"]
-    rest_ops = sum(_ops(node, task, program, costs) for node in work if node.op != "matmul")
+    products = [_product_flops(node, task, plan) for node in work if node.op == "matmul"]
+    rest_ops = sum(_ops(node, task, plan, costs) for node in work if node.op != "matmul")
     if known is not None:
         return kernel_amount(task, plan) / known
     memory_s = task.touched_bytes / costs.memory_bytes_s
     return max(memory_s, sum(products) / costs.flops_s + rest_ops / costs.ops_s)
 
 
-def _elements(name: str, task: Task, program: Program) -> int:
-    region = program.region(task.region) if task.region is not None else None
-    return num_elements(name, program, 0, task.chunk, region)
+def _elements(name: str, task: Task, plan: Plan) -> int:
+    return num_elements(name, plan.program, 0, task.chunk, plan.region_of(task))
 
 
-def _product_flops(node: Node, task: Task, program: Program) -> float:
-    inner = program[node.inputs[0]].type.local_shape(program.mesh, 0)[-1]
-    return 2.0 * inner * _elements(node.name, task, program)
+def _product_flops(node: Node, task: Task, plan: Plan) -> float:
+    inner = plan.program[node.inputs[0]].type.local_shape(plan.program.mesh, 0)[-1]
+    return 2.0 * inner * _elements(node.name, task, plan)
 
 
-def _ops(node: Node, task: Task, program: Program, costs: MachineCosts) -> float:
-    names = (node.name, *node.inputs)
-    elements = max(_elements(name, task, program) for name in names)
+def _ops(node: Node, task: Task, plan: Plan, costs: MachineCosts) -> float:
+    elements = max(_elements(name, task, plan) for name in (node.name, *node.inputs))
     factor = dict(costs.factors).get(node.op, 1.0)
     return elements * OPS[node.op].cost * factor
 

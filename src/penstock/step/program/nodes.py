@@ -251,6 +251,7 @@ class Program(Rewrites):
     @cached_property
     def digest(self) -> str:
         """A hash of what is computed and how, the same on all ranks that agree."""
+        # Without labels, lines and history, which may differ where programs are the same.
         said = [repr((self.mesh, self.outputs, self.regions))]
         said += [repr((n.name, n.op, n.inputs, n.attrs, str(n.type))) for n in self.nodes]
         return xxhash.xxh3_128_hexdigest("\n".join(said).encode())

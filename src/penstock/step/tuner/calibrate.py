@@ -95,6 +95,7 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCost
         threads=float(_threads()),
         measured=f"{len(hosts)} ranks on {len(set(hosts))} hosts, torch {torch.__version__}",
     )
+    # One rank writes: others may share its disk, and read only what the first rank sends them.
     if team.rank == 0:
         keep(cache, key, json.dumps({"speeds": seen, "costs": costs.to_json()}))
     return costs
@@ -300,7 +301,8 @@ def learned(
         seconds = max(1e-7, min(several) - costs.task_s)
         nodes = [plan.program[node] for node in task.nodes]
         if task.kind == "call":
-            chunks = 1 if task.region is None else plan.program.region(task.region).num_chunks
+            region = plan.region_of(task)
+            chunks = 1 if region is None else region.num_chunks
             calls[str(nodes[0].attr("function"))] = seconds * chunks
         elif task.touched_bytes:
             rate = kernel_amount(task, plan) / seconds

@@ -183,6 +183,7 @@ class CarriedTrial:
         if not self._runs:
             self._runs = 1
             taken = self._timed()
+            # Errors come after the meeting, in which the other ranks would wait for this one.
             self._runs = self._agreed_runs(taken)
             self._raise_error()
         seconds = self._timed()
@@ -195,6 +196,7 @@ class CarriedTrial:
 
     def _timed(self) -> float:
         given = self._trials.inputs_of(self.step.program, is_fresh=False)
+        # All ranks begin together, or the first would count the time that it waits for the others.
         if self._groups.mesh.num_ranks > 1:
             distributed.barrier()
         _synchronize(given)

@@ -18,7 +18,7 @@ __all__ = ["algo"]
 
 
 def algo(program: Program, *names: str, way: str | None) -> Program:
-    """Let collectives go one way: some, or all that can."""
+    """Choose the algorithm of collectives: some, or all that can use it."""
     if way is not None and way not in ALGOS:
         raise ProgramError(f"algo {way!r}; there are {', '.join(ALGOS)}, and None")
     chosen = _meant(program, names)

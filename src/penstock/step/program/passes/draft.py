@@ -137,6 +137,7 @@ def below_all(program: Program, names: Iterable[str]) -> set[str]:
 
 def _scheduled_alike(out: Program, before: Program, rewrite: str, gone: set[str]) -> Program:
     """Refuse to change nodes of a region, or nodes that are done ahead of their iteration."""
+    # Kernels, chunks and buckets were checked for these nodes and types when they were made.
     regions = [
         replace(region, nodes=tuple(n for n in region.nodes if n not in gone))
         for region in before.regions
