@@ -206,7 +206,7 @@ class _Book:
             node = program[name]
             made = node.inputs[0] if node.op == "pick" else name
             if made not in self._there and made not in self.makers:
-                raise ProgramError(f"no task writes {name}, which program {program.name} leaves")
+                raise ProgramError(f"no task writes {name}, a result of program {program.name}")
             if made not in self._host:
                 self._check_left(made)
 

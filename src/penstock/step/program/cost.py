@@ -115,13 +115,13 @@ class MachineCosts:
     def link(self, axes: str, op: str = "", algo: str | None = None) -> Link:
         """Return the link of a move; along several axes, the slowest of theirs."""
         known = dict(self.links)
-        for name in (f"{axes}/{op}/{algo}", f"{axes}/{op}", axes):
-            if name in known:
-                return replace(known[name], wire=known[name].wire or axes)
-        if "+" in axes:
+        names = (f"{axes}/{op}/{algo}", f"{axes}/{op}", axes)
+        found = next((known[name] for name in names if name in known), None)
+        if found is None and "+" in axes:
             each = [self.link(axis, op, algo) for axis in axes.split("+")]
             return max(each, key=lambda link: 1.0 / link.bytes_s)
-        return replace(known.get("", Link()), wire=known.get("", Link()).wire or axes)
+        found = found or known.get("", Link())
+        return replace(found, wire=found.wire or axes)
 
     def with_calls(self, measured_s: Mapping[str, float]) -> MachineCosts:
         """Return the same costs with measured times of functions."""

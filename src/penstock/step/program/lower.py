@@ -84,8 +84,8 @@ def _units(program: Program) -> Iterator[_TaskUnit]:
     chunked = {name: r for r in program.regions if r.kind == "chunk" for name in r.nodes}
     skipped = {*host_nodes(program)}
     wanted = [n.name for n in program.nodes if n.op not in _FREE and n.name not in skipped]
-    fuse = {n: tuple(m for m in fused[n].nodes) if n in fused else (n,) for n in wanted}
-    cut = {n: tuple(m for m in chunked[n].nodes) if n in chunked else fuse[n] for n in wanted}
+    fuse = {n: fused[n].nodes if n in fused else (n,) for n in wanted}
+    cut = {n: chunked[n].nodes if n in chunked else fuse[n] for n in wanted}
     for group in _in_order(program, cut):
         region = chunked.get(group[0])
         if region is None:

@@ -214,7 +214,10 @@ class Program(Rewrites):
 
     def with_attrs(self, attrs: Mapping[str, Mapping[str, Attr]]) -> Program:
         """Return the same program with attributes of some nodes changed; None drops one."""
-        return self.with_nodes(node.with_attrs(**attrs.get(node.name, {})) for node in self.nodes)
+        return self.with_nodes(
+            node.with_attrs(**attrs[node.name]) if node.name in attrs else node
+            for node in self.nodes
+        )
 
     def fresh(self, name: str) -> str:
         """Return a name that no value has yet, like the one given."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -85,16 +86,9 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCost
             links += _MeasuredAxis(groups, axis).links()
     mine = _machine(_device(groups)) | {"cores": _num_cores(_cores(), everyones_cores)}
     machine = _middle(groups, mine)
-    costs = MachineCosts(
-        links=tuple(links),
-        memory_bytes_s=machine["memory_bytes_s"],
-        flops_s=machine["flops_s"],
-        ops_s=machine["ops_s"],
-        task_s=machine["task_s"],
-        cores=machine["cores"],
-        threads=float(_threads()),
-        measured=f"{len(hosts)} ranks on {len(set(hosts))} hosts, torch {torch.__version__}",
-    )
+    where = f"{len(hosts)} ranks on {len(set(hosts))} hosts, torch {torch.__version__}"
+    known: dict[str, Any] = {**machine, "threads": float(_threads()), "measured": where}
+    costs = MachineCosts(links=tuple(links), **known)
     # One rank writes: others may share its disk, and read only what the first rank sends them.
     if team.rank == 0:
         keep(cache, key, json.dumps({"speeds": seen, "costs": costs.to_json()}))

@@ -220,7 +220,7 @@ def _ready(
     allowed = checked(allow)
     if measure is not None:
         if options:
-            raise ProgramError(f"tune with a measure needs no {', '.join(options)}; give it those")
+            raise ProgramError(f"tune with a measure takes no {', '.join(options)}; give it those")
         return measure, allowed
     if groups is None or inputs is None:
         raise ProgramError("tune needs groups and inputs to run programs, or a measure")

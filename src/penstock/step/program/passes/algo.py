@@ -28,7 +28,9 @@ def algo(program: Program, *names: str, way: str | None) -> Program:
         if way is not None and not can_do(program[name], way):
             raise ProgramError(f"algo {way!r} of {name} ({program[name].op}): {why_not(way)}")
     if not chosen:
-        raise ProgramError(f"algo {way!r}: program {program.name} has no collective that goes so")
+        raise ProgramError(
+            f"algo {way!r}: program {program.name} has no collective that can use it"
+        )
     return program.with_attrs({name: {"algo": way} for name in chosen})
 
 

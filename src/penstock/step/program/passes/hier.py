@@ -156,7 +156,7 @@ class _Factoring(Draft):
             if then != here and not is_empty:
                 raise ProgramError(
                     f"{self.rewrite}: rank {rank} has {then} of {node.name} and would have "
-                    f"{here}; lengths that {mesh.size(self._axis)} divides stay where they are"
+                    f"{here}; lengths that {mesh.size(self._axis)} divides keep their parts"
                 )
 
 

@@ -90,7 +90,7 @@ def _behind(program: Program, node: Node, k: int) -> Program:
     if k > _BEHIND_MAX:
         raise ProgramError(
             f"rotate of {node.name} by {k} iterations; a store may last {_BEHIND_MAX} longer, then "
-            "what it writes is written over"
+            "its value is overwritten"
         )
     _check_alone(program, node)
     if node.inputs[0] in program.states:
