@@ -146,7 +146,7 @@ def test_what_cannot_be_called_is_refused_with_the_users_line() -> None:
     def named(x: R["b", 3], w: R[3]):
         return SCALED(x, w=w)
 
-    with pytest.raises(ProgramError, match=r"by place, got w by name: scaled\(x, w\)"):
+    with pytest.raises(ProgramError, match=r"by position, got w by name: scaled\(x, w\)"):
         named.on(mesh(dp=2), b=4)
 
     @program

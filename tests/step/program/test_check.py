@@ -213,7 +213,7 @@ def test_what_nobody_writes_is_not_read_and_not_returned() -> None:
     left = replace(plan, tasks=(tasks["old"], replace(tasks["add"], after=())))
     with pytest.raises(ProgramError, match="add reads y, which no task writes"):
         check_plan(left)
-    with pytest.raises(ProgramError, match="no task writes new, which program small leaves"):
+    with pytest.raises(ProgramError, match="no task writes new, a result of program small"):
         check_plan(replace(plan, tasks=tuple(t for t in plan.tasks if t.name != "new")))
 
 

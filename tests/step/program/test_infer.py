@@ -116,7 +116,7 @@ def test_communication_turns_one_layout_into_another(op, layout, attrs, result) 
             "slice a replicated value",
         ),
         ("slice", (S(0),), {"axis": "dp", "dim": 0}, "sliced for nothing"),
-        ("broadcast", (R,), {"axis": "dp", "root": 0}, "differs from rank to rank"),
+        ("broadcast", (R,), {"axis": "dp", "root": 0}, "only local values need it"),
         ("reduce", (P,), {"axis": "dp", "root": 2, "op": "sum"}, "root 2 of axis 'dp'"),
         ("send", (S(0),), {"axis": "dp", "by": 1}, "whole on the rank that sends it"),
         ("unflatten", (S(0),), {"dim": 0, "lengths": (1, 4)}, "1 must be a multiple of 2"),

@@ -49,7 +49,7 @@ def test_ways_that_are_not_there_or_round_are_refused() -> None:
         MADE.algo(H, way="ring")
     with pytest.raises(ProgramError, match="would round sums"):
         MADE.wire(A).algo(A, way="ring")
-    with pytest.raises(ProgramError, match="has no collective that goes so"):
+    with pytest.raises(ProgramError, match="has no collective that can use it"):
         alone.on(mesh(dp=2)).algo(way="ring")
 
 

@@ -455,7 +455,7 @@ def test_a_rewrite_that_would_change_the_meaning_is_refused(text: str, words: st
 
 def test_lengths_that_do_not_divide_are_not_factored() -> None:
     start = adam.on(mesh(dp=4), n=9).split("g")
-    with pytest.raises(ProgramError, match="lengths that 4 divides stay where they are"):
+    with pytest.raises(ProgramError, match="lengths that 4 divides keep their parts"):
         start.factor("dp", ("node", 2), ("local", 2))
 
 

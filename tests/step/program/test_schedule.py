@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import ProgramError
 from penstock.step.program import P, R, mesh, program
 from penstock.step.program.language import all_reduce, update
-from penstock.step.program.nodes import Rewrite
+from penstock.step.program.nodes import Program, Rewrite
 from penstock.step.program.passes import PASSES
 from penstock.step.program.schedule import LINE_CHARS_MAX, apply, read_schedule, schedule_text
 
@@ -117,3 +118,10 @@ def test_what_does_not_print_is_refused() -> None:
 def test_a_step_that_fails_says_which_and_why(text: str, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         apply(momentum.on(mesh(dp=2), n=6), text)
+
+
+def test_methods_of_a_program_show_the_arguments_of_their_rewrites() -> None:
+    for name, function in PASSES.items():
+        method = getattr(Program, name)
+        assert str(inspect.signature(method)) == str(inspect.signature(function))
+        assert method.__doc__ == function.__doc__

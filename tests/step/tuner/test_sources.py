@@ -51,9 +51,9 @@ def test_tuning_uses_up_no_batch_and_writes_nothing(tmp_path: Path) -> None:
         with tuned.compile(groups, **said) as step:
             assert step(**given())[1].flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
             assert step(**given())[1].flatten().tolist() == [4.0, 5.0, 6.0, 7.0]
-        with pytest.raises(ProgramError, match="of which each batch comes once"):
+        with pytest.raises(ProgramError, match="which yields each batch once"):
             tune(program, groups, given(), cache=None, calls=calls, sources={"data": iter([])})
-        with pytest.raises(ProgramError, match="needs no sources"):
+        with pytest.raises(ProgramError, match="takes no sources"):
             tune(program, groups, measure=Simulated(MachineCosts()), sources={"data": loader})
 
 

@@ -65,7 +65,7 @@ def sent_by_task(
     rank: int | None = None,
     chunk: int | None = None,
 ) -> int:
-    """Return what the moves of a task send, one by one or, in a bucket, as one."""
+    """Return the bytes that the moves of a task send, each alone or, in a bucket, as one."""
     moves = [program[name] for name in names if is_move(program[name].op)]
     if kind == "bucket":
         return sent_together(moves, program, rank, chunk)
@@ -130,6 +130,7 @@ def _all_reduced(node: Node, program: Program, rank: int, count: int) -> int:
     lengths = [stop - start for start, stop in (part(count, parts, i) for i in range(parts))]
     back = (parts - 1) * lengths[at]
     if node.attr("algo") == "ring":
+        # A rank passes on all sums but the one that its next neighbour has made itself.
         back = count - lengths[(at + 1) % parts]
     return count - lengths[at] + back
 

@@ -86,7 +86,7 @@ class Function:
         """Write its call into a program; return its result, or a tuple of several."""
         if named:
             raise ProgramError(
-                f"{self.name} takes its values by place, got {', '.join(named)} by name: "
+                f"{self.name} takes its values by position, got {', '.join(named)} by name: "
                 f"{self.name}({', '.join(slot.name for slot in self.operands)})"
             )
         tracer = _tracer_of(self.name, values)

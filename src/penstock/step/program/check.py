@@ -33,6 +33,7 @@ _IN_PART = ("reduce_scatter", "all_gather")
 def check_plan(plan: Plan) -> None:
     """Refuse a plan that could go wrong, with the two tasks at fault."""
     book = _Book(plan)
+    # Only waits are looked at, never a run: a race that luck would hide is found as well.
     for task in plan.tasks:
         for access in task.reads:
             book.check_read(task, access)
@@ -55,14 +56,13 @@ class _Touch:
 
     @property
     def memory(self) -> str:
-        return self.access.state or self.access.value
+        return self.access.memory
 
     def meets(self, other: _Touch) -> bool:
-        """Whether both have memory in common."""
-        mine, theirs = self.access.chunk, other.access.chunk
-        if mine is None or theirs is None or self.task.region != other.task.region:
-            return True
-        return mine == theirs
+        """Whether both touch the same elements; chunks of different regions may do."""
+        chunks = self.access.chunk, other.access.chunk
+        is_one = self.task.region == other.task.region
+        return None in chunks or not is_one or chunks[0] == chunks[1]
 
 
 class _Book:
@@ -110,6 +110,7 @@ class _Book:
                     f"{task.name} reads {_shown(access)}, which {write.task.name} writes, and does "
                     "not wait for it; it needs it in `after`"
                 )
+        # Other values in the same memory, such as the state before or after its update.
         for other in self._writes.get(mine.memory, []):
             if self._content(other.access) != self._content(access) and other.meets(mine):
                 self._check_version(mine, made, other)
@@ -205,7 +206,7 @@ class _Book:
             node = program[name]
             made = node.inputs[0] if node.op == "pick" else name
             if made not in self._there and made not in self.makers:
-                raise ProgramError(f"no task writes {name}, which program {program.name} leaves")
+                raise ProgramError(f"no task writes {name}, a result of program {program.name}")
             if made not in self._host:
                 self._check_left(made)
 
@@ -227,6 +228,7 @@ class _Book:
 def _before(plan: Plan) -> list[int]:
     """Return for each task the tasks that are over when it begins, as bits of an integer."""
     numbers = {task.name: number for number, task in enumerate(plan.tasks)}
+    # Bits of integers: a plan of a thousand tasks would have a million names in sets.
     out: list[int] = []
     for task in plan.tasks:
         bits = 0

@@ -32,6 +32,8 @@ def contracted(program: Program, kinds: Iterable[str] = _TOGETHER) -> tuple[tupl
     groups = _groups(program, tuple(kinds))
     needs, order = _ordered(program, groups)
     if len(order) < len(groups):
+        # Not all old values can be read in time. The order of values is left; whether the old ones
+        # are overwritten too early, the plan's check decides, which knows what shares memory.
         order = _sorted(needs)
     if len(order) < len(groups):
         raise ProgramError(_circle(program, groups, needs))
@@ -140,6 +142,7 @@ def _sorted(needs: Edges) -> list[int]:
     with suppress(CycleError):
         sorter.prepare()
     ready = list(sorter.get_ready())
+    # The smallest ready number first: nodes keep the user's order where nothing speaks against it.
     heapify(ready)
     out = []
     while ready:

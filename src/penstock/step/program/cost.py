@@ -115,13 +115,13 @@ class MachineCosts:
     def link(self, axes: str, op: str = "", algo: str | None = None) -> Link:
         """Return the link of a move; along several axes, the slowest of theirs."""
         known = dict(self.links)
-        for name in (f"{axes}/{op}/{algo}", f"{axes}/{op}", axes):
-            if name in known:
-                return replace(known[name], wire=known[name].wire or axes)
-        if "+" in axes:
+        names = (f"{axes}/{op}/{algo}", f"{axes}/{op}", axes)
+        found = next((known[name] for name in names if name in known), None)
+        if found is None and "+" in axes:
             each = [self.link(axis, op, algo) for axis in axes.split("+")]
             return max(each, key=lambda link: 1.0 / link.bytes_s)
-        return replace(known.get("", Link()), wire=known.get("", Link()).wire or axes)
+        found = found or known.get("", Link())
+        return replace(found, wire=found.wire or axes)
 
     def with_calls(self, measured_s: Mapping[str, float]) -> MachineCosts:
         """Return the same costs with measured times of functions."""
@@ -141,11 +141,10 @@ class MachineCosts:
         try:
             said: dict[str, Any] = json.loads(text)
             links = tuple((name, Link(**link)) for name, link in said.pop("links", ()))
-            io = Link(**said.pop("io")) if "io" in said else _IO
-            copy = Link(**said.pop("copy")) if "copy" in said else _COPY
+            said |= {k: Link(**said[k]) for k in ("io", "copy") if k in said}
             pairs = ("factors", "kernels", "calls", "loads")
-            listed = {k: tuple((n, float(x)) for n, x in said.get(k, ())) for k in pairs}
-            return cls(links=links, io=io, copy=copy, **(said | listed))
+            said |= {k: tuple((n, float(x)) for n, x in said.get(k, ())) for k in pairs}
+            return cls(links=links, **said)
         except (ValueError, TypeError, AttributeError) as error:
             raise ProgramError(f"these are not costs: {error}; calibrate again") from error
 
@@ -248,7 +247,7 @@ def kernel_name(nodes: Iterable[Node], program: Program) -> str:
 def kernel_amount(task: Task, plan: Plan) -> float:
     """Return the amount that a kernel's rate counts: operations of its products, or else bytes."""
     nodes = [plan.program[name] for name in task.nodes]
-    flops = sum(_product_flops(node, task, plan.program) for node in nodes if node.op == "matmul")
+    flops = sum(_product_flops(node, task, plan) for node in nodes if node.op == "matmul")
     return flops or float(task.touched_bytes)
 
 
@@ -256,34 +255,33 @@ def _compute_s(task: Task, plan: Plan, costs: MachineCosts) -> float:
     program = plan.program
     nodes = [program[name] for name in task.nodes]
     if task.kind == "call":
-        chunks = 1 if task.region is None else program.region(task.region).num_chunks
+        region = plan.region_of(task)
+        chunks = 1 if region is None else region.num_chunks
         return sum(_call_s(node, task, costs, chunks) for node in nodes if node.op == "call")
     work = [node for node in nodes if OPS[node.op].kind in ("pointwise", "reduce", "matmul")]
     if not work and task.kind in ("move", "fused"):
         return 0.0
     # A bucket computes nothing, but its values are copied together: a pass over memory, as below.
     known = dict(costs.kernels).get(kernel_name(nodes, program))
-    products = [_product_flops(node, task, program) for node in work if node.op == "matmul"]
-    rest_ops = sum(_ops(node, task, program, costs) for node in work if node.op != "matmul")
+    products = [_product_flops(node, task, plan) for node in work if node.op == "matmul"]
+    rest_ops = sum(_ops(node, task, plan, costs) for node in work if node.op != "matmul")
     if known is not None:
         return kernel_amount(task, plan) / known
     memory_s = task.touched_bytes / costs.memory_bytes_s
     return max(memory_s, sum(products) / costs.flops_s + rest_ops / costs.ops_s)
 
 
-def _elements(name: str, task: Task, program: Program) -> int:
-    region = program.region(task.region) if task.region is not None else None
-    return num_elements(name, program, 0, task.chunk, region)
+def _elements(name: str, task: Task, plan: Plan) -> int:
+    return num_elements(name, plan.program, 0, task.chunk, plan.region_of(task))
 
 
-def _product_flops(node: Node, task: Task, program: Program) -> float:
-    inner = program[node.inputs[0]].type.local_shape(program.mesh, 0)[-1]
-    return 2.0 * inner * _elements(node.name, task, program)
+def _product_flops(node: Node, task: Task, plan: Plan) -> float:
+    inner = plan.program[node.inputs[0]].type.local_shape(plan.program.mesh, 0)[-1]
+    return 2.0 * inner * _elements(node.name, task, plan)
 
 
-def _ops(node: Node, task: Task, program: Program, costs: MachineCosts) -> float:
-    names = (node.name, *node.inputs)
-    elements = max(_elements(name, task, program) for name in names)
+def _ops(node: Node, task: Task, plan: Plan, costs: MachineCosts) -> float:
+    elements = max(_elements(name, task, plan) for name in (node.name, *node.inputs))
     factor = dict(costs.factors).get(node.op, 1.0)
     return elements * OPS[node.op].cost * factor
 

@@ -9,6 +9,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from penstock.step.program.bytes import sent_by_task
 from penstock.step.program.cost import MachineCosts, TaskWork, unmeasured_calls, work_of
@@ -46,12 +47,14 @@ class Explanation:
         """How long in a step computation waits for communication."""
         return self.timeline.exposed_s
 
+    @cached_property
+    def _works(self) -> list[tuple[Task, TaskWork]]:
+        return [(task, work_of(task, self.plan, self.costs)) for task in self.plan.tasks]
+
     @property
     def one_after_the_other_s(self) -> float:
         """How long a step would take if nothing overlapped."""
-        return sum(
-            _alone_s(work_of(task, self.plan, self.costs), self.costs) for task in self.plan.tasks
-        )
+        return sum(_alone_s(work, self.costs) for _, work in self._works)
 
     @property
     def ideal_s(self) -> float:
@@ -61,8 +64,7 @@ class Explanation:
         uses the part of them that the simulator gives it. Latencies use neither.
         """
         busy: defaultdict[str, float] = defaultdict(float)
-        for task in self.plan.tasks:
-            work = work_of(task, self.plan, self.costs)
+        for task, work in self._works:
             busy[f"lane {task.lane}"] += _alone_s(work, self.costs)
             busy[f"wire {work.wire}"] += work.seconds * work.wire_share
             busy["processor"] += work.seconds * work.cores / self.costs.cores
@@ -257,9 +259,8 @@ def _short(said: Explanation) -> list[str]:
         lines.append(_loading(timeline))
     if said.overlap_share is not None:
         lines.append(f"of the communication that could be hidden, {said.overlap_share:.0%} is")
-    slow_s = timeline.busy_s(COMPUTE) - sum(
-        work_of(task, said.plan, said.costs).alone_s for task in said.plan.on(COMPUTE)
-    )
+    alone_s = sum(work.alone_s for task, work in said._works if task.lane == COMPUTE)
+    slow_s = timeline.busy_s(COMPUTE) - alone_s
     if slow_s > 0.01 * said.step_s:
         lines.append(
             f"communication takes {show_seconds(slow_s)} of processor time from computation "

@@ -51,6 +51,7 @@ def grad(y: Value, wrt: Sequence[Value], dy: Value | float = 1.0) -> tuple[Value
         raise ProgramError(f"dy has shape {dy.shape}, {y.name} has {y.shape}")
     path = _path(tracer, y, wrt)
     found: dict[str, Value] = {y.name: dy}
+    # Backwards over a copy: rules add nodes, and all readers of a value come before the value.
     for name in reversed(list(tracer.nodes)):
         if name not in path or name not in found:
             continue

@@ -172,8 +172,9 @@ def _partial_axis(op: Op, axis: str, layouts: Sequence[Layout]) -> Layout:
         return P
     raise ProgramError(
         f"{op.name} of a value that is still to be reduced on axis {axis!r} (partial {what}): "
-        f"the result would not be what {op.name} of the {what} is; all_reduce or reduce_scatter "
-        "it first" + (", or scale the other operand and reduce later" if linear else "")
+        f"{op.name} of addends is no addend of {op.name} of the {what}; all_reduce or "
+        "reduce_scatter it first"
+        + (", or scale the other operand and reduce later" if linear else "")
     )
 
 
@@ -201,13 +202,9 @@ def _reduction(op: Op, types: Sequence[Type], attrs: Attrs, mesh: Mesh) -> Type:
                 )
         return replace(t, dtype=dtype)
     dims = _dims(attrs, t.ndim, op.name)
-    if attrs["keep"]:
-        shape = tuple(1 if d in dims else n for d, n in enumerate(t.shape))
-    else:
-        shape = tuple(n for d, n in enumerate(t.shape) if d not in dims)
-    layouts = [
-        (a, _reduced_axis(op, a, t.layout(a), dims, bool(attrs["keep"]))) for a in mesh.names
-    ]
+    keep = bool(attrs["keep"])
+    shape = tuple(1 if d in dims else n for d, n in enumerate(t.shape) if keep or d not in dims)
+    layouts = [(a, _reduced_axis(op, a, t.layout(a), dims, keep)) for a in mesh.names]
     return Type(shape=shape, dtype=dtype, layouts=tuple(layouts))
 
 

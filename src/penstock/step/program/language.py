@@ -116,6 +116,7 @@ class Template:
             _WRITTEN.reset(token)
 
 
+# A context variable: threads may write programs at the same time, and one may call another.
 _WRITTEN: ContextVar[tuple[Tracer, dict[str, int]]] = ContextVar("written")
 
 

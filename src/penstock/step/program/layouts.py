@@ -133,7 +133,7 @@ P = Layout("P")
 
 
 def S(dim: int) -> Layout:  # noqa: N802 - it stands beside R, P and L
-    """Return the layout of a value that ranks have parts of, along a dimension."""
+    """Return the layout of a value of which each rank has a part along a dimension."""
     if dim < 0:
         raise ProgramError(f"S({dim}): dimensions of layouts are counted from 0")
     return Layout("S", dim)
@@ -147,7 +147,7 @@ def partial(op: str) -> Layout:
 
 
 def part(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where one part of a length begins and ends, of so many parts.
+    """Return where one of several parts of a length begins and ends.
 
     >>> [part(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]

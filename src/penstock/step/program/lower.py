@@ -37,6 +37,10 @@ class _TaskUnit:
     chunk: int | None = None
 
 
+Touched = dict[str, list[tuple[Task, Access]]]
+"""By memory: the tasks so far that read or write it."""
+
+
 def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
     """Return the plan of a program; inputs that are donated may be written over."""
     # `arranged`: readers of the old value of a state stand before the update that overwrites it.
@@ -44,19 +48,16 @@ def lower(program: Program, *, donate: Collection[str] = ()) -> Plan:
     units = list(_units(program))
     memory = shared(program, donate)
     tasks: list[Task] = []
-    writers: dict[str, list[Task]] = {}
-    readers: dict[str, list[Task]] = {}
+    touched: Touched = {}
     order = _ImpliedOrder(program)
     for each in (task for unit in units for task in _tasks(program, unit, memory)):
-        after = _needed(each, writers, readers) | order.before(each)
+        after = _needed(each, touched) | order.before(each)
+        # Stages of a load share no value, so only this orders them.
         if tasks and tasks[-1].kind in STAGES and tasks[-1].nodes == each.nodes:
             after.add(tasks[-1].name)
         task = replace(each, after=tuple(t.name for t in tasks if t.name in after))
-        for access in task.writes:
-            key = access.state or access.value
-            writers.setdefault(key, []).append(task)
-        for access in task.reads:
-            readers.setdefault(access.state or access.value, []).append(task)
+        for access in (*task.reads, *task.writes):
+            touched.setdefault(access.memory, []).append((task, access))
         order.done(task)
         tasks.append(task)
     return Plan(program=program, tasks=tuple(tasks), shared=tuple(memory.items()))
@@ -83,14 +84,15 @@ def _units(program: Program) -> Iterator[_TaskUnit]:
     chunked = {name: r for r in program.regions if r.kind == "chunk" for name in r.nodes}
     skipped = {*host_nodes(program)}
     wanted = [n.name for n in program.nodes if n.op not in _FREE and n.name not in skipped]
-    fuse = {n: tuple(m for m in fused[n].nodes) if n in fused else (n,) for n in wanted}
-    cut = {n: tuple(m for m in chunked[n].nodes) if n in chunked else fuse[n] for n in wanted}
+    fuse = {n: fused[n].nodes if n in fused else (n,) for n in wanted}
+    cut = {n: chunked[n].nodes if n in chunked else fuse[n] for n in wanted}
     for group in _in_order(program, cut):
         region = chunked.get(group[0])
         if region is None:
             yield _TaskUnit(nodes=group)
             continue
         inside = _in_order(program, {n: fuse[n] for n in wanted if n in region.nodes})
+        # Chunk by chunk: the move of the first can run while the second is computed.
         for chunk in range(region.num_chunks):
             for each in inside:
                 yield _TaskUnit(nodes=each, region=region, chunk=chunk)
@@ -167,6 +169,8 @@ def _is_there(nodes: list[Node], memory: dict[str, str]) -> bool:
 
 def _lane_and_kind(program: Program, nodes: list[Node], moves: list[Node]) -> tuple[str, str]:
     if moves:
+        # Gathers have a lane of their own: one that waits for an update would hold up the scatters
+        # behind it, as lanes of communication keep their order.
         gathers = all(node.op == "all_gather" for node in moves)
         lane = net_lane(moves[0].axes) + (":gather" if gathers else "")
         as_one = [r.kind for r in program.regions if r.kind in _AS_ONE and nodes[0].name in r.nodes]
@@ -197,24 +201,16 @@ def _access(program: Program, name: str, unit: _TaskUnit, memory: dict[str, str]
     return Access(value=name, chunk=chunk, state=memory.get(name))
 
 
-def _needed(task: Task, writers: dict[str, list[Task]], readers: dict[str, list[Task]]) -> set[str]:
+def _needed(task: Task, touched: Touched) -> set[str]:
     """Return the tasks that must be over before a task may touch its values."""
     out: set[str] = set()
     for access in (*task.reads, *task.writes):
-        for other in writers.get(access.state or access.value, ()):
-            if _meet(task, access, other, other.writes):
-                out.add(other.name)
-    for access in task.writes:
-        for other in readers.get(access.state or access.value, ()):
-            if _meet(task, access, other, other.reads):
+        for other, theirs in touched.get(access.memory, ()):
+            is_write = access in task.writes or theirs in other.writes
+            # Chunks of different regions are cut differently: any two of them may overlap.
+            if is_write and (task.region != other.region or theirs.overlaps(access)):
                 out.add(other.name)
     return out
-
-
-def _meet(task: Task, access: Access, other: Task, theirs: tuple[Access, ...]) -> bool:
-    """Whether tasks have memory in common; chunks of different regions are cut differently."""
-    mine = access if task.region == other.region else replace(access, chunk=None)
-    return any(one.overlaps(mine) for one in theirs)
 
 
 class _ImpliedOrder:
@@ -243,6 +239,7 @@ class _ImpliedOrder:
     def done(self, task: Task) -> None:
         """Add a task to the order."""
         region = self._region_of(task)
+        # Tasks of a region wait for those before it and not for each other.
         if region is None or region != self._inside:
             self._before = self._last
             self._last = []

@@ -214,7 +214,10 @@ class Program(Rewrites):
 
     def with_attrs(self, attrs: Mapping[str, Mapping[str, Attr]]) -> Program:
         """Return the same program with attributes of some nodes changed; None drops one."""
-        return self.with_nodes(node.with_attrs(**attrs.get(node.name, {})) for node in self.nodes)
+        return self.with_nodes(
+            node.with_attrs(**attrs[node.name]) if node.name in attrs else node
+            for node in self.nodes
+        )
 
     def fresh(self, name: str) -> str:
         """Return a name that no value has yet, like the one given."""
@@ -251,6 +254,7 @@ class Program(Rewrites):
     @cached_property
     def digest(self) -> str:
         """A hash of what is computed and how, the same on all ranks that agree."""
+        # Without labels, lines and history, which may differ where programs are the same.
         said = [repr((self.mesh, self.outputs, self.regions))]
         said += [repr((n.name, n.op, n.inputs, n.attrs, str(n.type))) for n in self.nodes]
         return xxhash.xxh3_128_hexdigest("\n".join(said).encode())

@@ -18,7 +18,7 @@ from functools import cached_property
 import xxhash
 
 from penstock.errors import ProgramError
-from penstock.step.program.nodes import Program
+from penstock.step.program.nodes import Program, Region
 
 __all__ = ["COMPUTE", "COPY", "DECODE", "FETCH", "IO", "Access", "Plan", "Task", "net_lane"]
 
@@ -42,10 +42,15 @@ class Access:
     state: str | None = None
     """The value whose memory it lies in, if not its own: mostly a state."""
 
+    @property
+    def memory(self) -> str:
+        """The value whose memory it lies in."""
+        return self.state or self.value
+
     def overlaps(self, other: Access) -> bool:
-        """Whether both have memory in common."""
-        same = (self.state or self.value) == (other.state or other.value)
-        return same and (self.chunk is None or other.chunk is None or self.chunk == other.chunk)
+        """Whether both, in one region, have memory in common."""
+        chunks = self.chunk, other.chunk
+        return self.memory == other.memory and (None in chunks or chunks[0] == chunks[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,10 @@ class Plan:
             if task.name in seen:
                 raise ProgramError(f"there are two tasks called {task.name}")
             seen.add(task.name)
+
+    def region_of(self, task: Task) -> Region | None:
+        """Return the region of which a task does a chunk."""
+        return None if task.region is None else self.program.region(task.region)
 
     @cached_property
     def by_name(self) -> dict[str, Task]:

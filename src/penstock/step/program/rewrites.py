@@ -28,40 +28,25 @@ def as_method(function: F) -> F:
     return function
 
 
-def _rewrite(name: str, does: str) -> Callable[..., Program]:
-    """Return the method that applies one of `passes`, with its arguments as they are given."""
+def _rewrite(name: str) -> Callable[..., Program]:
+    """Return the method that applies a rewrite; `passes` gives it its arguments and docstring."""
 
     def method(program: Program, *args: Any, **options: Any) -> Program:
         return program.apply(name, *args, **options)
 
     method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"{does}; `passes.{name}` has the arguments and the conditions."
     return method
 
 
 class Rewrites:
     """The rewrites by name: `program.split("g")` is `program.apply("split", "g")`."""
 
-    # -- what is computed where --------------------------------------------------------------
-
-    split = _rewrite("split", "Split an all-reduce, a send or a load in two halves")
-    sink = _rewrite("sink", "Move gathers or all-reduces below what reads them")
-    hoist = _rewrite("hoist", "Move a gather, an all-reduce or a slice above what it moves")
-    keep_sliced = _rewrite("keep_sliced", "Keep states in slices")
-    dead = _rewrite("dead", "Drop values that nobody reads")
-    hier = _rewrite("hier", "Do a collective along two axes one axis after the other")
-    factor = _rewrite("factor", "Make several axes of one")
-    reshard = _rewrite("reshard", "Gather again for a later reader, instead of holding the value")
-    wire = _rewrite("wire", "Send fewer bits than values have; the program is approximate then")
-
-    # -- how it is carried out -----------------------------------------------------------------
-
-    fuse = _rewrite("fuse", "Carry nodes out as one kernel")
-    chunk = _rewrite("chunk", "Carry nodes out chunk by chunk")
-    overlap = _rewrite("overlap", "Let nodes that do not need each other run at the same time")
-    bucket = _rewrite("bucket", "Send several small values as one")
-    ring = _rewrite("ring", "Multiply matrices part by part while the parts go round")
-    rotate = _rewrite("rotate", "Do something iterations ahead: load early, gather later")
-    priority = _rewrite("priority", "Choose which communication goes first")
-    priority_by_use = _rewrite("priority_by_use", "Order a lane by first use")
-    algo = _rewrite("algo", "Choose the algorithm of collectives: direct, ring or native")
+    # What is computed where.
+    split, sink, hoist = _rewrite("split"), _rewrite("sink"), _rewrite("hoist")
+    keep_sliced, dead, wire = _rewrite("keep_sliced"), _rewrite("dead"), _rewrite("wire")
+    hier, factor, reshard = _rewrite("hier"), _rewrite("factor"), _rewrite("reshard")
+    # How it is carried out.
+    fuse, chunk, overlap = _rewrite("fuse"), _rewrite("chunk"), _rewrite("overlap")
+    bucket, ring, rotate = _rewrite("bucket"), _rewrite("ring"), _rewrite("rotate")
+    priority, priority_by_use = _rewrite("priority"), _rewrite("priority_by_use")
+    algo = _rewrite("algo")

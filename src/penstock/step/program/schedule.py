@@ -9,7 +9,7 @@ again from what the user wrote:
     keep_sliced('m', 'v')
 
 Text is data: it is parsed, never run. A line is one call of a rewrite by name, with names, numbers
-and tuples of them as arguments; empty lines and those that begin with # say nothing.
+and tuples of them as arguments; empty lines and those that begin with # are skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LINE_CHARS_MAX = 100_000
 
 
 def apply(program: Program, schedule: Iterable[Rewrite] | str) -> Program:
-    """Return a program after all rewrites of a schedule, each checked; or say which one fails."""
+    """Return a program after all rewrites of a schedule; an error names the one that fails."""
     steps = read_schedule(schedule) if isinstance(schedule, str) else tuple(schedule)
     for number, step in enumerate(steps, 1):
         try:
@@ -61,7 +61,7 @@ def schedule_text(schedule: Iterable[Rewrite]) -> str:
 
 
 def read_schedule(text: str) -> Schedule:
-    """Return the schedule that a text says.
+    """Return the schedule of a text.
 
     >>> [str(step) for step in read_schedule("split('g', dim=1)")]
     ["split('g', dim=1)"]

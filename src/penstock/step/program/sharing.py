@@ -37,6 +37,7 @@ def shared(program: Program, donate: Collection[str] = ()) -> dict[str, str]:
             source = program[node.inputs[0]]
             if _is_free(program, source, node, donate) and node.name not in out:
                 out[node.name] = source.name
+    # Slices come second: they may lie in memory that an update has given to a value above.
     for node in program.nodes:
         source = program[node.inputs[0]] if node.inputs else node
         if node.op == "reduce_scatter" and node.name not in (*out, *program.outputs):

@@ -115,6 +115,7 @@ class _SimulationState:
             if lane in self._running or not ready:
                 continue
             place = ready[0][1]
+            # Communication keeps its order: a later move does not overtake one that is not ready.
             if lane.startswith("net:") and place != self._next_place[lane]:
                 continue
             heappop(ready)

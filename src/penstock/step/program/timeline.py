@@ -53,7 +53,7 @@ class Timeline:
 
     @cached_property
     def window(self) -> tuple[float, float]:
-        """From when to when the last step went."""
+        """When the last step began and ended."""
         return (self.ends_s[-2] if len(self.ends_s) > 1 else 0.0), self.ends_s[-1]
 
     @property
@@ -110,7 +110,7 @@ class Timeline:
                 reads.setdefault((span.step, access.value), []).append((access.chunk, span.end_s))
         changes: list[tuple[float, int, int]] = []
         for span in self.spans:
-            region = None if span.task.region is None else program.region(span.task.region)
+            region = self.plan.region_of(span.task)
             for access in span.task.writes:
                 if access.state is not None:
                     continue

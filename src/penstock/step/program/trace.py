@@ -73,6 +73,7 @@ class Tracer:
         if is_number or (isinstance(given, np.ndarray) and not given.ndim):
             given = given.item()
         if isinstance(given, bool | int | float):
+            # One node for each number; its repr tells 1 from 1.0, which have different types.
             number = float(given) if isinstance(given, float) else int(given)
             known = self.nodes.get(f"const {number!r}")
             if known is not None:
@@ -93,18 +94,17 @@ class Tracer:
         if is_column:
             b = self._expanded(b, 1)
         made = self.add("matmul", [a, b], {})
-        gone = ([made.type.ndim - 2] if is_row else []) + (
-            [made.type.ndim - 1] if is_column else []
-        )
-        # Of one element the sum is that element.
-        return self.add("sum", [made], {"dims": tuple(gone), "keep": False}) if gone else made
+        last = made.type.ndim - 1
+        gone = (last - 1,) * is_row + (last,) * is_column
+        # The dimensions have length 1: their sum only drops them.
+        return self.add("sum", [made], {"dims": gone, "keep": False}) if gone else made
 
     def _expanded(self, x: Value, dim: int) -> Value:
         shape = (1, *x.shape) if dim == 0 else (*x.shape, 1)
         return self.add("expand", [x], {"shape": shape, "dims": (dim,), "keep": False})
 
     def axis_of(self, axis: str | tuple[str, ...] | None) -> str | tuple[str, ...]:
-        """Return the axis that is meant."""
+        """Return the given axis, or the default one."""
         if axis is not None:
             return axis
         if self.axis is None:

@@ -14,10 +14,10 @@ __all__ = ["Type"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Type:
-    """What is known of a value before it is there."""
+    """Shape, element type and layouts of a value."""
 
     shape: tuple[int, ...]
-    """Of the whole value, whichever ranks have it."""
+    """Of the whole value, over all ranks."""
     dtype: str = "f32"
     layouts: tuple[tuple[str, Layout], ...] = ()
     """By axis, in the order of their names; replicated axes are left out."""

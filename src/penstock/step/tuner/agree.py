@@ -75,6 +75,7 @@ def together(team: Team, name: str, work: Callable[[], T]) -> T:
     failed = [rank for rank, each in enumerate(everyones) if each]
     if not failed:
         return made  # type: ignore[return-value]
+    # Another rank has failed, so nobody uses the result of this one.
     if (close := getattr(made, "close", None)) is not None:
         close()
     if len(everyones) == 1 and isinstance(error, ProgramError):

@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from penstock.errors import OptionError
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.groups import Groups
-from penstock.step.lanes import Lived
+from penstock.step.lanes import TaskTime
 from penstock.step.program.cost import Link, MachineCosts, kernel_amount, kernel_name
 from penstock.step.program.plan import COMPUTE, Plan, net_lane
 from penstock.step.tuner.agree import Team
@@ -85,16 +86,10 @@ def calibrate(groups: Groups, *, cache: str | Path | None = None) -> MachineCost
             links += _MeasuredAxis(groups, axis).links()
     mine = _machine(_device(groups)) | {"cores": _num_cores(_cores(), everyones_cores)}
     machine = _middle(groups, mine)
-    costs = MachineCosts(
-        links=tuple(links),
-        memory_bytes_s=machine["memory_bytes_s"],
-        flops_s=machine["flops_s"],
-        ops_s=machine["ops_s"],
-        task_s=machine["task_s"],
-        cores=machine["cores"],
-        threads=float(_threads()),
-        measured=f"{len(hosts)} ranks on {len(set(hosts))} hosts, torch {torch.__version__}",
-    )
+    where = f"{len(hosts)} ranks on {len(set(hosts))} hosts, torch {torch.__version__}"
+    known: dict[str, Any] = {**machine, "threads": float(_threads()), "measured": where}
+    costs = MachineCosts(links=tuple(links), **known)
+    # One rank writes: others may share its disk, and read only what the first rank sends them.
     if team.rank == 0:
         keep(cache, key, json.dumps({"speeds": seen, "costs": costs.to_json()}))
     return costs
@@ -285,7 +280,7 @@ def middle(several: Sequence[Mapping[str, float]]) -> Sample:
 
 
 def learned(
-    plan: Plan, runs: Iterable[Sequence[Lived]], costs: MachineCosts
+    plan: Plan, runs: Iterable[Sequence[TaskTime]], costs: MachineCosts
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return seconds by function and rates by kernel, from the times of some runs of a plan."""
     times: dict[str, list[float]] = {}
@@ -300,7 +295,8 @@ def learned(
         seconds = max(1e-7, min(several) - costs.task_s)
         nodes = [plan.program[node] for node in task.nodes]
         if task.kind == "call":
-            chunks = 1 if task.region is None else plan.program.region(task.region).num_chunks
+            region = plan.region_of(task)
+            chunks = 1 if region is None else region.num_chunks
             calls[str(nodes[0].attr("function"))] = seconds * chunks
         elif task.touched_bytes:
             rate = kernel_amount(task, plan) / seconds

@@ -89,9 +89,9 @@ def _sample(name: str, of: Any) -> Again:
         return Again(*of.looked_at())
     if hasattr(of, "__next__"):
         raise ProgramError(
-            f"source {name!r} is a {type(of).__name__}, of which each batch comes once: those that "
-            "tuning takes would be lost; give tune something that can be gone through again, such "
-            "as a Loader or a list of one batch"
+            f"source {name!r} is a {type(of).__name__}, which yields each batch once: those that "
+            "tuning takes would be lost; give tune a source that can be iterated again, such as a "
+            "Loader or a list of one batch"
         )
     with _left_there(of):
         return _first_of(name, of)

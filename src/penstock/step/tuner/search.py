@@ -28,6 +28,7 @@ from penstock.step.program.lower import host_nodes, lower
 from penstock.step.program.nodes import Attr, Node, Program, Rewrite
 from penstock.step.program.ops import OPS, is_move
 from penstock.step.program.passes.draft import below_all
+from penstock.step.program.plan import net_lane
 from penstock.step.program.simulate import simulate
 from penstock.step.program.verify import left_between
 from penstock.step.program.ways import ALGOS, can_do
@@ -126,6 +127,7 @@ class Search:
         kinds: Counter[frozenset[str]] = Counter()
         for candidate in sorted(self.candidates, key=place):
             is_full = kinds[candidate.kind] >= (_ALIKE_MAX if candidate.kind in tested else 1)
+            # Equal predictions are mostly equal plans, reached by other rewrites.
             is_same = any(_is_near(candidate.predicted_s, c.predicted_s, 1e-9) for c in out)
             digest = candidate.program.digest
             is_tried = digest in measured_s or digest in but
@@ -502,7 +504,7 @@ def _all_at_once(program: Program) -> Rewrite | None:
 
 
 def _orders(program: Program) -> Iterator[Way]:
-    lanes = Counter("net:" + "+".join(n.axes) for n in program.nodes if is_move(n.op))
+    lanes = Counter(net_lane(n.axes) for n in program.nodes if is_move(n.op))
     ways = tuple(_rewrite("priority_by_use", lane) for lane, count in lanes.items() if count > 1)
     if ways:
         yield ways

@@ -26,7 +26,7 @@ from penstock.step.execute import Step
 from penstock.step.execute import compile as compile_step
 from penstock.step.fusing import fused_lanes
 from penstock.step.groups import Groups
-from penstock.step.lanes import Lived
+from penstock.step.lanes import TaskTime
 from penstock.step.program.loads import source_of
 from penstock.step.program.lower import lower
 from penstock.step.program.nodes import Node, Program
@@ -183,6 +183,7 @@ class CarriedTrial:
         if not self._runs:
             self._runs = 1
             taken = self._timed()
+            # Errors come after the meeting, in which the other ranks would wait for this one.
             self._runs = self._agreed_runs(taken)
             self._raise_error()
         seconds = self._timed()
@@ -195,6 +196,7 @@ class CarriedTrial:
 
     def _timed(self) -> float:
         given = self._trials.inputs_of(self.step.program, is_fresh=False)
+        # All ranks begin together, or the first would count the time that it waits for the others.
         if self._groups.mesh.num_ranks > 1:
             distributed.barrier()
         _synchronize(given)
@@ -228,10 +230,10 @@ class CarriedTrial:
             made[f"state {name}"] = RankValue(tensor=after, bounds=bounds, before=before)
         return made
 
-    def times(self, num_runs: int) -> list[Sequence[Lived]]:
+    def times(self, num_runs: int) -> list[Sequence[TaskTime]]:
         """Return when each task was at work, in some runs."""
         self.step.keeps_times = True
-        out: list[Sequence[Lived]] = []
+        out: list[Sequence[TaskTime]] = []
         for _ in range(num_runs):
             self.step(**self._trials.inputs_of(self.step.program, is_fresh=False))
             out.append(self.step.times)

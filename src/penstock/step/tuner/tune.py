@@ -22,6 +22,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -172,29 +173,19 @@ def tune(
             taken and used again and again, so a generator cannot be a source here, but a list of
             one of its batches can; nothing is stored.
     """
-    team = Team(groups, is_apart=True)
-    try:
-        with undisturbed():
-            name = program.name
-            ready = partial(_ready, groups, inputs, measure, options, allow)
-            used, allowed = together(team, name, ready)
-            names = None if inputs is None else ", ".join(sorted(inputs))
-            key, kind = getattr(used, "key", None), type(program).__name__
-            facts = {"programs": f"{kind} {name}", "inputs": names, "options": key}
-            same(team, name, facts | {"allow": ", ".join(sorted(allowed))})
-            if isinstance(program, Template):
-                program = bound(program, groups, inputs, team)
-            job = _TuningJob(
-                program=program,
-                groups=groups,
-                measure=used,
-                team=team,
-                allow=allowed,
-                budget_s=budget_s,
-            )
-            return job.tuned(costs, cache)
-    finally:
-        team.close()
+    with closing(Team(groups, is_apart=True)) as team, undisturbed():
+        name = program.name
+        ready = partial(_ready, groups, inputs, measure, options, allow)
+        used, allowed = together(team, name, ready)
+        names = None if inputs is None else ", ".join(sorted(inputs))
+        key, kind = getattr(used, "key", None), type(program).__name__
+        facts = {"programs": f"{kind} {name}", "inputs": names, "options": key}
+        # Before any other meeting: ranks with different options would wait in different ones.
+        same(team, name, facts | {"allow": ", ".join(sorted(allowed))})
+        if isinstance(program, Template):
+            program = bound(program, groups, inputs, team)
+        how: dict[str, Any] = {"team": team, "allow": allowed, "budget_s": budget_s}
+        return _TuningJob(program=program, groups=groups, measure=used, **how).tuned(costs, cache)
 
 
 def tune_again(before: Tuned, groups: Groups | None, measure: Measure, *, budget_s: float) -> Tuned:
@@ -207,21 +198,11 @@ def tune_again(before: Tuned, groups: Groups | None, measure: Measure, *, budget
     is_cut = next(types) != next(types)
     program = before.program if is_cut else before.baseline
     allow = tuple(word for word in before.allow if word != "sliced")
-    team = Team(groups, is_apart=True)
-    try:
-        with undisturbed():
-            job = _TuningJob(
-                program=program,
-                groups=groups,
-                measure=measure,
-                team=team,
-                allow=allow,
-                budget_s=budget_s,
-                first=[schedule_text(before.schedule)] if before.is_changed and not is_cut else [],
-            )
-            return job.tuned(None, None)
-    finally:
-        team.close()
+    first = [schedule_text(before.schedule)] if before.is_changed and not is_cut else []
+    with closing(Team(groups, is_apart=True)) as team, undisturbed():
+        how: dict[str, Any] = {"team": team, "allow": allow, "budget_s": budget_s, "first": first}
+        job = _TuningJob(program=program, groups=groups, measure=measure, **how)
+        return job.tuned(None, None)
 
 
 def _ready(
@@ -239,7 +220,7 @@ def _ready(
     allowed = checked(allow)
     if measure is not None:
         if options:
-            raise ProgramError(f"tune with a measure needs no {', '.join(options)}; give it those")
+            raise ProgramError(f"tune with a measure takes no {', '.join(options)}; give it those")
         return measure, allowed
     if groups is None or inputs is None:
         raise ProgramError("tune needs groups and inputs to run programs, or a measure")
@@ -320,14 +301,14 @@ class _TuningJob:
         is_kept = has_cache and said is not None
         shelf = cache if is_kept else None
         here = self.team.gathered(_here(self.groups))
-        program = self.program
-        allowed = sorted(self.allow)
+        program, allowed = self.program, sorted(self.allow)
         key = key_of("schedule", program.digest, program.mesh, allowed, here, said, costs)
         seen = speeds(self.groups) if is_kept and self.groups is not None else {}
         found = self.team.from_first(kept(shelf, key) if self.team.rank == 0 else None)
         before = None
         if found is not None:
             before = _from_cache(found, program, seen, self.allow, self.budget_s)
+        # All or none: a rank whose program refuses the rewrites must not tune alone.
         if all(self.team.gathered(before is not None)):
             assert before is not None
             return before
@@ -432,6 +413,7 @@ class _TuningJob:
         """
         program = self._together(lambda: apply(self.program, text))
         self.agree(program)
+        # Dropped until it has proved right: an error on the way leaves it on the list.
         self.dropped.append(program.digest)
         trial: Trial | None = None
         try:
@@ -488,8 +470,9 @@ class _TuningJob:
 
     def _has_time(self, share: float) -> bool:
         """Whether some of the budget is left, by the clock of the first rank."""
+        # Ranks that disagree would part here and wait for each other in different calls.
         mine = time.monotonic() - self.start_s < share * self.budget_s
-        return bool(self.team.from_first(mine))
+        return self.team.from_first(mine)
 
     def _outcome(
         self, programs: list[Program], result: Result, found: Search, costs: MachineCosts

@@ -103,6 +103,7 @@ class WatchedStep(Step):
     def _change(self) -> None:
         """Go on with another program, and with the batch that would have come next."""
         keeps_times = self.keeps_times
+        # The old program's sources go on in the new one; if that fails, nobody else closes them.
         sources = self.hand_over()
         try:
             self._begin(self._groups, **self._with_sources(sources))

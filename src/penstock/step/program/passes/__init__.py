@@ -34,7 +34,7 @@ from penstock.step.program.passes.rotate import rotate
 from penstock.step.program.passes.sink import sink
 from penstock.step.program.passes.split import split
 from penstock.step.program.passes.wire import wire
-from penstock.step.program.rewrites import as_method
+from penstock.step.program.rewrites import Rewrites, as_method
 from penstock.step.program.verify import verified
 
 __all__ = ["PASSES", "rewritten"]
@@ -44,6 +44,11 @@ _ALL: tuple[Callable[..., Program], ...] = (
     *(fuse, chunk, overlap, bucket, ring, rotate, priority, priority_by_use, algo),
 )
 PASSES = {function.__name__: function for function in _ALL}
+
+for _name, _function in PASSES.items():
+    # So that `help(program.split)` shows the arguments and the docstring of the pass.
+    _method = vars(Rewrites)[_name]
+    _method.__doc__, _method.__signature__ = _function.__doc__, signature(_function)
 
 
 @as_method

@@ -18,7 +18,7 @@ __all__ = ["algo"]
 
 
 def algo(program: Program, *names: str, way: str | None) -> Program:
-    """Let collectives go one way: some, or all that can."""
+    """Choose the algorithm of collectives: some, or all that can use it."""
     if way is not None and way not in ALGOS:
         raise ProgramError(f"algo {way!r}; there are {', '.join(ALGOS)}, and None")
     chosen = _meant(program, names)
@@ -28,7 +28,9 @@ def algo(program: Program, *names: str, way: str | None) -> Program:
         if way is not None and not can_do(program[name], way):
             raise ProgramError(f"algo {way!r} of {name} ({program[name].op}): {why_not(way)}")
     if not chosen:
-        raise ProgramError(f"algo {way!r}: program {program.name} has no collective that goes so")
+        raise ProgramError(
+            f"algo {way!r}: program {program.name} has no collective that can use it"
+        )
     return program.with_attrs({name: {"algo": way} for name in chosen})
 
 

@@ -162,4 +162,5 @@ def _num_chunks(
             f"chunk of {name} into {k} pieces along dimension {dim}, of which a rank's part has "
             f"{length} elements; {max(length, 1)} pieces at most"
         )
+    # All chunks have the length of the first one, so fewer than k may do.
     return -(-length // -(-length // k))

@@ -15,6 +15,7 @@ from penstock.step.program.passes.draft import Draft
 
 __all__ = ["dead", "unread", "without_unread"]
 
+# Calls stay: the user's function may print, count or draw random numbers.
 _KEPT = ("input", "scalar", "update", "store", "call")
 
 

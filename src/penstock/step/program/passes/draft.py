@@ -137,6 +137,7 @@ def below_all(program: Program, names: Iterable[str]) -> set[str]:
 
 def _scheduled_alike(out: Program, before: Program, rewrite: str, gone: set[str]) -> Program:
     """Refuse to change nodes of a region, or nodes that are done ahead of their iteration."""
+    # Kernels, chunks and buckets were checked for these nodes and types when they were made.
     regions = [
         replace(region, nodes=tuple(n for n in region.nodes if n not in gone))
         for region in before.regions
@@ -147,7 +148,7 @@ def _scheduled_alike(out: Program, before: Program, rewrite: str, gone: set[str]
             if not _is_same(name, out.by_name, before):
                 raise ProgramError(
                     f"{rewrite} would change {name}, which the {region.kind} region {region.name} "
-                    "is about; rewrite the graph first, then say how it is carried out"
+                    "has or reads; rewrite the graph first, then say how it is carried out"
                 )
     for node in before.nodes:
         if node.attr("ahead") and node.name not in gone and out.by_name.get(node.name) != node:

@@ -90,24 +90,19 @@ def _check_op(node: Node) -> None:
         "recv": "end at the send",
     }
     way = ways.get(node.op, "leave it out")
-    raise ProgramError(f"fuse of {node.name}: {node.op} is no work element by element; {way}")
+    raise ProgramError(f"fuse of {node.name}: {node.op} is not elementwise; {way}")
 
 
 def _check_rows(node: Node) -> None:
     """Refuse reductions over dimensions that are not the last, for which a kernel would stride."""
-    if node.op == "softmax":
-        if node.attr("dim") == node.type.ndim - 1:
-            return
-        over: tuple[int, ...] = (int(node.attr("dim")),)
-    else:
-        over = tuple(node.attr("dims"))
-        ndim = node.type.ndim if node.attr("keep") else node.type.ndim + len(over)
-        if over == tuple(range(ndim - len(over), ndim)):
-            return
-    raise ProgramError(
-        f"fuse of {node.name}: {node.op} over dimensions {over}; in a kernel only the last ones "
-        "can be reduced, transpose before or leave it out"
-    )
+    is_softmax = node.op == "softmax"
+    over = (int(node.attr("dim")),) if is_softmax else tuple(node.attr("dims"))
+    ndim = node.type.ndim + (0 if is_softmax or node.attr("keep") else len(over))
+    if over != tuple(range(ndim - len(over), ndim)):
+        raise ProgramError(
+            f"fuse of {node.name}: {node.op} over dimensions {over}; in a kernel only the last "
+            "ones can be reduced, transpose before or leave it out"
+        )
 
 
 def _writing_last(
@@ -169,17 +164,12 @@ def _check_ends(program: Program, moves: list[Node], inside: set[str]) -> None:
     for node in out:
         later = (below_all(program, [node.name]) & inside) - {node.name}
         # An update with the gathered value is another name for it, no reader of its own.
-        later = {name for name in later if not _takes(program, name, node.name)}
+        later = {name for name in later if node.name not in _new_value(program[name])}
         if later:
             raise ProgramError(
                 f"fuse of {node.name} and {min(later)}, which reads what is only there when all "
                 f"ranks have sent it; end with {node.name}"
             )
-
-
-def _takes(program: Program, name: str, value: str) -> bool:
-    node = program[name]
-    return node.op == "update" and node.inputs[1] == value
 
 
 def _check_one_kind(moves: list[Node]) -> None:

@@ -91,34 +91,32 @@ def factor(program: Program, axis: str, *into: tuple[str, int]) -> Program:
     return work.run()
 
 
-class _Factoring:
+class _Factoring(Draft):
     """One walk over a program, in which an axis becomes several."""
 
     def __init__(self, program: Program, axis: str, names: tuple[str, ...], mesh: Mesh) -> None:
-        self._program, self._axis, self._names = program, axis, names
-        self._draft = Draft(program, f"factor of axis {axis!r}")
-        self._draft.mesh = mesh
+        super().__init__(program, f"factor of axis {axis!r}")
+        self.mesh, self._axis, self._names = mesh, axis, names
 
     def run(self) -> Program:
-        if self._program.regions:
+        if self.program.regions:
             raise ProgramError(
-                f"{self._draft.rewrite} of a program with regions; rewrite the graph first, then "
+                f"{self.rewrite} of a program with regions; rewrite the graph first, then "
                 "say how it is carried out"
             )
-        draft = self._draft
-        for node in self._program.nodes:
+        for node in self.program.nodes:
             if self._axis not in node.axes:
-                draft.copy(self._with_types(node))
+                self.copy(self._with_types(node))
             elif node.op == "slice":
-                draft.renamed[node.name] = self._sliced(node)
+                self.renamed[node.name] = self._sliced(node)
             elif node.op in _SPLIT_ALONE:
-                draft.copy(node.with_attrs(axis=self._axes(node.axes)))
+                self.copy(node.with_attrs(axis=self._axes(node.axes)))
             else:
                 raise ProgramError(
-                    f"{draft.rewrite}: {node.name} is a {node.op}, which goes along one axis"
+                    f"{self.rewrite}: {node.name} is a {node.op}, which goes along one axis"
                 )
-            self._check(node, draft.now(node.name))
-        return draft.finished()
+            self._check(node, self.now(node.name))
+        return self.finished()
 
     def _axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         out: list[str] = []
@@ -142,23 +140,23 @@ class _Factoring:
         return node.with_attrs(**attrs)
 
     def _sliced(self, node: Node) -> str:
-        found, last = self._draft.now(node.inputs[0]), self._names[-1]
+        found, last = self.now(node.inputs[0]), self._names[-1]
         for axis in self._names:
             name = node.name if axis == last else f"{stem(node)}.{axis}"
             attrs: dict[str, Attr] = {"axis": axis, "dim": node.attr("dim")}
-            found = self._draft.add("slice", [found], name, of=node, **attrs)
+            found = self.add("slice", [found], name, of=node, **attrs)
         return found
 
     def _check(self, node: Node, now: str) -> None:
         """Refuse if a rank's part of a value changes: parts of uneven parts may differ."""
-        mesh, made = self._program.mesh, self._draft.type(now)
+        mesh, made = self.program.mesh, self.type(now)
         for rank in range(mesh.num_ranks):
-            then, here = node.type.bounds(mesh, rank), made.bounds(self._draft.mesh, rank)
+            then, here = node.type.bounds(mesh, rank), made.bounds(self.mesh, rank)
             is_empty = not _elements(then) and not _elements(here)
             if then != here and not is_empty:
                 raise ProgramError(
-                    f"{self._draft.rewrite}: rank {rank} has {then} of {node.name} and would have "
-                    f"{here}; lengths that {mesh.size(self._axis)} divides stay where they are"
+                    f"{self.rewrite}: rank {rank} has {then} of {node.name} and would have "
+                    f"{here}; lengths that {mesh.size(self._axis)} divides keep their parts"
                 )
 
 

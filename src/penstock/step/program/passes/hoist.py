@@ -49,12 +49,12 @@ def hoist(program: Program, name: str, *, above: str | None = None) -> Program:
     return _Gathering(program, move, passed).run()
 
 
-class _Hoisting(ABC):
+class _Hoisting(Draft, ABC):
     """One walk over a program, in which a move goes up."""
 
     def __init__(self, program: Program, move: Node, passed: set[str]) -> None:
-        self._program, self._move, self._passed = program, move, passed
-        self._draft = Draft(program, f"hoist of {move.name}")
+        super().__init__(program, f"hoist of {move.name}")
+        self._move, self._passed = move, passed
         self._moved: dict[str, str] = {}
         """By value: its name as it is after the move."""
 
@@ -64,15 +64,14 @@ class _Hoisting(ABC):
 
     def run(self) -> Program:
         """Return the program; nodes that nobody reads any more are dropped."""
-        draft = self._draft
-        for node in self._program.nodes:
+        for node in self.program.nodes:
             if node.name == self._move.name:
-                draft.renamed[node.name] = self._moved[node.inputs[0]]
+                self.renamed[node.name] = self._moved[node.inputs[0]]
                 continue
-            draft.copy(node)
+            self.copy(node)
             if node.name in self._passed:
                 self._write_moved(node)
-        return _tidied(draft.finished(), self._program, {n: self._moved[n] for n in self._passed})
+        return _tidied(self.finished(), self.program, {n: self._moved[n] for n in self._passed})
 
 
 class _Gathering(_Hoisting):
@@ -93,19 +92,19 @@ class _Gathering(_Hoisting):
             return
         inputs = [self._whole_of(i) for i in node.inputs]
         name = f"{stem(node)}.whole"
-        made = self._draft.add(node.op, inputs, name, of=node, **dict(node.attrs))
+        made = self.add(node.op, inputs, name, of=node, **dict(node.attrs))
         wanted = node.type.with_layout(self._move.axes, R)
-        if self._draft.type(made) != wanted:
+        if self.type(made) != wanted:
             raise ProgramError(
                 f"hoist of {self._move.name} above {node.name}: on {self._move.op} of its operands "
-                f"it would be {self._draft.type(made)}, not {wanted}"
+                f"it would be {self.type(made)}, not {wanted}"
             )
         self._moved[node.name] = made
 
     def _undone(self, node: Node) -> str:
         """Return the operand of a move along the same axes, which does nothing to a whole value."""
         source = self._whole_of(node.inputs[0])
-        is_whole = self._draft.type(source).with_layout(node.axes, R) == self._draft.type(source)
+        is_whole = self.type(source).with_layout(node.axes, R) == self.type(source)
         same = node.op == "slice" or (node.op == "all_reduce" and node.attr("op") != "mean")
         if self._kind == "P" or not same or not is_whole:
             raise ProgramError(
@@ -115,8 +114,8 @@ class _Gathering(_Hoisting):
         return source
 
     def _whole_of(self, name: str) -> str:
-        now = self._draft.now(name)
-        kinds = {self._draft.type(now).layout(axis).kind for axis in self._move.axes}
+        now = self.now(name)
+        kinds = {self.type(now).layout(axis).kind for axis in self._move.axes}
         if name in self._moved:
             return self._moved[name]
         if kinds != {self._kind}:
@@ -125,10 +124,8 @@ class _Gathering(_Hoisting):
         if self._kind == "P":
             attrs["op"] = self._move.attr("op")
         ending = "gather" if self._kind == "S" else "reduce"
-        of = self._draft.nodes[now]
-        self._moved[name] = self._draft.add(
-            self._move.op, [now], f"{stem(of)}.{ending}", of=of, **attrs
-        )
+        of = self.nodes[now]
+        self._moved[name] = self.add(self._move.op, [now], f"{stem(of)}.{ending}", of=of, **attrs)
         return self._moved[name]
 
 
@@ -145,7 +142,7 @@ class _Slicing(_Hoisting):
     def _wanted(self) -> dict[str, int]:
         """Return the dimension along which each value that the slice passes or reads is sliced."""
         dims = {self._move.inputs[0]: int(self._move.attr("dim"))}
-        for node in reversed(self._program.nodes):
+        for node in reversed(self.program.nodes):
             if node.name not in self._passed or node.name not in dims:
                 continue
             if node.op in ("update", "store", "slice") or self._axis in node.axes:
@@ -154,7 +151,7 @@ class _Slicing(_Hoisting):
                     f"{node.op}" + (" along the same axis" if self._axis in node.axes else "")
                 )
             for i, dim in zip(
-                node.inputs, operand_dims(node, dims[node.name], self._program), strict=True
+                node.inputs, operand_dims(node, dims[node.name], self.program), strict=True
             ):
                 if dim is not None and dims.setdefault(i, dim) != dim:
                     raise ProgramError(
@@ -164,26 +161,26 @@ class _Slicing(_Hoisting):
         return dims
 
     def _write_moved(self, node: Node) -> None:
-        dims = operand_dims(node, self._dims[node.name], self._program)
+        dims = operand_dims(node, self._dims[node.name], self.program)
         inputs = [
-            self._draft.now(i) if dim is None else self._slice_of(i, dim)
+            self.now(i) if dim is None else self._slice_of(i, dim)
             for i, dim in zip(node.inputs, dims, strict=True)
         ]
         name = f"{stem(node)}.part"
-        made = self._draft.add(node.op, inputs, name, of=node, **dict(node.attrs))
-        if self._draft.type(made).layout(self._axis).kind != "S":
+        made = self.add(node.op, inputs, name, of=node, **dict(node.attrs))
+        if self.type(made).layout(self._axis).kind != "S":
             raise ProgramError(
                 f"hoist of {self._move.name} above {node.name}: none of what it reads can be sliced"
             )
         self._moved[node.name] = made
 
     def _slice_of(self, name: str, dim: int) -> str:
-        now = self._draft.now(name)
-        if self._draft.type(now).layout(self._axis).kind == "S":
+        now = self.now(name)
+        if self.type(now).layout(self._axis).kind == "S":
             return now
         if name not in self._moved:
-            of = self._draft.nodes[now]
-            self._moved[name] = self._draft.add(
+            of = self.nodes[now]
+            self._moved[name] = self.add(
                 "slice", [now], f"{stem(of)}.slice", of=of, axis=self._axis, dim=dim
             )
         return self._moved[name]

@@ -136,4 +136,5 @@ def _absorbed(program: Program) -> Program:
         out = work.run(passed)
         if not work.needed:
             return out
+        # To gather a result is no better than to gather the state: such nodes stay whole.
         passed -= work.needed

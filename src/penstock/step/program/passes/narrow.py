@@ -37,6 +37,7 @@ def _narrowed(program: Program, readers: set[str], axis: str) -> Program:
         stuck, out = _rewritten(program, dims, axis)
         if out is not None:
             return out
+        # A value that stays whole may force others to: the candidates are found once more.
         left_whole |= stuck
 
 

@@ -50,8 +50,8 @@ def _check_new(program: Program, nodes: tuple[str, ...]) -> None:
         both = [node for node in nodes if node in region.nodes]
         if region.kind == "overlap" and both:
             raise ProgramError(
-                f"overlap of {both[0]}, which overlaps in region {region.name} already; name "
-                "everything that goes on at the same time at once"
+                f"overlap of {both[0]}, which overlaps in region {region.name} already; name all "
+                "nodes that overlap in one call"
             )
 
 
@@ -59,8 +59,8 @@ def _check_lanes(program: Program, nodes: tuple[str, ...]) -> None:
     lanes = {lane_of(program[node]) for node in nodes}
     if len(lanes) < 2:
         raise ProgramError(
-            f"overlap of {', '.join(nodes)}: all of it keeps {min(lanes)} busy, so nothing can go "
-            "on beside it; take in something on another lane"
+            f"overlap of {', '.join(nodes)}: each of them keeps {min(lanes)} busy, so none can run "
+            "beside another; take in a node on another lane"
         )
 
 

@@ -26,8 +26,8 @@ def priority(program: Program, name: str, number: int) -> Program:
         node = found(program, name)
         if lane_of(node) == "compute":
             raise ProgramError(
-                f"priority of {node.name} ({node.op}), which is computed: that goes when its "
-                "values are there; name a move, a load, a store, or a lane"
+                f"priority of {node.name} ({node.op}), which is computed, and so runs as soon as "
+                "its operands are ready; name a move, a load, a store, or a lane"
             )
         chosen = {node.name}
     return _numbered(program, dict.fromkeys(chosen, number))

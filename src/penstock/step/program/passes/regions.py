@@ -15,6 +15,7 @@ from penstock.step.program.lower import host_nodes
 from penstock.step.program.nodes import Node, Program, Region, free_name
 from penstock.step.program.ops import OPS
 from penstock.step.program.passes.draft import above, below_all
+from penstock.step.program.plan import net_lane
 from penstock.step.program.verify import left_between
 
 __all__ = [
@@ -109,6 +110,7 @@ def _is_only_for(program: Program, node: Node, inside: set[str]) -> bool:
 
 def named(program: Program, kind: str, name: str | None) -> str:
     """Return the name of a new region: the given one, or its kind with a number."""
+    # Names of nodes are taken too: rewrites are given names of either.
     taken = {region.name for region in program.regions} | set(program.by_name)
     if name is not None:
         if not isinstance(name, str) or name in taken:
@@ -165,5 +167,5 @@ def lane_of(node: Node) -> str:
     """Return the resource that a node keeps busy: nodes on one of them cannot overlap."""
     kind = OPS[node.op].kind
     if kind == "move":
-        return "net:" + "+".join(node.axes)
+        return net_lane(node.axes)
     return "io" if kind == "io" else "compute"

@@ -22,8 +22,8 @@ def reshard(program: Program, name: str, *, at: str | None = None) -> Program:
     readers = program.users[node.name]
     if len(readers) < 2:
         raise ProgramError(
-            f"reshard of {node.name}, which {len(readers)} value reads; two make sense, "
-            "and it is dropped after its last reader anyway"
+            f"reshard of {node.name}, which has {len(readers)} readers; it needs two: after the "
+            "last one a value is dropped anyway"
         )
     second = program.find(at).name if at is not None else readers[-1]
     if second not in readers[1:]:

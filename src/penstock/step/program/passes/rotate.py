@@ -23,6 +23,7 @@ from penstock.step.program.contract import arranged
 from penstock.step.program.infer import infer
 from penstock.step.program.nodes import Node, Program, Region
 from penstock.step.program.ops import OPS
+from penstock.step.program.passes.draft import Draft
 from penstock.step.program.passes.regions import found
 from penstock.step.program.types import Type
 
@@ -89,7 +90,7 @@ def _behind(program: Program, node: Node, k: int) -> Program:
     if k > _BEHIND_MAX:
         raise ProgramError(
             f"rotate of {node.name} by {k} iterations; a store may last {_BEHIND_MAX} longer, then "
-            "what it writes is written over"
+            "its value is overwritten"
         )
     _check_alone(program, node)
     if node.inputs[0] in program.states:
@@ -145,22 +146,23 @@ def _gathered_later(program: Program, gather: Node, k: int) -> Program:
         for n in program.nodes
         if n.op == "slice" and n.inputs == (state.name,) and n.type == kept
     }
-    nodes: dict[str, Node] = {}
+    draft = Draft(program, f"rotate of {gather.name}")
     # Readers of a slice of the state read the state; readers of all of it read the gather.
     slicing = dict.fromkeys(slices, state.name)
     for node in program.nodes:
-        if node.name == update.name:
-            nodes[node.name] = replace(node, inputs=(state.name, gather.inputs[0]))
+        if node.name == state.name:
+            draft.copy(sliced)
+            draft.copy(whole)
+        elif node.name == update.name:
+            draft.copy(node, [state.name, gather.inputs[0]])
         elif node.op == "store":
-            nodes[node.name] = node.with_inputs({gather.name: update.name})
+            draft.copy(node.with_inputs({gather.name: update.name}))
         elif node.name != gather.name and node.name not in slices:
             whose = state if _needs_slice(program, node, state, kept) else gather
-            nodes[node.name] = node.with_inputs({state.name: whose.name, **slicing})
-        if node.name == state.name:
-            nodes[state.name], nodes[gather.name] = sliced, whole
+            draft.copy(node.with_inputs({state.name: whose.name, **slicing}))
     out = program.with_nodes(
-        _typed(program, nodes),
-        outputs=tuple({gather.name: update.name}.get(name, name) for name in program.outputs),
+        draft.nodes.values(),
+        outputs=tuple(update.name if name == gather.name else name for name in program.outputs),
     )
     if not out.users[gather.name]:
         raise ProgramError(
@@ -219,15 +221,6 @@ def _check_reads(program: Program, gather: Node, update: Node, state: Node) -> N
                 )
 
 
-def _typed(program: Program, nodes: dict[str, Node]) -> list[Node]:
-    out: dict[str, Node] = {}
-    for name, node in nodes.items():
-        types = [out[one].type for one in node.inputs]
-        made = infer(node.op, types, dict(node.attrs), program.mesh)
-        out[name] = replace(node, type=made)
-    return list(out.values())
-
-
 def _without(
     program: Program, out: Program, gather: str, slices: set[str], state: str
 ) -> tuple[Region, ...]:
@@ -248,6 +241,7 @@ def _without(
 
 def _late(program: Program, name: str) -> Program:
     """Return a program in which a node stands right before the first that reads it."""
+    # Tasks that may not overlap wait for all before them: an early gather would delay others.
     users = set(program.users[name])
     rest = [node for node in program.nodes if node.name != name]
     at = next((k for k, node in enumerate(rest) if node.name in users), len(rest))

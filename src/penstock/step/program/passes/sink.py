@@ -73,15 +73,14 @@ def _alike(moves: list[Node]) -> list[Node]:
     return moves
 
 
-class Sinking:
+class Sinking(Draft):
     """One walk over a program, in which some moves go down."""
 
     def __init__(self, program: Program, moves: Sequence[Node], rewrite: str) -> None:
-        self._program = program
+        super().__init__(program, rewrite)
         self._moves = {node.name for node in moves}
         self._move = moves[0]
         self._is_gather = self._move.op == "all_gather"
-        self._draft = Draft(program, rewrite)
         self._low: dict[str, str] = {}
         """By value below the move: the value above it, which is sliced or partial."""
         self._whole: dict[str, str] = {}
@@ -97,29 +96,29 @@ class Sinking:
 
         `strict` is the name below which the moves must be: then they have to pass all of them.
         """
-        draft = self._draft
-        for node in self._program.nodes:
+        for node in self.program.nodes:
             if node.name in self._moves:
                 self._low[node.name] = self._whole_of(node.inputs[0])
             elif not any(i in self._low for i in node.inputs):
-                draft.copy(node)
+                self.copy(node)
             elif node.name not in passed or not self._pass(node, strict):
-                draft.copy(node, [self._whole_of(i) for i in node.inputs])
-        return draft.finished([self._whole_of(out) for out in self._program.outputs])
+                self.copy(node, [self._whole_of(i) for i in node.inputs])
+        return self.finished([self._whole_of(out) for out in self.program.outputs])
 
     # -- one node ------------------------------------------------------------------------------
 
     def _pass(self, node: Node, strict: str | None) -> bool:
         """Write a node above the move, if that is possible; else leave the draft as it was."""
-        written = len(self._draft.nodes)
+        written = len(self.nodes)
         try:
             self._write_low(node)
         except ProgramError as error:
-            for name in list(self._draft.nodes)[written:]:
-                del self._draft.nodes[name]
+            # What was written for this node, such as slices of its operands, goes again.
+            for name in list(self.nodes)[written:]:
+                del self.nodes[name]
             if strict is not None:
                 raise ProgramError(
-                    f"{self._draft.rewrite} below {strict}: {node.name} stands between and cannot "
+                    f"{self.rewrite} below {strict}: {node.name} stands between and cannot "
                     f"go above it: {error}"
                 ) from None
             self.reasons.append(f"{node.name}: {error}")
@@ -136,17 +135,17 @@ class Sinking:
             self._slice_again(node)
         else:
             inputs = self._operands(node)
-            self._put(node, inputs, self._draft.inferred(node, inputs))
+            self._put(node, inputs, self.inferred(node, inputs))
 
     def _put(self, node: Node, inputs: list[str], made: Type) -> None:
         """Write a node on operands above the move, and the move below it where that is needed."""
-        draft, axes = self._draft, self._move.axes
+        axes = self._move.axes
         kinds = {made.layout(axis).kind for axis in axes}
         is_same_elsewhere = made.with_layout(axes, R) == node.type.with_layout(axes, R)
         if made == node.type and self._is_gather:
-            draft.copy(node, inputs)  # it worked on slices before, beside another sliced value
+            self.copy(node, inputs)  # it worked on slices before, beside another sliced value
         elif kinds == {"S" if self._is_gather else "P"} and is_same_elsewhere:
-            self._low[node.name] = draft.copy(node, inputs)
+            self._low[node.name] = self.copy(node, inputs)
         elif kinds == {"P"} and is_same_elsewhere:
             self._reduce(node, inputs, made)
         else:
@@ -157,22 +156,22 @@ class Sinking:
         axes = self._move.axes
         ops = {made.layout(axis).op for axis in axes}
         name = stem(node)
-        low = self._draft.add(node.op, inputs, f"{name}.part", of=node, **dict(node.attrs))
+        low = self.add(node.op, inputs, f"{name}.part", of=node, **dict(node.attrs))
         how: dict[str, Attr] = {"axis": self._move.attr("axis"), "op": ops.pop()}
-        total = self._draft.add("all_reduce", [low], f"{name}.reduce", of=node, **how)
-        self._draft.renamed[node.name] = total
+        total = self.add("all_reduce", [low], f"{name}.reduce", of=node, **how)
+        self.renamed[node.name] = total
 
     def _write_update(self, node: Node) -> None:
         state, value = node.inputs
         if not self._is_gather:
             raise ProgramError("a state cannot be left partial")
-        held = self._program[state].type
+        held = self.program[state].type
         if value not in self._low or held.with_layout(self._move.axes, R) != held:
             # The state is kept in slices already, or its value does not sink.
-            self._draft.copy(node, [self._whole_of(state), self._low.get(value, value)])
+            self.copy(node, [self._whole_of(state), self._low.get(value, value)])
             return
         whole = self._whole_of(value, str(node.attr("target")))
-        self._draft.copy(node, [self._whole_of(state), whole])
+        self.copy(node, [self._whole_of(state), whole])
         # Readers of the new state read the slice of its value; the state itself is whole.
         self._low[node.name] = self._low[value]
         self._whole[node.name] = node.name
@@ -181,10 +180,10 @@ class Sinking:
         """Replace a slice of a gathered value: by the value above it, or by an exchange."""
         low = self._low[node.inputs[0]]
         (axis,) = node.axes
-        if self._draft.type(low).layout(axis) == node.type.layout(axis):
-            self._draft.renamed[node.name] = low
+        if self.type(low).layout(axis) == node.type.layout(axis):
+            self.renamed[node.name] = low
             return
-        self._draft.renamed[node.name] = self._draft.add(
+        self.renamed[node.name] = self.add(
             "all_to_all", [low], f"{stem(node)}.exchange", of=node, axis=axis, dim=node.attr("dim")
         )
 
@@ -192,20 +191,19 @@ class Sinking:
 
     def _operands(self, node: Node) -> list[str]:
         """Return the operands of a node above the move; replicated ones are sliced if need be."""
-        draft = self._draft
-        inputs = [self._low.get(i, draft.now(i)) for i in node.inputs]
+        inputs = [self._low.get(i, self.now(i)) for i in node.inputs]
         if node.op not in ("matmul", "recv") or not self._is_gather or len(self._move.axes) > 1:
             return inputs
         (axis,) = self._move.axes
         for dim in range(node.type.ndim):
-            wanted = operand_dims(node, dim, self._program)
-            held = [(k, draft.type(i).layout(axis)) for k, i in enumerate(inputs)]
+            wanted = operand_dims(node, dim, self.program)
+            held = [(k, self.type(i).layout(axis)) for k, i in enumerate(inputs)]
             if not any(lay.kind == "S" and lay.dim == wanted[k] for k, lay in held):
                 continue
             for k, layout in held:
                 if wanted[k] is not None and layout.kind == "R":
-                    of = self._program[node.inputs[k]]
-                    inputs[k] = draft.add(
+                    of = self.program[node.inputs[k]]
+                    inputs[k] = self.add(
                         "slice", [inputs[k]], f"{stem(of)}.slice", of=of, axis=axis, dim=wanted[k]
                     )
             break
@@ -214,18 +212,18 @@ class Sinking:
     def _whole_of(self, name: str, called: str = "") -> str:
         """Return a value below the move; write the move there if it is not yet."""
         if name not in self._low:
-            return self._draft.now(name)
+            return self.now(name)
         if name not in self._whole:
-            self._whole[name] = self._move_below(self._program[name], called)
+            self._whole[name] = self._move_below(self.program[name], called)
         return self._whole[name]
 
     def _move_below(self, node: Node, called: str) -> str:
         if node.name in self._moves:
-            return self._draft.copy(node, [self._low[node.name]])
+            return self.copy(node, [self._low[node.name]])
         self.needed.add(node.name)
         attrs: dict[str, Attr] = {"axis": self._move.attr("axis"), **carried(self._move)}
         if not self._is_gather:
             attrs["op"] = self._move.attr("op")
         ending = "gather" if self._is_gather else "reduce"
         name = f"{called or stem(node)}.{ending}"
-        return self._draft.add(self._move.op, [self._low[node.name]], name, of=node, **attrs)
+        return self.add(self._move.op, [self._low[node.name]], name, of=node, **attrs)
