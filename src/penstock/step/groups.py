@@ -212,7 +212,7 @@ class Groups:
         if backend == "nccl":
             from penstock.step.comms.nccl import NcclComm
 
-            return NcclComm(group, axis=axis, lane=lane)
+            return NcclComm(group, axis=axis)
         return OneRankComm(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
 
 
