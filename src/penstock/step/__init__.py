@@ -11,9 +11,10 @@
     with ps.Groups(ps.mesh(dp=2)) as groups:
         step = ps.compile(schedule, groups)
 
-Writing, rewriting and explaining programs is the room `program`, which knows nothing of torch; its
-names are here as well. What carries them out needs torch, and is imported when first used. So is
-`attach` for Accelerate, Hugging Face's Trainer and Lightning (`trainers`), which needs theirs.
+The room `program` writes, rewrites and explains programs without torch; its names are exported here
+as well. Everything that carries programs out needs torch and is imported at first use, and so is
+`attach` for Accelerate, Hugging Face's Trainer and Lightning (`trainers`). README.md tells the life
+of a step.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ _CARRIED = {
     "Wire": "loads.credits",
     "tune": "tuner.tune",
 }
-"""Names that need torch, and where they are."""
+"""Names that need torch, and the modules that define them."""
 
 __all__ = [
     "AttachAccelerator",
