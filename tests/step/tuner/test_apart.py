@@ -16,7 +16,7 @@ from tests.step.tuner import work as tune_work
 
 import penstock
 import penstock.step as ps
-from penstock.step.lanes import Lived
+from penstock.step.lanes import TaskTime
 from penstock.step.program.cost import Link, MachineCosts, work_of
 from penstock.step.program.lower import lower
 from penstock.step.tuner.calibrate import learned
@@ -211,7 +211,7 @@ def test_a_function_in_chunks_is_learned_whole() -> None:
     plan = lower(made.chunk(4, *(n.name for n in made.nodes if n.op in ("call", "pick", "mul"))))
     tasks = [task for task in plan.tasks if task.kind == "call"]
     assert len(tasks) == 4
-    lived = [Lived(task=t.name, lane=t.lane, start_s=0.0, stop_s=0.25) for t in tasks]
+    lived = [TaskTime(task=t.name, lane=t.lane, start_s=0.0, stop_s=0.25) for t in tasks]
     calls, _ = learned(plan, [lived], MachineCosts())
     costs = MachineCosts().with_calls(calls)
     assert sum(work_of(t, plan, costs).seconds for t in tasks) == pytest.approx(1.0, rel=1e-3)

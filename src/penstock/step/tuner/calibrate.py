@@ -26,7 +26,7 @@ from torch import distributed
 from penstock.errors import OptionError, ProgramError
 from penstock.step.comms.comm import Comm, Handle
 from penstock.step.groups import Groups
-from penstock.step.lanes import Lived
+from penstock.step.lanes import TaskTime
 from penstock.step.program.cost import Link, MachineCosts, kernel_amount, kernel_name
 from penstock.step.program.plan import COMPUTE, Plan, net_lane
 from penstock.step.tuner.cache import keep, kept, key_of, versions
@@ -307,7 +307,7 @@ def middle(several: Sequence[Mapping[str, float]]) -> Sample:
 
 
 def learned(
-    plan: Plan, runs: Iterable[Sequence[Lived]], costs: MachineCosts
+    plan: Plan, runs: Iterable[Sequence[TaskTime]], costs: MachineCosts
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return what runs of a plan tell: seconds by function, and rates by kernel."""
     times: dict[str, list[float]] = {}

@@ -27,7 +27,7 @@ from penstock.step.execute import Step
 from penstock.step.execute import compile as compile_step
 from penstock.step.fusing import fused_lanes
 from penstock.step.groups import Groups
-from penstock.step.lanes import Lived
+from penstock.step.lanes import TaskTime
 from penstock.step.program.cost import MachineCosts
 from penstock.step.program.loads import source_of
 from penstock.step.program.lower import lower
@@ -348,10 +348,10 @@ class CarriedTrial:
             made[f"state {name}"] = RankValue(tensor=after, bounds=bounds, before=self._state(name))
         return made
 
-    def times(self, num_runs: int) -> list[Sequence[Lived]]:
+    def times(self, num_runs: int) -> list[Sequence[TaskTime]]:
         """Return when each task was at work, in some runs; or nothing, if one has failed."""
         self.step.keeps_times = True
-        out: list[Sequence[Lived]] = []
+        out: list[Sequence[TaskTime]] = []
         for _ in range(num_runs):
             self.step(**self._inputs(False))
             out.append(self.step.times)
