@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from penstock.step.dtensor import as_dtensor, placements_of
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
-    from penstock.step.loads.credits import Wire
+    from penstock.step.loads.shared_wire import Wire
     from penstock.step.trainers.accelerate import AttachAccelerator
     from penstock.step.trainers.huggingface import AttachMixin
     from penstock.step.trainers.lightning import AttachStrategy
@@ -125,7 +125,7 @@ _CARRIED = {
     "capture": "captured.capture",
     "placements_of": "dtensor",
     "Tuned": "tuner.tune",
-    "Wire": "loads.credits",
+    "Wire": "loads.shared_wire",
     "tune": "tuner.tune",
 }
 """Names that need torch, and the modules that define them."""

@@ -28,7 +28,7 @@ from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import HostArena, Meet, meeting
 from penstock.step.comms.timeouts import default_timeout_s
-from penstock.step.loads.credits import WatchedComm, Wire
+from penstock.step.loads.shared_wire import WatchedComm, Wire
 from penstock.step.program.mesh import Mesh
 from penstock.units import bytes_of
 

@@ -17,7 +17,7 @@ import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError, StateError
 from penstock.step.loads import sources as loading
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 
 BATCH, NUM_BATCHES = 4, 8
 LoaderOf = Callable[[penstock.Dataset], penstock.Loader]

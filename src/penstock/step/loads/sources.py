@@ -4,7 +4,7 @@ A source is any iterable of batches. `load("train.image", ...)` takes one field 
 the source called `train`; all fields of an iteration come from the same batch. With `rotate` the
 program asks for batches ahead of their step, and their stages run while earlier steps compute:
 
-    fetch    reads the bytes of a batch; if the groups have a wire that loads share (`credits`), a
+    fetch    reads the bytes of a batch; if the groups share a wire with loads (`shared_wire`), a
              batch that is not urgent waits here until the wire is free
     decode   makes a batch of them, if the source separates the two
     copy     copies it to the device, on a stream of its own, if values do not live on the host
@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.errors import ProgramError
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 from penstock.step.loads.threads import Worker
 from penstock.step.streams import mark_of
 
