@@ -8,6 +8,7 @@ CALLED_BY_OTHERS = {
     "loader/dlio/reader.py:get_sample",
     "loader/dlio/reader.py:is_index_based",
     "loader/dlio/reader.py:is_iterator_based",
+    "engine/process.py:emit",
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
@@ -16,7 +17,7 @@ CALLED_BY_OTHERS = {
     "step/trainers/lightning.py:configure_ddp",
     "loader/torch/observe.py:compute_loss",
 }
-"""Methods that DLIO, the http server of Python and trainers call."""
+"""Methods that DLIO, Python's http server and logging, and trainers call."""
 FOR_USERS = {
     "report/live/otel.py:instrument",
     "report/live/tensorboard.py:LoaderScalars",
