@@ -15,7 +15,7 @@ loads cost is communication that they slow down. The device is a stand-in: it sl
     DataLoader + DDP     two workers that keep their connections, four batches ahead
     Loader + attach      Penstock's
     ..., shallow         two batches ahead, and no order between loads and communication
-    ..., wire            the same, and loads make way for communication (`step.loads.credits`)
+    ..., wire            the same, and loads make way for communication (`step.loads.shared_wire`)
     no loads             the same batch again and again: the limit for whoever loads
 
 Every row read is compared with what was written, and weights after the same steps with DDP's.
@@ -48,7 +48,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 import penstock
 import penstock.step as ps
 from benchmarks.compare import conditions
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 
 QUESTION = __doc__.splitlines()[0]
 ROOT = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ CALLED_BY_OTHERS = {
     "loader/dlio/reader.py:get_sample",
     "loader/dlio/reader.py:is_index_based",
     "loader/dlio/reader.py:is_iterator_based",
+    "engine/process.py:emit",
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",

@@ -11,9 +11,10 @@
     with ps.Groups(ps.mesh(dp=2)) as groups:
         step = ps.compile(schedule, groups)
 
-Writing, rewriting and explaining programs is the room `program`, which knows nothing of torch; its
-names are here as well. What carries them out needs torch, and is imported when first used. So is
-`attach` for Accelerate, Hugging Face's Trainer and Lightning (`trainers`), which needs theirs.
+The room `program` writes, rewrites and explains programs without torch; its names are exported here
+as well. Everything that carries programs out needs torch and is imported at first use, and so is
+`attach` for Accelerate, Hugging Face's Trainer and Lightning (`trainers`). README.md tells the life
+of a step.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
     from penstock.step.dtensor import as_dtensor, placements_of
     from penstock.step.execute import Step, compile
     from penstock.step.groups import Groups
-    from penstock.step.loads.credits import Wire
+    from penstock.step.loads.shared_wire import Wire
     from penstock.step.trainers.accelerate import AttachAccelerator
     from penstock.step.trainers.huggingface import AttachMixin
     from penstock.step.trainers.lightning import AttachStrategy
@@ -124,10 +125,10 @@ _CARRIED = {
     "capture": "captured.capture",
     "placements_of": "dtensor",
     "Tuned": "tuner.tune",
-    "Wire": "loads.credits",
+    "Wire": "loads.shared_wire",
     "tune": "tuner.tune",
 }
-"""Names that need torch, and where they are."""
+"""Names that need torch, and the modules that define them."""
 
 __all__ = [
     "AttachAccelerator",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -28,14 +27,6 @@ __all__ = ["Prepared", "Scalars", "blocks_of", "prepared"]
 Scalars = Mapping[str, float | int]
 Prepared = Callable[[Scalars], None]
 _ALIGNED = ("pointwise", "state")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A value that a task reads or writes, and which block of it."""
-
-    name: str
-    block: Block
 
 
 def prepared(task: Task, memory: RankMemory, *, host: tuple[str, ...], backend: str) -> Prepared:
@@ -100,15 +91,15 @@ def _kernel_call(
     kernel = kernel_of(program, inside, outputs=leaving, backend=how)
     if _is_apart(kernel.body, task, memory):
         return _OneByOne(task, memory, host)
-    reads = [_Piece(name=n, block=_read_block(task, memory, n)) for n in kernel.inputs]
-    writes = [_Piece(name=n, block=blocks_of(task, memory, n)) for n in kernel.outputs]
-    whole = _whole_block(kernel.body, task, memory) or max((p.block for p in writes), key=len)
-    num_runs = _num_runs([whole, *(piece.block for piece in (*reads, *writes))])
+    reads = {name: _read_block(task, memory, name) for name in kernel.inputs}
+    writes = {name: blocks_of(task, memory, name) for name in kernel.outputs}
+    whole = _whole_block(kernel.body, task, memory) or max(writes.values(), key=len)
+    num_runs = _num_runs([whole, *reads.values(), *writes.values()])
 
     def call(scalars: Scalars) -> None:
         for run in range(num_runs):
-            tensors = [memory.piece(p.name, _one_run(p.block, run)) for p in reads]
-            out = [memory.piece(p.name, _one_run(p.block, run)) for p in writes]
+            tensors = [memory.piece(n, _one_run(block, run)) for n, block in reads.items()]
+            out = [memory.piece(n, _one_run(block, run)) for n, block in writes.items()]
             kernel(tensors, scalars, out=out, starts=_starts(_one_run(whole, run)))
 
     return call
@@ -214,17 +205,17 @@ class _OneByOne:
         self._leaving = [access.value for access in task.writes]
         self._blocks = {name: blocks_of(task, memory, name) for name in task.nodes}
         self._kernels: dict[str, Kernel] = {}
-        self._reads: dict[str, list[_Piece]] = {}
+        self._reads: dict[str, dict[str, Block]] = {}
+        """By node, the blocks of what it reads."""
         program = memory.program
         for name in task.nodes:
             inside = [n for n in (*host, name) if n in _needed(program, (name,))]
             kernel = kernel_of(program, inside, outputs=(name,), backend="eager")
             self._kernels[name] = kernel
-            self._reads[name] = [
-                _Piece(name=n, block=blocks_of(task, memory, n, program[name]))
-                for n in kernel.inputs
-            ]
-        read = (piece.block for pieces in self._reads.values() for piece in pieces)
+            self._reads[name] = {
+                n: blocks_of(task, memory, n, program[name]) for n in kernel.inputs
+            }
+        read = (block for blocks in self._reads.values() for block in blocks.values())
         self._num_runs = _num_runs([*self._blocks.values(), *read])
 
     def __call__(self, scalars: Scalars) -> None:
@@ -241,17 +232,21 @@ class _OneByOne:
         node, block = self._memory.program[name], _one_run(self._blocks[name], run)
         dtype = torch_dtype(node.type.dtype)
         out = torch.empty(shape_of(block), dtype=dtype, device=self._memory.device)
-        tensors = [self._operand(piece, run, made) for piece in self._reads[name]]
+        tensors = [
+            self._operand(n, _one_run(read, run), run, made)
+            for n, read in self._reads[name].items()
+        ]
         if node.op in ("max", "min") and not tensors[0].numel():
             return out.fill_(_nothing(node.op, dtype))
         self._kernels[name](tensors, scalars, out=[out], starts=_starts(block))
         return out
 
-    def _operand(self, piece: _Piece, run: int, made: dict[str, torch.Tensor]) -> torch.Tensor:
-        block = _one_run(piece.block, run)
-        if piece.name not in made:
-            return self._memory.piece(piece.name, block)
-        out, own = made[piece.name], _starts(_one_run(self._blocks[piece.name], run))
+    def _operand(
+        self, name: str, block: Block, run: int, made: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        if name not in made:
+            return self._memory.piece(name, block)
+        out, own = made[name], _starts(_one_run(self._blocks[name], run))
         for dim, (((start, stop),), first) in enumerate(zip(block, own, strict=True)):
             out = out.narrow(dim, start - first, stop - start)
         return out
@@ -269,17 +264,17 @@ def _nothing(op: str, dtype: torch.dtype) -> float | int:
 
 def _torch_call(task: Task, memory: RankMemory, host: tuple[str, ...]) -> Prepared:
     (name,) = task.nodes
-    node = memory.program[name]
-    reads = [_Piece(name=n, block=_operand_block(task, memory, n, node)) for n in node.inputs]
+    program = memory.program
+    node = program[name]
+    numbers = {n for n in node.inputs if n in host or program[n].op in ("scalar", "const")}
+    reads = {n: _operand_block(task, memory, n, node) for n in node.inputs}
     block = blocks_of(task, memory, name)
-    shape = tuple(sum(stop - start for start, stop in runs) for runs in block)
+    shape = shape_of(block)
 
     def call(scalars: Scalars) -> None:
         operands = [
-            _number(memory.program[p.name], scalars)
-            if p.name in host or memory.program[p.name].op in ("scalar", "const")
-            else memory.piece(p.name, p.block)
-            for p in reads
+            _number(program[n], scalars) if n in numbers else memory.piece(n, reads[n])
+            for n in node.inputs
         ]
         if node.op == "matmul" and memory.is_view(block):
             target = memory.piece(name, block)

@@ -32,8 +32,8 @@ from penstock.step.dtypes import torch_dtype
 from penstock.step.groups import Groups
 from penstock.step.inputs import no_program, no_tensor, number_of, with_article
 from penstock.step.kernels.regions import check_backend
-from penstock.step.lanes import Begun, Carrier, Lived, PlanIteration
-from penstock.step.loads.sources import Landing, Source, check_apart, field_of, stages_offered
+from penstock.step.lanes import Begun, PlanIteration, PreparedTasks, TaskTime
+from penstock.step.loads.sources import Source, StageHandle, check_apart, field_of, stages_offered
 from penstock.step.memory import RankMemory
 from penstock.step.moving import move_of
 from penstock.step.next_gathers import NextGather, next_gathers, with_next_gathers
@@ -141,7 +141,7 @@ class Step:
         self._is_broken = self._is_closed = False
         self.keeps_times = False
         """Whether `times` records when each task ran."""
-        self.times: list[Lived] = []
+        self.times: list[TaskTime] = []
         self._took_s = self._ended_s = 0.0
         for name, place in plan.shared:
             self._memory.share(name, place)
@@ -154,7 +154,7 @@ class Step:
         """Stores under way while later iterations run, by node."""
         self._whole_plan = with_next_gathers(plan)
         self._streams = Streams(self._whole_plan, device) if device.type == "cuda" else None
-        self._carrier = self._prepared()
+        self._prepared_tasks = self._prepared()
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +239,7 @@ class Step:
         plan, keeps_times = self._whole_plan, self.keeps_times
         order = None if self._streams is None else StreamOrder(self._streams)
         iteration = PlanIteration(
-            plan, self._carrier, self._io, keeps_times=keeps_times, order=order
+            plan, self._prepared_tasks, self._io, keeps_times=keeps_times, order=order
         )
         # Until the end: an iteration that raises leaves ranks at different places.
         self._is_broken = True
@@ -258,12 +258,12 @@ class Step:
         """Keep when tasks ran; for loads, when their source was at work, not how long we waited."""
         began_s, before_s = iteration.began_s, self._ended_s
         self._took_s = time.perf_counter() - began_s
-        self.times = [lived for lived in iteration.times if lived.lane not in LOAD_LANES]
+        self.times = [one for one in iteration.times if one.lane not in LOAD_LANES]
         loads = [task for task in self.plan.tasks if task.lane in LOAD_LANES]
         for name, source in self._sources.items():
             tasks = {t.kind: t for t in reversed(loads) if self._source_name(t) == name}
             self.times += [
-                Lived(
+                TaskTime(
                     task=tasks[spent.stage].name,
                     lane=tasks[spent.stage].lane,
                     start_s=spent.start_s - began_s,
@@ -282,7 +282,7 @@ class Step:
         known = self._whole_plan.by_name
         spans = [
             Span(task=known[t.task], step=t.ahead, start_s=t.start_s, end_s=t.stop_s)
-            for t in sorted(self.times, key=lambda lived: lived.start_s)
+            for t in sorted(self.times, key=lambda one: one.start_s)
         ]
         return Timeline(plan=self._whole_plan, spans=tuple(spans), ends_s=(self._took_s,))
 
@@ -292,9 +292,9 @@ class Step:
         The values are worthless then: this is for trials of a program, which only want times.
         """
         for task in self._whole_plan.tasks:
-            if task.name in self._carrier.run:
-                work = self._carrier.run[task.name]
-                self._carrier.run[task.name] = self._going_on(task, work, keep)
+            if task.name in self._prepared_tasks.run:
+                work = self._prepared_tasks.run[task.name]
+                self._prepared_tasks.run[task.name] = self._going_on(task, work, keep)
 
     def _going_on(
         self, task: Task, work: Callable[[], None], keep: Callable[[Exception], None]
@@ -390,7 +390,7 @@ class Step:
 
     # -- preparing -----------------------------------------------------------------------------
 
-    def _prepared(self) -> Carrier:
+    def _prepared(self) -> PreparedTasks:
         run: dict[str, Callable[[], None]] = {}
         begin: dict[str, Callable[[], Begun]] = {}
         for task in self.plan.tasks:
@@ -416,7 +416,7 @@ class Step:
                 run[task.name] = self._recv(task)
             else:
                 run[task.name] = self._compute(task)
-        return Carrier(run=run, begin=begin)
+        return PreparedTasks(run=run, begin=begin)
 
     def _compute(self, task: Task) -> Callable[[], None]:
         call = prepared(task, self._memory, host=self._host, backend=self._backend)
@@ -493,7 +493,7 @@ class Step:
                 source.ask(node.name)
             stage = source.stage(node.name, task.kind)
             finish = give if task.kind == stages[-1] else stage.result
-            return Begun(handle=Landing(stage), finish=finish, is_host=True)
+            return Begun(handle=StageHandle(stage), finish=finish, is_host=True)
 
         return begin
 

@@ -28,7 +28,7 @@ from penstock.step.comms.peer_memory import PeerArena
 from penstock.step.comms.shm import ShmComm
 from penstock.step.comms.shm_memory import HostArena, Meet, meeting
 from penstock.step.comms.timeouts import default_timeout_s
-from penstock.step.loads.credits import WatchedComm, Wire
+from penstock.step.loads.shared_wire import WatchedComm, Wire
 from penstock.step.program.mesh import Mesh
 from penstock.units import bytes_of
 
@@ -170,50 +170,50 @@ class Groups:
         chosen = {self.backend_of(name) for name in axes}
         # Of several axes together, the ranks of some may be on other hosts.
         backend = chosen.pop() if len(chosen) == 1 else "gloo"
-        if backend in _SHARED and axis in self._arenas:
+        is_shared = backend in _SHARED
+        if is_shared and axis in self._arenas:
             return self._over(axis)
+        group = self._new_group(axes, "gloo" if is_shared else backend)
+        if is_shared:
+            self._arenas[axis] = self._new_arena(group, axes, backend)
+            return self._over(axis)
+        if backend == "nccl":
+            from penstock.step.comms.nccl import NcclComm
+
+            return NcclComm(group, axis=axis)
+        return OneRankComm(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
+
+    def _new_group(self, axes: tuple[str, ...], backend: str) -> distributed.ProcessGroup | None:
+        """Return a private process group of this rank's axis; None if it is alone on it."""
         if self.mesh.size(*axes) == 1:
-            if backend in _SHARED:
-                return self._sharing(lambda said: [said], axes, backend)
-            return self._wrapped(None, axis, lane, backend)
+            return None
         timeout = timedelta(seconds=self.timeout_s)
         mine: distributed.ProcessGroup | None = None
         for ranks in self.mesh.groups(*axes):
-            how = "gloo" if backend in _SHARED else backend
-            group = distributed.new_group(list(ranks), timeout=timeout, backend=how)
+            group = distributed.new_group(list(ranks), timeout=timeout, backend=backend)
             if self.rank in ranks:
                 mine = group
-        assert mine is not None, f"rank {self.rank} is in no group of {axis}"
+        assert mine is not None, f"rank {self.rank} is in no group of {'.'.join(axes)}"
         self._groups.append(mine)
-        if backend in _SHARED:
-            return self._sharing(meeting(mine), axes, backend)
-        return self._wrapped(mine, axis, lane, backend)
+        return mine
 
-    def _sharing(self, meet: Meet, axes: tuple[str, ...], backend: str) -> Comm:
+    def _new_arena(
+        self, group: distributed.ProcessGroup | None, axes: tuple[str, ...], backend: str
+    ) -> HostArena | PeerArena:
+        meet: Meet = meeting(group) if group is not None else lambda mine: [mine]
         rank, size = self.mesh.coordinate(self.rank, *axes), self.mesh.size(*axes)
-        kind = HostArena if backend == "shm" else PeerArena
         # The stages of lanes come on top of what the user may take.
         shared_bytes = bytes_of(self._shared) + _LANES_MAX * ShmComm.need_bytes(size)
+        kind = HostArena if backend == "shm" else PeerArena
         arena = kind(meet, rank=rank, size=size, size_bytes=shared_bytes)
         arena.open()
-        axis = ".".join(axes)
-        self._arenas[axis] = arena
-        return self._over(axis)
+        return arena
 
     def _over(self, axis: str) -> Comm:
         arena = self._arenas[axis]
         if isinstance(arena, PeerArena):
             return PeerComm(arena, axis=axis, timeout_s=self.timeout_s)
         return ShmComm(arena, axis=axis, timeout_s=self.timeout_s)
-
-    def _wrapped(
-        self, group: distributed.ProcessGroup | None, axis: str, lane: str, backend: str
-    ) -> Comm:
-        if backend == "nccl":
-            from penstock.step.comms.nccl import NcclComm
-
-            return NcclComm(group, axis=axis, lane=lane)
-        return OneRankComm(axis) if group is None else GlooComm(group, axis=axis, lane=lane)
 
 
 def _default_backend() -> str:

@@ -22,7 +22,7 @@ from penstock.step.comms.comm import Handle
 from penstock.step.program.plan import COMPUTE, IO, Plan, Task
 from penstock.step.streams import StreamOrder
 
-__all__ = ["Begun", "Carrier", "PlanIteration", "Lived"]
+__all__ = ["Begun", "PreparedTasks", "PlanIteration", "TaskTime"]
 
 _LOOK_S = 0.2
 """How often to check whether something under way has failed."""
@@ -39,7 +39,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lived:
+class TaskTime:
     """When a task ran, in seconds since the iteration began; below 0 if it was before."""
 
     task: str
@@ -51,7 +51,7 @@ class Lived:
 
 
 @dataclass(kw_only=True)
-class Carrier:
+class PreparedTasks:
     """What tasks do: prepared once, used by each iteration."""
 
     run: dict[str, Callable[[], None]]
@@ -66,14 +66,14 @@ class PlanIteration:
     def __init__(
         self,
         plan: Plan,
-        carrier: Carrier,
+        prepared_tasks: PreparedTasks,
         io: ThreadPoolExecutor,
         *,
         keeps_times: bool,
         order: StreamOrder | None = None,
     ) -> None:
         self._plan = plan
-        self._carrier = carrier
+        self._prepared_tasks = prepared_tasks
         self._io = io
         self._order = order
         self._waiting = {task.name: len(task.after) for task in plan.tasks}
@@ -93,7 +93,7 @@ class PlanIteration:
         self._followers = _followers(plan)
         self.began_s = time.perf_counter()
         self._keeps_times = keeps_times
-        self.times: list[Lived] = []
+        self.times: list[TaskTime] = []
 
     def run(self) -> None:
         """Do everything, or raise the first error; nothing new is begun after one."""
@@ -111,7 +111,7 @@ class PlanIteration:
         while (next_one := self._next()) is not None:
             start_s = time.perf_counter()
             with self._on(next_one):
-                self._carrier.run[next_one.name]()
+                self._prepared_tasks.run[next_one.name]()
                 self._note_over(next_one, start_s)
         if self._order is not None:
             self._order.end()
@@ -158,10 +158,10 @@ class PlanIteration:
         if self._keeps_times:
             now_s = time.perf_counter()
             began_s = self.began_s
-            lived = Lived(
+            spent = TaskTime(
                 task=task.name, lane=task.lane, start_s=start_s - began_s, stop_s=now_s - began_s
             )
-            self.times.append(lived)
+            self.times.append(spent)
         with self._changed:
             self._flying.pop(task.name, None)
             self._left -= 1
@@ -190,7 +190,7 @@ class PlanIteration:
         start_s = time.perf_counter()
         with self._on(task):
             try:
-                begun = self._carrier.begin[task.name]()
+                begun = self._prepared_tasks.begin[task.name]()
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -210,7 +210,7 @@ class PlanIteration:
         start_s = time.perf_counter()
         try:
             with self._on(task):
-                self._carrier.run[task.name]()
+                self._prepared_tasks.run[task.name]()
                 self._note_over(task, start_s)
         except BaseException as error:
             self._fail(error)

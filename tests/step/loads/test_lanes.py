@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.step.loads.test_credits import LARGE_BYTES, Flying
+from tests.step.loads.test_shared_wire import LARGE_BYTES, Flying
 from tests.step.ranks import run_ranks
 
 import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 from penstock.step.loads.sources import Source
 from penstock.step.program.picture import Picture, picture_html
 from penstock.step.program.plan import DECODE, FETCH

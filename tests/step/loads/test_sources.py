@@ -17,7 +17,7 @@ import penstock
 import penstock.step as ps
 from penstock.errors import ProgramError, StateError
 from penstock.step.loads import sources as loading
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 
 BATCH, NUM_BATCHES = 4, 8
 LoaderOf = Callable[[penstock.Dataset], penstock.Loader]
@@ -96,7 +96,7 @@ def test_batches_that_a_wire_has_taken_ahead_are_not_lost(
     expected = [batch["data"].flatten().tolist() for batch in loader_of(dataset)]
     with loader_of(dataset) as loader, Wire().ahead(loader, batches_ahead=3) as batches:
         found = [next(batches)["data"].flatten().tolist() for _ in range(2)]
-        while len(batches._taking.ready) != 3:  # They are there, and nobody has them.
+        while len(batches._queue.ready) != 3:  # They are there, and nobody has them.
             threading.Event().wait(0.01)
         state = loader.state_dict()
     with loader_of(dataset) as again:

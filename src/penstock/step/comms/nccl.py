@@ -56,12 +56,9 @@ class NcclComm(Comm):
 
     device_type = "cuda"
 
-    def __init__(
-        self, group: distributed.ProcessGroup | None, *, axis: str, lane: str = "net"
-    ) -> None:
+    def __init__(self, group: distributed.ProcessGroup | None, *, axis: str) -> None:
         rank, size = (0, 1) if group is None else (group.rank(), group.size())
         super().__init__(axis, rank=rank, size=size)
-        self.lane = lane
         self.keeps_memory = True
         """Whether tensors keep their memory until the lane is done with them. A caller that orders
         this itself, by events, turns it off."""

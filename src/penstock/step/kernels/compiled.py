@@ -60,6 +60,7 @@ class Compiled:
         key = self._key(call)
         function = self._functions.get(key)
         if function is None:
+            # The first run is inside as well: that is when torch.compile compiles.
             with _GATE:
                 function = self._functions.get(key) or self._compiled(call)
                 found = self._run(function, call)

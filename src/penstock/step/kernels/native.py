@@ -89,7 +89,7 @@ class Native(StagedKernel):
 
     def _function_of(self, stage: Stage, call: KernelCall) -> tuple[NativeText, Any]:
         widths = call.widths
-        key = stage.index, tuple(sorted(widths.items()))
+        key = stage.index, *widths.items()
         if key not in self._functions:
             text = native_text(self._body, stage, widths)
             self._functions[key] = text, _function(text)

@@ -116,6 +116,7 @@ class Kernel:
     def _numbers(self, scalars: Mapping[str, float]) -> dict[str, float]:
         """Return the numbers of a call; they are cached, since chunks of a step share them."""
         key = tuple(scalars.get(name) for name in self.body.scalars)
+        # One tuple, read and replaced whole: threads of lanes may call this kernel at once.
         known = self._known
         if known is None or known[0] != key:
             known = self._known = key, numbers_of(self.body, scalars)

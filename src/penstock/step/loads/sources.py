@@ -4,7 +4,7 @@ A source is any iterable of batches. `load("train.image", ...)` takes one field 
 the source called `train`; all fields of an iteration come from the same batch. With `rotate` the
 program asks for batches ahead of their step, and their stages run while earlier steps compute:
 
-    fetch    reads the bytes of a batch; if the groups have a wire that loads share (`credits`), a
+    fetch    reads the bytes of a batch; if the groups share a wire with loads (`shared_wire`), a
              batch that is not urgent waits here until the wire is free
     decode   makes a batch of them, if the source separates the two
     copy     copies it to the device, on a stream of its own, if values do not live on the host
@@ -35,14 +35,14 @@ from typing import Any, Protocol
 import torch
 
 from penstock.errors import ProgramError
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 from penstock.step.loads.threads import Worker
 from penstock.step.streams import mark_of
 
 __all__ = [
-    "Landing",
+    "StageHandle",
     "Source",
-    "Spent",
+    "StageTime",
     "SourceStages",
     "check_apart",
     "field_of",
@@ -69,7 +69,7 @@ class SourceStages(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class StageTime:
     """When one stage of one batch was at work (perf_counter)."""
 
     stage: str
@@ -79,7 +79,7 @@ class Spent:
     stop_s: float
 
 
-class Landing:
+class StageHandle:
     """A stage of a batch under way, as a handle for a lane."""
 
     def __init__(self, future: Future[Any]) -> None:
@@ -170,7 +170,7 @@ class Source:
         self._threads = {stage: Worker(f"penstock-{stage}-{name}") for stage in self._stages}
         self._stream: Any = None
         self._last_copy: Future[Any] | None = None
-        self._spent: deque[Spent] = deque(maxlen=_SPENT_MAX)
+        self._spent: deque[StageTime] = deque(maxlen=_SPENT_MAX)
 
     def want(
         self,
@@ -252,7 +252,7 @@ class Source:
             tensor.record_stream(torch.cuda.current_stream(self._device))
         return tensor
 
-    def spent(self) -> list[tuple[Spent, int]]:
+    def spent(self) -> list[tuple[StageTime, int]]:
         """Return when stages were at work since the last call, and how far ahead of use."""
         out = []
         now = max(self._taken.values(), default=0) - 1
@@ -431,7 +431,9 @@ class Source:
         if told_ns is not None:
             start_s, stop_s = told_ns[0] / 1e9, told_ns[1] / 1e9
         if stop_s > start_s:
-            self._spent.append(Spent(stage=stage, number=number, start_s=start_s, stop_s=stop_s))
+            self._spent.append(
+                StageTime(stage=stage, number=number, start_s=start_s, stop_s=stop_s)
+            )
 
 
 class _Plain:

@@ -38,7 +38,7 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.errors import OptionError
 from penstock.step.comms.comm import Collective, Comm, Handle
 
-__all__ = ["Ahead", "WatchedComm", "Wire"]
+__all__ = ["BatchesAhead", "WatchedComm", "Wire"]
 
 _LOOK_S = 0.05
 """How often to check for communication that has failed: its handle calls nobody back."""
@@ -105,12 +105,12 @@ class Wire:
         with self._changed:
             self._changed.notify_all()
 
-    def ahead(self, batches: Iterable[T], *, batches_ahead: int = 2) -> Ahead[T]:
+    def ahead(self, batches: Iterable[T], *, batches_ahead: int = 2) -> BatchesAhead[T]:
         """Return an iterator of the same batches, taken ahead of use when the wire is free."""
-        return Ahead(batches, self, depth=batches_ahead)
+        return BatchesAhead(batches, self, depth=batches_ahead)
 
 
-class Ahead(Generic[T], Iterator[T]):
+class BatchesAhead(Generic[T], Iterator[T]):
     """Batches of a source, some of them ahead; a thread takes them, one at a time.
 
     The thread ends with the batches, with `close`, or when this object is garbage. The source must
@@ -120,9 +120,9 @@ class Ahead(Generic[T], Iterator[T]):
     def __init__(self, batches: Iterable[T], wire: Wire, *, depth: int) -> None:
         if depth < 1:
             raise OptionError(f"{depth} batches ahead; 1 or more make sense")
-        self._taking = _Taking(batches, wire, depth)
+        self._queue = _BatchQueue(batches, wire, depth)
         self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._taking.end).atexit = False
+        weakref.finalize(self, self._queue.end).atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -135,21 +135,21 @@ class Ahead(Generic[T], Iterator[T]):
 
     def __next__(self) -> T:
         if self._thread is None:
-            # The thread holds `_taking` and not `self`, so that an Ahead that nobody holds is freed
+            # The thread holds `_queue` and not `self`: an object that nobody holds is then freed,
             # and its finalizer ends the thread.
-            take = self._taking.take
+            take = self._queue.take
             self._thread = threading.Thread(target=take, name="penstock-ahead", daemon=True)
             self._thread.start()
-        return self._taking.next()
+        return self._queue.next()
 
     def close(self) -> None:
         """End the thread; wait a few seconds for the batch that it is taking, and drop it."""
-        self._taking.end()
+        self._queue.end()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
 
 
-class _Taking(Generic[T]):
+class _BatchQueue(Generic[T]):
     """Batches that were taken and not used yet, and how more are taken."""
 
     def __init__(self, batches: Iterable[T], wire: Wire, depth: int) -> None:
@@ -177,6 +177,7 @@ class _Taking(Generic[T]):
             if self._stages is not None:
                 self._stages.used()
             self._changed.notify_all()
+        # Not under our lock: the wire has its own, under which it asks whether a load is urgent.
         self._wire.look_again()
         return batch
 

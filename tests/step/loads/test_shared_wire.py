@@ -14,7 +14,7 @@ from tests.step.ranks import run_ranks
 
 import penstock.step as ps
 from penstock.errors import OptionError
-from penstock.step.loads.credits import Wire
+from penstock.step.loads.shared_wire import Wire
 
 LARGE_BYTES = 1 << 20
 
