@@ -98,10 +98,6 @@ class MixtureOrder:
             positions[here] = self._first_positions(epoch, source, wanted[here] - offsets[source])
         return positions
 
-    def sources_of(self, ids: npt.ArrayLike) -> Ids:
-        """Return the source of each id."""
-        return np.searchsorted(self.offsets, np.asarray(ids), side="right").astype(np.int64) - 1
-
     def describe(self) -> Description:
         """Return mode and parameters, with the weights as whole numbers."""
         return {
