@@ -235,6 +235,7 @@ class Catalog:
             try:
                 part.save(own)
                 size_bytes = own.stat().st_size
+                # The map outlives the name of the file, which is changed or removed below.
                 with own.open("rb") as file:
                     data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 name = xxhash.xxh3_128_hexdigest(memoryview(data))

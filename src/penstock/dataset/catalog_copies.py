@@ -73,6 +73,7 @@ def local_copy(copy: CachedPart, clock: Clock | None = None) -> Path:
         if not copy.is_here:
             copy.folder.mkdir(parents=True, exist_ok=True)
             with _turn(copy, clock or SystemClock()) as is_alone:
+                # Looked at again: the process that had the lock before may have brought it.
                 if not copy.is_here:
                     _download(copy, is_alone=is_alone)
     return copy.path

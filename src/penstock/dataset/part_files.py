@@ -81,6 +81,7 @@ def _stamped(stamp: Path) -> str:
 def _leave(stamp: Path, identity: str) -> None:
     with suppress(OSError):  # Without a stamp the file is hashed again next time.
         stamp.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed when it is whole: other processes may read it at any moment.
         temporary = stamp.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         temporary.write_text(identity)
         temporary.replace(stamp)

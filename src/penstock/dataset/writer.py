@@ -171,7 +171,7 @@ class Writer:
         def write() -> None:
             self._parts[number] = write_shard(place, number, layout, encoded, is_new=True)
 
-        self._running.add(self._executor.submit(write))
+        self._running.add(self._executor.submit(write))  # Its errors are raised by `_wait`.
 
     def _wait(self, running_max: int) -> None:
         """Wait until at most so many shards are being written; an error of one is raised here."""
