@@ -13,7 +13,6 @@ CALLED_BY_OTHERS = {
     "engine/web.py:do_HEAD",
     "engine/web.py:log_message",
     "engine/web.py:server_bind",
-    "engine/process.py:emit",
     "step/trainers/accelerate.py:no_sync",
     "step/trainers/lightning.py:block_backward_sync",
     "step/trainers/lightning.py:configure_ddp",
@@ -21,13 +20,12 @@ CALLED_BY_OTHERS = {
 }
 """Methods that DLIO, trainers, and the http server and the log of Python call."""
 FOR_USERS = {
-    "cli/charts.py:sparkline",
     "report/live/otel.py:instrument",
     "report/live/tensorboard.py:LoaderScalars",
     "step/captured/capture.py:num_weights",
     "step/tuner/watch.py:retune",
 }
-"""Guides tell of them, or examples use them."""
+"""Guides tell of them."""
 TESTS_AND_BENCHMARKS_ONLY = {
     "dataset/parse_process.py:num_parser_deaths",
     "engine/peers/members.py:announce",

@@ -78,6 +78,16 @@ def test_step_gives_the_names_that_its_pages_explain() -> None:
     assert step <= explained, f"public and on no page: {sorted(step - explained)}"
 
 
+def test_what_is_for_testing_is_where_the_page_says() -> None:
+    section = PAGE.partition("\n## penstock.testing\n")[2].partition("\n## ")[0]
+    dotted = re.findall(r"`(\w+)\.(\w+)`", section)
+    assert dotted
+    for module, name in dotted:
+        assert name in names_in(f"penstock.testing.{module}"), f"{module}.{name}"
+    for module in re.findall(r"`(\w+)`:", section):
+        assert find_spec(f"penstock.testing.{module}") is not None, module
+
+
 def test_every_error_can_be_caught_as_one() -> None:
     errors = import_module("penstock.errors")
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]

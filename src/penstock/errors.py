@@ -6,10 +6,10 @@ derive from `PenstockError`; our own are assertions.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import urllib.parse
-from functools import partial
 
 
 class PenstockError(Exception):
@@ -74,7 +74,7 @@ class StoreError(PenstockError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword arguments do not survive the default pickling of exceptions.
-        return partial(type(self), uri=self.uri), (str(self),)
+        return functools.partial(type(self), uri=self.uri), (str(self),)
 
 
 class NotFoundError(StoreError, FileNotFoundError):
@@ -162,7 +162,7 @@ class PeerError(PenstockError):
         self.kind = kind
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), peer=self.peer, kind=self.kind), (str(self),)
+        return functools.partial(type(self), peer=self.peer, kind=self.kind), (str(self),)
 
 
 class RendezvousError(PenstockError):

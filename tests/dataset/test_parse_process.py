@@ -91,11 +91,11 @@ def children() -> set[int]:
 )
 @pytest.mark.usefixtures("dangerous")
 def test_what_ends_a_parser_is_an_error_with_the_name_of_the_file(parser: str, words: str) -> None:
-    assert parse_process.parsed("chatter", b"abc", {}, "x", needs="pyarrow") == {"data": 3}
+    assert parse_process.parsed_by_arrow("chatter", b"abc", {}, "x") == {"data": 3}
     with pytest.raises(FormatError, match=rf"^the footer of a.parquet .*{words}"):
-        parse_process.parsed(parser, b"", {}, "the footer of a.parquet", needs="pyarrow")
+        parse_process.parsed_by_arrow(parser, b"", {}, "the footer of a.parquet")
     # The next file does not suffer for it.
-    assert parse_process.parsed("chatter", b"abc", {}, "x", needs="pyarrow") == {"data": 3}
+    assert parse_process.parsed_by_arrow("chatter", b"abc", {}, "x") == {"data": 3}
 
 
 def test_footers_that_pyarrow_aborts_on_are_errors_of_open(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from penstock.dataset.build_merge import MergeOutline, merged, outline_of
 from penstock.dataset.catalog import Catalog, Manifest, PartRef, cache_folder
 from penstock.dataset.catalog_copies import STUCK_S, CachedPart, local_copy
 from penstock.dataset.fields import Field
-from penstock.dataset.part import Part, Rows, make_part
+from penstock.dataset.part import Part, Rows, make_part, with_checksums
 from penstock.errors import CorruptError, OptionError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.folder import FolderStore
@@ -284,14 +284,14 @@ def extents_part(first: int, count: int, names: Sequence[str], *, rich: bool) ->
         blobs=[b"one", b""],
     )
     members = np.arange(count * len(names), dtype=np.uint32).reshape(count, len(names))
-    return make_part(
+    part = make_part(
         format="tar",
         fields=[Field(name=n, encoding=n) for n in names],
         tables=[rows],
         keys=[f"{first}/{i}" for i in range(count)],
         members=(members, members + 1),
-        checksums=np.arange(count, dtype=np.uint64) if rich else None,
     )
+    return with_checksums(part, np.arange(count, dtype=np.uint64)) if rich else part
 
 
 def blocks_part(first: int, counts: Sequence[int]) -> Part:

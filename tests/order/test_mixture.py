@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ def stream(order: MixtureOrder, num_epochs: int) -> list[int]:
     return np.concatenate(epochs).tolist()  # type: ignore[no-any-return]
 
 
-def sources_of(order: MixtureOrder, ids: np.ndarray) -> np.ndarray:
+def sources_of(order: MixtureOrder, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.searchsorted(order.offsets, ids, side="right") - 1
 
 

@@ -164,6 +164,7 @@ def _scan_all(
     # whole: a set may have more units than parts fit into memory.
     pieces: dict[int, Piece] = {}
     outline: MergeOutline | None = None
+    # An error below leaves the crew at work until it is told to stop.
     with closing(scanned):
         for one in scanned:
             pieces[one.number] = one.piece(work)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from penstock.dataset.fields import MEMBERS_MAX, Field, too_many_members
 from penstock.dataset.part import ABSENT, Part, merge_fields, seal_part
 from penstock.storage.folder_errors import store_error
+from penstock.storage.keys import TEMPORARY_PREFIX
 from penstock.storage.pool import ReadPool
 
 Piece = Callable[[], Part]
@@ -167,7 +168,7 @@ def merged(outline: MergeOutline, pieces: Sequence[Piece], scratch: Path) -> Ite
     total_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in shapes.values())
     with store_error(str(scratch)):
         scratch.mkdir(parents=True, exist_ok=True)
-        held = tempfile.TemporaryDirectory(prefix=".penstock-tmp-merge-", dir=scratch)
+        held = tempfile.TemporaryDirectory(prefix=f"{TEMPORARY_PREFIX}merge-", dir=scratch)
     with held as folder:
         where = Path(folder) if total_bytes > _HELD_BYTES_MAX else None
         with store_error(str(scratch), needed_bytes=total_bytes):

@@ -34,6 +34,7 @@ from penstock.errors import (
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.folder_errors import store_error
+from penstock.storage.keys import TEMPORARY_PREFIX
 from penstock.storage.pool import ReadPool
 
 _DELETES_AT_ONCE = 16
@@ -103,7 +104,7 @@ class WorkFolder:
 def _clear_folder(folder: Path, names: Sequence[str]) -> None:
     paths = [folder / f"{name}.idx" for name in names]
     used = min(p.stat().st_mtime for p in paths)
-    left = [p for p in folder.glob(".penstock-tmp-*") if p.stat().st_mtime < used]
+    left = [p for p in folder.glob(f"{TEMPORARY_PREFIX}*") if p.stat().st_mtime < used]
     for path in paths + left:
         path.unlink(missing_ok=True)
     folder.rmdir()

@@ -26,13 +26,14 @@ import xxhash
 
 from penstock.clock import Clock, SystemClock
 from penstock.dataset.catalog_copies import CachedPart, local_copy
+from penstock.dataset.columns import REINDEX
 from penstock.dataset.part import Part, open_part
 from penstock.dataset.part_files import open_verified, part_verified
 from penstock.errors import CorruptError, FormatError, NotFoundError, OptionError
 from penstock.storage.base import Store
 from penstock.storage.folder import FolderStore
 from penstock.storage.folder_errors import store_error
-from penstock.storage.keys import checked_hash
+from penstock.storage.keys import TEMPORARY_PREFIX, checked_hash
 from penstock.storage.patterns import EVERYTHING
 
 FOLDER = ".penstock"
@@ -228,12 +229,13 @@ class Catalog:
     def add_part(self, part: Part, uri: str = "") -> PartRef:
         """Store a part of objects that lie at `uri`; nobody sees it until a version names it."""
         folder = cache_folder() / "parts"
-        own = folder / f".penstock-tmp-{secrets.token_hex(8)}.idx"
+        own = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.idx"
         with store_error(str(own)):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 part.save(own)
                 size_bytes = own.stat().st_size
+                # The map outlives the name of the file, which is changed or removed below.
                 with own.open("rb") as file:
                     data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 name = xxhash.xxh3_128_hexdigest(memoryview(data))
@@ -322,10 +324,7 @@ class VersionFile:
 
     def manifest(self) -> Manifest:
         """Return what the file says, or raise `FormatError`."""
-        way_out = (
-            "use the Penstock that wrote it, or index anew: penstock.open(..., rebuild=True) or "
-            "`penstock index --rebuild`"
-        )
+        way_out = f"use the Penstock that wrote it, or {REINDEX}"
         try:
             layout = _LAYOUTS.decode(self.data).layout
             if layout == _LAYOUT:

@@ -22,10 +22,11 @@ from pathlib import Path
 import xxhash
 
 from penstock.clock import Clock, SystemClock
+from penstock.dataset.columns import REINDEX
 from penstock.errors import CorruptError
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.folder_errors import store_error
-from penstock.storage.keys import checked_hash
+from penstock.storage.keys import TEMPORARY_PREFIX, checked_hash
 from penstock.storage.pool import ReadPool
 
 _log = logging.getLogger("penstock.dataset")
@@ -72,6 +73,7 @@ def local_copy(copy: CachedPart, clock: Clock | None = None) -> Path:
         if not copy.is_here:
             copy.folder.mkdir(parents=True, exist_ok=True)
             with _turn(copy, clock or SystemClock()) as is_alone:
+                # Looked at again: the process that had the lock before may have brought it.
                 if not copy.is_here:
                     _download(copy, is_alone=is_alone)
     return copy.path
@@ -123,7 +125,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _temporaries(copy: CachedPart) -> list[Path]:
-    return list(copy.folder.glob(f".penstock-tmp-*-{copy.name}.idx"))
+    return list(copy.folder.glob(f"{TEMPORARY_PREFIX}*-{copy.name}.idx"))
 
 
 def _arrived(copy: CachedPart) -> list[tuple[str, int]]:
@@ -139,7 +141,7 @@ def _download(copy: CachedPart, *, is_alone: bool) -> None:
     for path in _temporaries(copy) if is_alone else []:
         # Left by a process that was killed: we hold the lock, so no other is downloading.
         path.unlink(missing_ok=True)
-    temporary = copy.folder / f".penstock-tmp-{secrets.token_hex(8)}-{copy.name}.idx"
+    temporary = copy.folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{copy.name}.idx"
     found = ""
     try:
         for _ in range(_TRIES_MAX):
@@ -152,7 +154,7 @@ def _download(copy: CachedPart, *, is_alone: bool) -> None:
         temporary.unlink(missing_ok=True)
     raise CorruptError(
         f"{copy.store.uri}{copy.key} has hash {found}, its name says {copy.name}: it was damaged "
-        "in its store; index anew: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
+        f"in its store; {REINDEX}"
     )
 
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from penstock.errors import FormatError
 from penstock.storage.folder_errors import store_error
+from penstock.storage.keys import TEMPORARY_PREFIX
 
 _MAGIC = b"PENSTOCK"
 _LAYOUT = 1
@@ -34,7 +35,8 @@ _ALIGN = 64
 READ_BYTES_MAX = 4 << 20
 """A file up to this size is read, a larger one is mapped."""
 _HEAD_BYTES_MAX = 1 << 28
-_WAY_OUT = "build the index again: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
+REINDEX = "build the index again: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
+"""The way out where an index is damaged."""
 
 _PLAIN = re.compile(r"\|[uib]1|<[uif][248]")
 """Types that a column may have."""
@@ -134,7 +136,7 @@ def _place(arrays: Mapping[str, Array], start: int) -> tuple[dict[str, Any], int
 
 def write_columns(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
     """Write a column file; visible under its name only when it is whole and on disk."""
-    temporary = path.with_name(f".penstock-tmp-{secrets.token_hex(8)}-{path.name}")
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}-{path.name}")
     with temporary.open("wb") as file:
         _write_columns(file, arrays, meta)
         file.flush()
@@ -177,23 +179,23 @@ def map_file(path: Path) -> memoryview:
 def parse_columns(data: memoryview, name: str, path: Path | None = None) -> Columns:
     """Return the columns that lie in `data`, without copying."""
     if bytes(data[:8]) != _MAGIC:
-        raise FormatError(f"{name} is not a Penstock column file ({len(data)} bytes); {_WAY_OUT}")
+        raise FormatError(f"{name} is not a Penstock column file ({len(data)} bytes); {REINDEX}")
     layout = int.from_bytes(data[8:12], "little")
     if layout != _LAYOUT:
-        raise FormatError(f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; {_WAY_OUT}")
+        raise FormatError(f"{name} has layout {layout}, this Penstock reads {_LAYOUT}; {REINDEX}")
     head_bytes = int.from_bytes(data[12:16], "little")
     if head_bytes > min(_HEAD_BYTES_MAX, len(data) - 16):
         raise FormatError(
-            f"{name} is cut off: a head of {head_bytes} bytes does not fit in it; {_WAY_OUT}"
+            f"{name} is cut off: a head of {head_bytes} bytes does not fit in it; {REINDEX}"
         )
     try:
         head = _HEAD.decode(data[16 : 16 + head_bytes])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FormatError(f"{name} has a damaged head ({error}); {_WAY_OUT}") from None
+        raise FormatError(f"{name} has a damaged head ({error}); {REINDEX}") from None
     start = -(-(16 + head_bytes) // _ALIGN) * _ALIGN
     if start + head.data_bytes > len(data):
         raise FormatError(
-            f"{name} is cut off: {len(data)} bytes, {start + head.data_bytes} expected; {_WAY_OUT}"
+            f"{name} is cut off: {len(data)} bytes, {start + head.data_bytes} expected; {REINDEX}"
         )
     arrays = {
         column: _array(data[start:], place, f"{name}, column {column!r}")
@@ -205,12 +207,12 @@ def parse_columns(data: memoryview, name: str, path: Path | None = None) -> Colu
 def _array(data: memoryview, place: _ColumnPlace, where: str) -> Array:
     if not _PLAIN.fullmatch(place.dtype):
         raise FormatError(
-            f"{where} is of type {place.dtype[:40]!r}, columns are plain numbers; {_WAY_OUT}"
+            f"{where} is of type {place.dtype[:40]!r}, columns are plain numbers; {REINDEX}"
         )
     dtype, count = np.dtype(place.dtype), math.prod(place.shape)
     end = place.offset + count * dtype.itemsize
     if end > len(data):
-        raise FormatError(f"{where} ends at byte {end} of {len(data)}; {_WAY_OUT}")
+        raise FormatError(f"{where} ends at byte {end} of {len(data)}; {REINDEX}")
     return (
         np.frombuffer(data, dtype, count, place.offset).reshape(place.shape)
         if count

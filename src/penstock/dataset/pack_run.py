@@ -142,6 +142,7 @@ class Packing:
                 at_once=self._num_workers(),
                 names=lambda number: self.place.store.uri + self.place.key(number),
             )
+            # An error below leaves the crew at work until it is told to stop.
             with closing(shards):
                 for shard in shards:
                     pieces[shard.number] = shard.piece(self.place.work)
@@ -160,6 +161,8 @@ class Packing:
             # A task that is started again after its worker died finds shards that it had finished.
             yield replace(self, goes_on=True, holds=False)
             return
+        # Apart from the threads that write shards: these wait for reads, and could take all threads
+        # of one pool.
         with ReadPool(_READERS) as readers:
             yield replace(self, readers=readers, holds=self.plan.num_shards <= _HELD_PARTS_MAX)
 

@@ -82,6 +82,7 @@ class ParserCall:
 def main() -> None:
     """Answer requests until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends us.
+    # Crashes are expected here, and a core file of each would fill the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

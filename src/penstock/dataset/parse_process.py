@@ -85,15 +85,12 @@ class ParserRequest:
     serve: Serve | None = None
 
 
-def parsed(
-    parser: str, data: bytes, options: Mapping[str, Any], what: str, *, needs: str
+def parsed_by_arrow(
+    parser: str, data: bytes, options: Mapping[str, Any], what: str
 ) -> dict[str, Any]:
-    """Return what a parser finds in some bytes; errors begin with `what`.
-
-    `needs` is the package that the parser is made of.
-    """
-    if importlib.util.find_spec(needs) is None:
-        raise MissingPackageError("reading Parquet and Arrow", needs, "parquet")
+    """Return what a parser of pyarrow's finds in some bytes; errors begin with `what`."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise MissingPackageError("reading Parquet and Arrow", "pyarrow", "parquet")
     request = ParserRequest(
         parser=parser, data=[data], options=dict(options), needs=("pyarrow.parquet",)
     )

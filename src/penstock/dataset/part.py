@@ -24,6 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from penstock.dataset.columns import (
+    REINDEX,
     Columns,
     Texts,
     column_bytes,
@@ -258,10 +259,7 @@ def part_of(columns: Columns, name: str = "a part") -> Part:
         )
         _check_lengths(part)
     except (msgspec.ValidationError, KeyError, IndexError, ValueError, TypeError) as error:
-        raise FormatError(
-            f"{name} is not the index of samples: {error!r}; build it again with "
-            "penstock.open(..., rebuild=True) or `penstock index --rebuild`"
-        ) from None
+        raise FormatError(f"{name} is not the index of samples: {error!r}; {REINDEX}") from None
     return part
 
 
@@ -315,14 +313,12 @@ def make_part(
     tables: Sequence[Rows],
     keys: Sequence[str] | None = None,
     members: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]] | None = None,
-    checksums: npt.NDArray[np.uint64] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Part:
     """Return a part from what a format found.
 
     `members` are offset and length of each field inside its sample's extent, a row a sample and a
-    column a field, with length `ABSENT` where a sample lacks the field. `checksums` are xxh3_64 of
-    each sample's extent, or of each block's.
+    column a field, with length `ABSENT` where a sample lacks the field.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     for number, rows in enumerate(tables):
@@ -331,11 +327,14 @@ def make_part(
         arrays |= text_columns("key", keys)
     if members is not None:
         arrays |= {"member.offset": members[0], "member.length": members[1]}
-    if checksums is not None:
-        arrays["checksum"] = checksums
     counts = {int(sum(rows.counts)) for rows in tables}
     assert len(counts) == 1, f"tables of one part differ in their number of samples: {counts}"
     return seal_part(arrays, format, fields, [rows.addressing for rows in tables], options or {})
+
+
+def with_checksums(part: Part, checksums: npt.NDArray[np.uint64]) -> Part:
+    """Return a part with the xxh3_64 of the extent of each sample, or of each block."""
+    return part_of(Columns({**part.columns, "checksum": checksums}, part.columns.meta))
 
 
 def seal_part(

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from penstock.dataset.columns import READ_BYTES_MAX, map_file, parse_columns
+from penstock.dataset.columns import READ_BYTES_MAX, REINDEX, map_file, parse_columns
 from penstock.dataset.part import ABSENT, Ints, Part, Table, part_of
 from penstock.errors import CorruptError, FormatError
+from penstock.storage.keys import TEMPORARY_PREFIX
 
 _CHUNK = 1 << 20
 """Rows that are looked at together: few enough for the processor's cache."""
-_WAY_OUT = "build the index again: penstock.open(..., rebuild=True) or `penstock index --rebuild`"
 
 
 def open_verified(path: Path, name: str | None, stamps: Path) -> Part:
@@ -56,7 +56,7 @@ def part_verified(data: memoryview, name: str | None, where: str, path: Path | N
     if found != name:
         raise CorruptError(
             f"{where} is damaged: its {len(data)} bytes have the hash {found}, its name says "
-            f"{name}; {_WAY_OUT}"
+            f"{name}; {REINDEX}"
         )
     part = part_of(parse_columns(data, where, path), where)
     check_bounds(part, where)
@@ -81,7 +81,8 @@ def _stamped(stamp: Path) -> str:
 def _leave(stamp: Path, identity: str) -> None:
     with suppress(OSError):  # Without a stamp the file is hashed again next time.
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        temporary = stamp.with_name(f".penstock-tmp-{secrets.token_hex(8)}")
+        # Renamed when it is whole: other processes may read it at any moment.
+        temporary = stamp.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         temporary.write_text(identity)
         temporary.replace(stamp)
 
@@ -90,19 +91,19 @@ def check_bounds(part: Part, where: str) -> None:
     """Raise `FormatError` unless every extent of a part lies inside its object."""
     for name, column in part.columns.items():
         if name.endswith((".ends", ".first")) and not _rises(column):
-            raise FormatError(f"{where}: the numbers in column {name} do not rise; {_WAY_OUT}")
+            raise FormatError(f"{where}: the numbers in column {name} do not rise; {REINDEX}")
     for name in part.columns:
         if name.endswith(".ends"):
             ends, data = part.columns[name], part.columns[name.removesuffix("ends") + "bytes"]
             if len(ends) and int(ends[-1]) != len(data):
-                raise FormatError(f"{where}: texts of column {name} are cut off; {_WAY_OUT}")
+                raise FormatError(f"{where}: texts of column {name} are cut off; {REINDEX}")
     for number, table in enumerate(part.tables):
         if int(table.first_sample[0]) != 0 or not all(map(bool, _inside(part, table, number))):
             raise FormatError(
-                f"{where}: samples lie outside of the objects they are said to lie in; {_WAY_OUT}"
+                f"{where}: samples lie outside of the objects they are said to lie in; {REINDEX}"
             )
     if "member.offset" in part.columns and not all(map(bool, _members_inside(part))):
-        raise FormatError(f"{where}: fields lie outside of their samples; {_WAY_OUT}")
+        raise FormatError(f"{where}: fields lie outside of their samples; {REINDEX}")
 
 
 def _rises(column: Ints) -> bool:

@@ -40,7 +40,7 @@ _TASKS_PER_CPU = 2
 """Tasks in flight: one at work and one that waits for it to end."""
 _TASKS_MAX = 4096
 _GROUPS_PER_CPU = 8
-"""The least number of groups of items, so that the last group does not keep all others waiting."""
+"""The least number of groups of items, so that the last group does not keep all CPUs waiting."""
 _LOOK_EVERY = 64
 """Tasks after which the size of the cluster is looked up again: nodes come and go."""
 _KNOCK_S_MAX = 10.0

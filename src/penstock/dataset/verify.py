@@ -99,6 +99,8 @@ def _check_all(
     local = dataset.store.source in ("folder", "memory")
     num_threads = _THREADS_LOCAL if local else _THREADS_REMOTE
     num_samples, samples_done = sum(piece.num_samples for piece in work), 0
+    # Two pools, because checks wait for reads: in one pool they could take all threads and wait for
+    # ever.
     with ReadPool(_READERS) as readers, ReadPool(num_threads) as pool:
         checks = Checks(objects=objects, readers=readers, decode=decode)
         for piece, findings in pool.map_unordered(lambda w: (w, w.check(checks)), work):

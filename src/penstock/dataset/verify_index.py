@@ -11,7 +11,7 @@ import numpy as np
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.build_changes import info_or_none
 from penstock.dataset.part import ABSENT, Ints, Part, Table, recomputed
-from penstock.dataset.verify_report import Problem
+from penstock.dataset.verify_report import Kind, Problem
 from penstock.storage.base import ObjectInfo, Store
 from penstock.storage.pool import ReadPool
 
@@ -50,6 +50,22 @@ def check_part(bound: BoundPart) -> Iterator[Problem]:
         yield from _check_members(bound)
 
 
+def problem_at(
+    bound: BoundPart, local: int, kind: Kind, message: str, table: Table | None = None
+) -> Problem:
+    """Return a problem of one sample, with the place where it lies."""
+    table = table or bound.part.tables[0]
+    extents = table.extents(np.array([local], np.int64))
+    return Problem(
+        kind=kind,
+        message=message,
+        object=table.key(int(extents.object[0])),
+        offset=int(extents.offset[0]),
+        sample_id=bound.first + local,
+        key=bound.part.key(local),
+    )
+
+
 def _wrong(bound: BoundPart, what: str) -> Problem:
     return Problem(
         kind="index",
@@ -73,17 +89,11 @@ def _check_extents(bound: BoundPart, table: Table, ids: Ints) -> Iterator[Proble
         number, local = int(extents.object[place]), int(ids[place])
         offset, end = int(extents.offset[place]), int(ends[place])
         what = f"the object has {int(table.sizes[number])}" if outside[place] else "out of order"
-        yield Problem(
-            kind="index",
-            message=(
-                f"the index puts {named(bound, local)} at bytes {offset} to {end} of "
-                f"{bound.store.uri}{table.key(number)}: {what}"
-            ),
-            object=table.key(number),
-            offset=offset,
-            sample_id=bound.first + local,
-            key=bound.part.key(local),
+        message = (
+            f"the index puts {named(bound, local)} at bytes {offset} to {end} of "
+            f"{bound.store.uri}{table.key(number)}: {what}"
         )
+        yield problem_at(bound, local, "index", message, table)
 
 
 def _check_members(bound: BoundPart) -> Iterator[Problem]:
@@ -95,16 +105,12 @@ def _check_members(bound: BoundPart) -> Iterator[Problem]:
         room = table.extents(ids).length[:, None]
         bad = (lengths != ABSENT) & (ends > room)
         for row, column in zip(*np.nonzero(bad), strict=True):
-            yield Problem(
-                kind="index",
-                message=(
-                    f"the index puts field {bound.part.fields[column].name!r} of "
-                    f"{named(bound, int(ids[row]))} up to byte {ends[row, column]} of its "
-                    f"{room[row, 0]}"
-                ),
-                sample_id=bound.first + int(ids[row]),
-                key=bound.part.key(int(ids[row])),
+            local = int(ids[row])
+            message = (
+                f"the index puts field {bound.part.fields[column].name!r} of "
+                f"{named(bound, local)} up to byte {ends[row, column]} of its {room[row, 0]}"
             )
+            yield problem_at(bound, local, "index", message)
 
 
 @dataclass(frozen=True, slots=True)

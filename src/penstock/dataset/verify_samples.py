@@ -11,14 +11,15 @@ import numpy as np
 import xxhash
 
 from penstock.dataset.bound import BoundPart
+from penstock.dataset.checks import has_checksums
 from penstock.dataset.formats.base import Block, Sample, Unit
 from penstock.dataset.pack_plan import cut
 from penstock.dataset.parse_values import UnsendableError
-from penstock.dataset.part import Ints
+from penstock.dataset.part import Ints, Part
 from penstock.dataset.samples_apart import ApartSamples, reads_apart
 from penstock.dataset.sources import read_raws, stored_bytes
-from penstock.dataset.verify_index import Objects, named
-from penstock.dataset.verify_report import Findings, Kind, Problem
+from penstock.dataset.verify_index import Objects, named, problem_at
+from penstock.dataset.verify_report import Findings, Problem
 from penstock.errors import ChangedError, FormatError, MissingPackageError, StoreError, WorkerError
 from penstock.storage.pool import ReadPool
 
@@ -64,7 +65,7 @@ class SampleRun:
             names = f"{named(self.bound, self.first)} to {self.bound.first + self.stop - 1}"
             what = f"{names} of {self.bound.store.uri} could not be checked"
             return Findings(
-                problems=(_problem(self.bound, self.first, "read", what, _said(error)),)
+                problems=(problem_at(self.bound, self.first, "read", f"{what}: {_said(error)}"),)
             )
 
 
@@ -84,43 +85,34 @@ class Structure:
 
     def check(self, checks: Checks) -> Findings:
         """Return whether the format finds in an object what is in the index."""
-        table = self.bound.part.tables[0]
-        info = table.info(self.number)
-        first, stop = table.first_sample[self.number : self.number + 2].tolist()
+        info = self.bound.part.tables[0].info(self.number)
         try:
             unit = Unit(objects=(info,))
             part = self.bound.format.scan(unit, self.bound.store, self.bound.part.options)
         except (ChangedError, FormatError, StoreError) as error:
-            problem = Problem(
-                kind="format",
-                message=str(error),
-                object=info.key,
-                sample_id=self.bound.first + first,
-            )
-            return Findings(problems=(problem,))
-        was, now = (
-            table.extents(np.arange(first, stop)),
-            part.tables[0].extents(_all(part.num_samples)),
-        )
-        keys = [part.key(i) == self.bound.part.key(first + i) for i in range(part.num_samples)]
-        if (
-            np.array_equal(was.offset, now.offset)
-            and np.array_equal(was.length, now.length)
-            and all(keys)
-        ):
+            what = str(error)
+        else:
+            what = self._difference(part)
+        if not what:
             return Findings()
-        what = (
-            f"{self.bound.store.uri}{info.key} holds {part.num_samples} samples that are not the "
-            f"{stop - first} that were indexed: their names or places differ"
-        )
-        problem = Problem(
-            kind="format", message=what, object=info.key, sample_id=self.bound.first + first
-        )
+        sample_id = self.bound.first + self.first
+        problem = Problem(kind="format", message=what, object=info.key, sample_id=sample_id)
         return Findings(problems=(problem,))
 
-
-def _all(count: int) -> Ints:
-    return np.arange(count, dtype=np.int64)
+    def _difference(self, part: Part) -> str:
+        """Return how the samples that were found differ from those of the index, if they do."""
+        table = self.bound.part.tables[0]
+        first, stop = table.first_sample[self.number : self.number + 2].tolist()
+        was = table.extents(np.arange(first, stop))
+        now = part.tables[0].extents(np.arange(part.num_samples))
+        is_same = np.array_equal(was.offset, now.offset) and np.array_equal(was.length, now.length)
+        numbers = range(part.num_samples)
+        if is_same and all(part.key(i) == self.bound.part.key(first + i) for i in numbers):
+            return ""
+        return (
+            f"{self.bound.store.uri}{table.key(self.number)} holds {part.num_samples} samples that "
+            f"are not the {stop - first} that were indexed: their names or places differ"
+        )
 
 
 def runs_of(bound: BoundPart) -> Iterator[SampleRun]:
@@ -144,19 +136,6 @@ def structures_of(bound: BoundPart, objects: Objects) -> Iterator[Structure]:
             found = objects.found.get(table.key(number))
             if found is not None and found.size_bytes == int(table.sizes[number]):
                 yield Structure(bound=bound, number=number)
-
-
-def _problem(bound: BoundPart, local: int, kind: Kind, what: str, because: str = "") -> Problem:
-    table = bound.part.tables[0]
-    extents = table.extents(np.array([local], np.int64))
-    return Problem(
-        kind=kind,
-        message=f"{what}: {because}" if because else what,
-        object=table.key(int(extents.object[0])),
-        offset=int(extents.offset[0]),
-        sample_id=bound.first + local,
-        key=bound.part.key(local),
-    )
 
 
 def _said(error: Exception) -> str:
@@ -186,11 +165,9 @@ def _check_run(run: SampleRun, checks: Checks) -> Findings:
     bound, problems = run.bound, list[Problem]()
     ids = _readable(run, checks.objects)
     raws = _read(bound, ids, checks.readers, problems)
-    sums = bound.part.columns.get("checksum")
-    # A checksum is of one extent; arrays side by side have several.
-    has_sums = sums is not None and len(bound.part.tables) == 1
-    if has_sums and sums is not None:
-        expected = sums[list(raws)].tolist()
+    has_sums = has_checksums(bound)
+    if has_sums:
+        expected = bound.part.columns["checksum"][list(raws)].tolist()
         pairs = zip(raws.items(), expected, strict=True)
         held = [i for (i, raw), e in pairs if _holds(bound, i, raw[0], e, problems)]
     else:
@@ -219,7 +196,7 @@ def _read(
             (out[local],) = read_raws(bound, np.array([local], np.int64), readers)
         except StoreError as error:
             what = f"{_at(bound, local)}, cannot be read"
-            problems.append(_problem(bound, local, "read", what, _said(error)))
+            problems.append(problem_at(bound, local, "read", f"{what}: {_said(error)}"))
     return out
 
 
@@ -229,7 +206,7 @@ def _holds(
     found = xxhash.xxh3_64_intdigest(raw)
     if found != expected:
         what = f"{_at(bound, local)}: checksum {expected:016x} expected, {found:016x} found"
-        problems.append(_problem(bound, local, "checksum", what))
+        problems.append(problem_at(bound, local, "checksum", what))
     return found == expected
 
 
@@ -246,7 +223,7 @@ def _undecodable(bound: BoundPart, raws: dict[int, Raws]) -> Iterator[Problem]:
     for local, because in found:
         if because:
             what = f"{_at(bound, local)}, cannot be decoded"
-            yield _problem(bound, local, "decode", what, because)
+            yield problem_at(bound, local, "decode", f"{what}: {because}")
 
 
 def _verdicts(
@@ -295,12 +272,12 @@ def _check_block(run: SampleRun, checks: Checks) -> Findings:
         for local, because in _checked_rows(run, block_number, raw, decode=checks.decode):
             if because:
                 what = f"{_at(bound, local)}, row {local - run.first}, cannot be decoded"
-                problems.append(_problem(bound, local, "decode", what, because))
+                problems.append(problem_at(bound, local, "decode", f"{what}: {because}"))
     except _NOT_THE_DATA:
         raise
     except Exception as error:
         what = f"the block from {_at(bound, run.first)}, cannot be unpacked"
-        problems.append(_problem(bound, run.first, "block", what, _said(error)))
+        problems.append(problem_at(bound, run.first, "block", f"{what}: {_said(error)}"))
     return Findings(**counts, problems=tuple(problems))
 
 

@@ -97,22 +97,19 @@ class Writer:
         self._encoded: list[EncodedSample] = []
         self._filled_bytes = 0
         self._running: set[Future[None]] = set()
+        # Threads of the executor add to it, each its own shard; it is read when all have ended.
         self._parts: dict[int, Part] = {}
-        self._manifest: Manifest | None = None
+        self.manifest: Manifest | None = None
+        """What was committed; None before."""
         self.num_samples = 0
         """Samples written so far, by this writer."""
         self.num_shards = 0
         """Shards begun so far, without the one that is being filled."""
 
     @property
-    def manifest(self) -> Manifest | None:
-        """What was committed; None before."""
-        return self._manifest
-
-    @property
     def version(self) -> int:
         """The version that was committed; 0 before."""
-        return self._manifest.version if self._manifest else 0
+        return self.manifest.version if self.manifest else 0
 
     def __enter__(self) -> Self:
         self._begin()
@@ -130,7 +127,7 @@ class Writer:
             self._abandon(error)
 
     def _begin(self) -> Destination:
-        if self._manifest is not None:
+        if self.manifest is not None:
             raise DatasetError(
                 f"{self._uri} was closed as version {self.version}; open a new Writer with "
                 "append=True to add to it"
@@ -174,7 +171,7 @@ class Writer:
         def write() -> None:
             self._parts[number] = write_shard(place, number, layout, encoded, is_new=True)
 
-        self._running.add(self._executor.submit(write))
+        self._running.add(self._executor.submit(write))  # Its errors are raised by `_wait`.
 
     def _wait(self, running_max: int) -> None:
         """Wait until at most so many shards are being written; an error of one is raised here."""
@@ -185,7 +182,7 @@ class Writer:
 
     def close(self) -> None:
         """Write what is left and commit the version; afterwards, and only then, it can be read."""
-        if self._manifest is not None:
+        if self.manifest is not None:
             return
         place = self._begin()
         try:
@@ -197,13 +194,13 @@ class Writer:
                 place.forget()
                 raise DatasetError(f"nothing was written to {self._uri}: a data set needs a sample")
             parts = [self._parts[number] for number in range(self.num_shards)]
-            self._manifest = place.commit(addition_of(parts), self._layout)
+            self.manifest = place.commit(addition_of(parts), self._layout)
         except BaseException as error:
             self._abandon(error)
             raise
         self._stop()
         # Outside of the block above: the version is committed, whatever happens to the note.
-        place.forget(self._manifest)
+        place.forget(self.manifest)
 
     def _stop(self) -> None:
         # Waits for shards that are being written: none may appear after the writer has said which
@@ -215,7 +212,7 @@ class Writer:
     def _abandon(self, error: BaseException) -> None:
         self._stop()
         place, self._encoded = self._place, []
-        if place is None or self._manifest is not None:
+        if place is None or self.manifest is not None:
             return
         if not self.num_shards:
             place.forget()

@@ -7,9 +7,8 @@ from typing import cast
 import numpy as np
 import xxhash
 
-from penstock.dataset.columns import Columns
 from penstock.dataset.formats import format_named
-from penstock.dataset.part import Part, part_of
+from penstock.dataset.part import Part, with_checksums
 from penstock.dataset.writer_layouts import ShardLayout
 from penstock.storage.base import Buffer, ObjectInfo, Store
 
@@ -19,6 +18,7 @@ class HeldObject:
 
     uri = ""
     source = "memory"
+    can_list = False
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -43,5 +43,4 @@ def index_shard(layout: ShardLayout, info: ObjectInfo, data: Buffer) -> Part:
     extents = part.tables[0].extents(np.arange(part.num_samples))
     places = zip(extents.offset.tolist(), extents.length.tolist(), strict=True)
     sums = [xxhash.xxh3_64_intdigest(view[at : at + length]) for at, length in places]
-    arrays = {**part.columns, "checksum": np.array(sums, np.uint64)}
-    return part_of(Columns(arrays, part.columns.meta))
+    return with_checksums(part, np.array(sums, np.uint64))

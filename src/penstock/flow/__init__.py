@@ -4,7 +4,7 @@ Pure: no clock, thread, socket or file. Everything that decides how bytes move i
 everything that drives it is elsewhere: `engine` for real, `simulate` in virtual time. Start with
 `flow.Flow`, which takes events and returns actions.
 
-* `events`, `actions` – what can happen, what is to be done
+* `events` – what can happen, and what is to be done
 * `flow` – which fetch begins when, and from where
 * `stage` – who may use memory next; `pace` – when a step is needed, and how far to plan ahead
 * `planning` – whether to plan another batch, or to fill tiers ahead
@@ -19,15 +19,17 @@ everything that drives it is elsewhere: `engine` for real, `simulate` in virtual
 * `choice`, `fallback` – which sources a fetch has; when the next of them is asked
 """
 
-from penstock.flow.actions import Action, Begin, GiveUp
 from penstock.flow.budget import FlowBudget, SourcePrior
 from penstock.flow.events import (
+    Action,
     Arrived,
+    Begin,
     Consumed,
     Deferred,
     Event,
     Failed,
     Fetch,
+    GiveUp,
     Throttled,
     Tick,
     Waiting,

@@ -1,4 +1,7 @@
-"""What can happen to a flow. A flow has no clock: each event carries the time when it happened.
+"""What can happen to a flow, and what it wants done.
+
+A flow has no clock: each event carries the time when it happened. Its driver carries out the
+actions and reports back with events.
 
 A *fetch* is one range of bytes that some step waits for. It may be asked for twice at once (a
 hedge), so answers name the fetch and the attempt.
@@ -33,32 +36,29 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-class Arrived(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes are there."""
+class _AttemptEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one attempt at a fetch."""
 
     number: int
     attempt: int
     at_s: float
+
+
+class Arrived(_AttemptEvent, frozen=True, kw_only=True):
+    """Bytes are there."""
+
     moved: bool = True
     """Whether they came over the wire; else they were found on the node, which says nothing about
     the source's speed."""
 
 
-class Deferred(msgspec.Struct, frozen=True, kw_only=True):
+class Deferred(_AttemptEvent, frozen=True, kw_only=True):
     """The source has put the request aside until it has the bytes itself; `Arrived` or `Failed`
     follows sooner or later."""
 
-    number: int
-    attempt: int
-    at_s: float
 
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
+class Failed(_AttemptEvent, frozen=True, kw_only=True):
     """A source gave up, after asking again as often as is sensible."""
-
-    number: int
-    attempt: int
-    at_s: float
 
 
 class Throttled(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,3 +89,23 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Event = Wanted | Arrived | Deferred | Failed | Throttled | Consumed | Waiting | Tick
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask a source for the bytes of a fetch now."""
+
+    number: int
+    attempt: int
+    """0 at first; higher for a hedge, or for the next source after a failure."""
+    source: str
+    """One of the fetch's sources. Not always the first of them, even at attempt 0: a fetch that
+    waits for its turn at a slow source may go to the next without the first ever being asked."""
+
+
+class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """No source could deliver: the step that needs the fetch gets the last error."""
+
+    number: int
+
+
+Action = Begin | GiveUp

@@ -29,14 +29,16 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from penstock.flow.actions import Action, Begin, GiveUp
 from penstock.flow.budget import FlowBudget, SourcePrior
 from penstock.flow.events import (
+    Action,
     Arrived,
+    Begin,
     Consumed,
     Deferred,
     Event,
     Failed,
+    GiveUp,
     Throttled,
     Tick,
     Waiting,
@@ -204,6 +206,7 @@ class Flow:
         if request is None:
             return
         source, tracked = request.source, request.tracked
+        # Before anything else begins: the place that this frees decides what may begin.
         source.answered(request, self._now_s, moved=event.moved)
         if not tracked.is_there:
             tracked.is_there = True
@@ -231,9 +234,11 @@ class Flow:
             return
         self._deferred[event.number, event.attempt] = request
         request.source.defer(request)
+        # Both its memory, if it is a fill, and its place at the source go to others at once.
         self._stage.put_aside(request.tracked)
         self._admit()
         self._begin_at(request.source)
+        # The next look may be far off: it was set for requests that were expected to answer.
         if request.source.is_behind or self._pace.waiting_step is not None:
             self._look_at_s = min(self._look_at_s, self._now_s + LOOK_S_MIN)
 
@@ -250,6 +255,7 @@ class Flow:
             return
         source, tracked = request.source, request.tracked
         source.leave(request)
+        # Otherwise another attempt may still bring it, or it waits in line at its next source.
         if not (tracked.is_there or tracked.is_queued or tracked.open_attempts):
             if tracked.num_tried < len(tracked.fetch.sources):
                 self._begin_at(self._make_ready(tracked))
@@ -272,7 +278,7 @@ class Flow:
 
     def _waiting(self, event: Waiting) -> None:
         self._pace.waiting(event.step, self._now_s)
-        self._look_for_late()
+        self._look_for_late()  # All fetches of the step are near now, whatever the pace was.
 
     def _ticked(self, event: Tick) -> None:
         """Looking for late requests is all there is to do; `on` does it when it is time."""
@@ -310,6 +316,7 @@ class Flow:
         while source.in_flight < level and source.ready:
             tracked = heappop(source.ready)[2]
             tracked.is_queued = False
+            # It may have come from an earlier source while it waited in line here.
             if not tracked.is_there:
                 self._num_hedges += tracked.open_attempts > 0
                 source.tokens = min(source.tokens + TOKEN_SHARE, TOKENS_MAX)

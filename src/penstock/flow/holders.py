@@ -58,7 +58,9 @@ class Holders:
         num_local_ranks: int = 1,
     ) -> None:
         """`offsets` are the places of units in the layout; `node` is the one of this rank."""
-        self._homes = self._base = homes
+        self.base = homes
+        """The homes as they were agreed when the job began."""
+        self._homes = homes
         self._away = homes.without([node])
         """The homes as they are for others while these believe this node to be lost."""
         self._meanwhile: Homes | None = None
@@ -80,7 +82,7 @@ class Holders:
         gone = taken_over(numbers, len(self._names))
         if self._homes.lost - gone:
             self._meanwhile = self._homes
-        self._homes = self._base.without(gone)
+        self._homes = self.base.without(gone)
         self._kept = None
         self.version += 1
         return gone
@@ -90,16 +92,6 @@ class Holders:
         self._usable[:-1] = usable
 
     # -- what is where -------------------------------------------------------------------------
-
-    @property
-    def base(self) -> Homes:
-        """The homes as they were agreed when the job began."""
-        return self._base
-
-    @property
-    def homes(self) -> Homes:
-        """The homes now."""
-        return self._homes
 
     def kept_here(self) -> Flags:
         """Return by span whether this node keeps it."""
@@ -176,12 +168,12 @@ class Holders:
             yield "", np.arange(len(units))
             return
         spans = self._spans(units)
-        is_ours = self._base.holders[0, spans] == self._node
+        is_ours = self.base.holders[0, spans] == self._node
         for (node,), numbers in _alike(np.where(is_ours, self._away.holders[:1, spans], -1)):
             yield "" if node < 0 else peer_source(self._names[node]), numbers
 
     def _spans(self, units: Ints) -> Ints:
-        return self._base.spans.number_of(self._offsets[units])
+        return self.base.spans.number_of(self._offsets[units])
 
     def _holders(self, units: Ints) -> Ints:
         return self._homes.holders[:_HOLDERS_MAX, self._spans(units)]

@@ -35,8 +35,6 @@ class BlocksOrder:
     >>> order = BlocksOrder(block_starts=[0, 3, 6, 8, 12], seed=7, window_blocks=2)
     >>> order.ids(0, 0, 12)
     array([ 0,  2,  4,  1,  5,  3,  9,  6,  8, 11, 10,  7])
-    >>> order.blocks_of(0, window=0), order.window_of(0, position=11)
-    (array([0, 1]), 1)
     """
 
     mode: ClassVar[str] = "blocks"
@@ -88,11 +86,6 @@ class BlocksOrder:
         """Blocks in the data set."""
         return len(self.block_starts) - 1
 
-    @property
-    def num_windows(self) -> int:
-        """Windows in one epoch; the last one may have fewer blocks."""
-        return -(-self.num_blocks // self.window_blocks)
-
     def ids(self, epoch: int, start: int, stop: int) -> Ids:
         """Return the sample ids at positions start to stop of an epoch."""
         check_range(self, epoch, start, stop)
@@ -125,22 +118,6 @@ class BlocksOrder:
             positions[here] = permutation.inverse(unmixed[here] - first).view(np.int64) + first
         return positions
 
-    def window_of(self, epoch: int, position: int) -> int:
-        """Return the number of the window that a position lies in."""
-        check_range(self, epoch, position, position + 1)
-        return _layout(self, epoch).window_of(position)
-
-    def window_bounds(self, epoch: int, window: int) -> tuple[int, int]:
-        """Return the first position of a window and the first one behind it."""
-        self._check_window(epoch, window)
-        return _layout(self, epoch).window_bounds(window)
-
-    def blocks_of(self, epoch: int, window: int) -> Ids:
-        """Return the numbers of the blocks whose samples a window holds."""
-        self._check_window(epoch, window)
-        first = window * self.window_blocks
-        return _layout(self, epoch).block_at[first : first + self.window_blocks]
-
     def describe(self) -> Description:
         """Return mode and parameters, with a hash for the table of blocks."""
         return {
@@ -150,11 +127,6 @@ class BlocksOrder:
             "window_blocks": self.window_blocks,
             "blocks_hash": self.blocks_hash,
         }
-
-    def _check_window(self, epoch: int, window: int) -> None:
-        check_epoch(epoch)
-        if not 0 <= window < self.num_windows:
-            raise OptionError(f"an epoch has {self.num_windows} windows, there is none {window}")
 
     def _permutation(self, epoch: int, window: int, size: int) -> Permutation:
         return Permutation(size=size, key=key_of(self.seed, "window", epoch, window))

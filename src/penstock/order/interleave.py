@@ -121,6 +121,7 @@ def interleave_of(shares: tuple[int, ...]) -> Interleave:
     for slots in slots_of:
         draw_at[slots] = np.arange(len(slots))
         slots.setflags(write=False)
+    # All orders with these shares use the same tables.
     for table in (source_at, draw_at):
         table.setflags(write=False)
     return Interleave(

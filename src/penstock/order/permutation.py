@@ -168,6 +168,7 @@ class _Network:
         np.minimum(right, spare, out=right)
 
 
+# Networks never change, so threads share them; two that race make the same network twice.
 _network = lru_cache(maxsize=_NETWORKS_KEPT)(_Network)
 
 

@@ -22,7 +22,7 @@ from penstock.dataset.formats.arrow_rows import RowBlock, decoding
 from penstock.dataset.formats.base import BlockFormat, Options, Unit, block_rows, one_unit_each
 from penstock.dataset.formats.headers import HeaderReader
 from penstock.dataset.formats.parquet import only_split
-from penstock.dataset.parse_process import parsed
+from penstock.dataset.parse_process import parsed_by_arrow
 from penstock.dataset.part import Part, make_part
 from penstock.errors import FormatError, NotFoundError
 from penstock.storage.base import ObjectInfo, Store
@@ -68,12 +68,11 @@ class ArrowFormat(BlockFormat):
             raise FormatError(f"{where} does not start with a schema; write it again")
         blob = bytes(store.read_range(info, first.offset, first.length))
         batches = [m for m in chain if _has_rows(m, where)]
-        facts = parsed(
+        facts = parsed_by_arrow(
             "arrow_schema",
             blob,
             {**options, "nulls": _nodes_with_nulls(batches)},
             f"the schema of {where}",
-            needs="pyarrow",
         )
         return make_part(
             format=self.name,

@@ -27,7 +27,7 @@ from penstock.dataset.formats.base import (
     one_unit_each,
 )
 from penstock.dataset.formats.parquet_footer import parse_footer
-from penstock.dataset.parse_process import parsed
+from penstock.dataset.parse_process import parsed_by_arrow
 from penstock.dataset.part import Part, make_part
 from penstock.errors import FormatError, OptionError
 from penstock.storage.base import ObjectInfo, Store
@@ -62,7 +62,7 @@ class ParquetFormat(BlockFormat):
         (info,) = unit.objects
         where = f"{store.uri}{info.key}"
         blob = _read_footer(store, info)
-        facts = parsed("parquet_footer", blob, options, f"the footer of {where}", needs="pyarrow")
+        facts = parsed_by_arrow("parquet_footer", blob, options, f"the footer of {where}")
         data_end = info.size_bytes - len(blob)
         for number, (offset, length, _) in enumerate(facts["groups"]):
             if offset < 4 or length < 0 or offset + length > data_end:

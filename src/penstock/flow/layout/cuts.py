@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -136,20 +137,20 @@ KeptCut = AloneCut | RunsCut | BlocksCut
 
 def cut_table(table: Table, chosen: Chosen) -> KeptCut:
     """Return the units of the chosen samples of one table."""
-    cut = cut_table_to(table, chosen, None)
+    cut = cut_table_to(table, chosen, inf)
     assert cut is not None
     return cut
 
 
-def cut_table_to(table: Table, chosen: Chosen, units_max: int | None) -> KeptCut | None:
+def cut_table_to(table: Table, chosen: Chosen, units_max: float) -> KeptCut | None:
     """Return the same; None where there are more units, or too many samples to find out."""
     if table.addressing == "blocks":
-        if units_max is not None and _num_blocks(table, chosen, units_max) > units_max:
+        if _num_blocks(table, chosen, units_max) > units_max:
             return None
         return BlocksCut(table, _kept_blocks(table, chosen))
     if table.addressing == "even" and isinstance(chosen, range):
         runs = EvenRuns.of(table, chosen)
-        if _is_over(int(runs.counts.sum()), units_max):
+        if int(runs.counts.sum()) > units_max:
             return None
         starts = runs.starts(table)
         last = np.append(starts[1:], chosen.stop) - 1
@@ -179,29 +180,23 @@ def cut_alone(table: Table, chosen: Chosen) -> KeptCut:
     return RunsCut(table, ids, ids + 1, lengths)
 
 
-def _is_over(count: int, units_max: int | None) -> bool:
-    return units_max is not None and count > units_max
-
-
-def _cut_runs(
-    table: Table, chosen: Chosen, units_max: int | None = None
-) -> tuple[Ints, Ints] | None:
+def _cut_runs(table: Table, chosen: Chosen, units_max: float = inf) -> tuple[Ints, Ints] | None:
     """Return the first sample and the length of each unit; None where there are more."""
-    if units_max is not None and (
-        len(chosen) > SAMPLES_MAX or _is_over(_units_min(table, chosen, units_max), units_max)
-    ):
+    if units_max < inf and len(chosen) > SAMPLES_MAX:
+        return None
+    if _units_min(table, chosen, units_max) > units_max:
         return None
     pieces, count = [], 0
     for piece in runs_of(table, chosen):
         pieces.append(piece)
         count += len(piece[0])
-        if _is_over(count, units_max):
+        if count > units_max:
             return None
     starts, lengths = zip(*pieces, strict=True)
     return np.concatenate(starts), np.concatenate(lengths)
 
 
-def _units_min(table: Table, chosen: Chosen, enough: int) -> int:
+def _units_min(table: Table, chosen: Chosen, enough: float) -> int:
     """Return how many units there are at least, by the lengths of the samples alone."""
     if table.addressing != "extents" or len(chosen) <= enough:
         return 0
@@ -337,7 +332,7 @@ class EvenRuns:
         return out
 
 
-def _num_blocks(table: Table, chosen: Chosen, enough: int) -> int:
+def _num_blocks(table: Table, chosen: Chosen, enough: float) -> int:
     """Return how many blocks hold chosen samples, or more if there can be no more than enough."""
     if table.num_blocks <= enough:
         return table.num_blocks

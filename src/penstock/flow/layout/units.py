@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 import xxhash
@@ -90,7 +91,7 @@ class Units:
             if cuts is None:
                 computed: _Cuts = [(b, n, computed_cut(t, chosen)) for b, n, t, chosen in parts]
                 return cls(computed, dataset.fingerprint, is_computed=True)
-        return cls(cuts or _cuts_to(parts, None) or [], dataset.fingerprint)
+        return cls(cuts or _cuts_to(parts, inf) or [], dataset.fingerprint)
 
     @classmethod
     def alone(cls, dataset: Dataset | Mixture) -> Units:
@@ -134,7 +135,7 @@ class Units:
     def size_bytes(self) -> int:
         """Bytes of all units together; with what lies between them where they are computed."""
         if self.is_computed:
-            return sum(size for size in self.table_bytes)
+            return sum(self.table_bytes)
         assert isinstance(self.lengths, np.ndarray)
         return int(self.lengths.sum())
 
@@ -230,7 +231,7 @@ def _tables_of(dataset: Dataset | Mixture) -> Iterator[tuple[int, int, Table, Ch
                 yield bound_number, number, table, chosen
 
 
-def _cuts_to(parts: list[tuple[int, int, Table, Chosen]], units_max: int | None) -> _Cuts | None:
+def _cuts_to(parts: list[tuple[int, int, Table, Chosen]], units_max: float) -> _Cuts | None:
     """Return the units of all tables; None where there are more."""
     cuts: _Cuts = []
     for bound_number, number, table, chosen in parts:
@@ -238,8 +239,7 @@ def _cuts_to(parts: list[tuple[int, int, Table, Chosen]], units_max: int | None)
         if cut is None:
             return None
         cuts.append((bound_number, number, cut))
-        if units_max is not None:
-            units_max -= cut.num_units
+        units_max -= cut.num_units
     return cuts
 
 
