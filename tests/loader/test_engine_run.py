@@ -18,8 +18,8 @@ import pytest
 from testkit.waiting import wait_until
 
 import penstock
-from penstock.engine.choice import WorkerFacts, choose_workers
 from penstock.errors import EngineError, OptionError, WorkerError
+from penstock.loader.choice import WorkerFacts, choose_workers
 from penstock.testing.forks import in_child
 
 from .conftest import MakeRows
