@@ -117,10 +117,15 @@ def open_here(
         raise
 
 
+def is_data_worker() -> bool:
+    """Return whether this is a worker process of torch's DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
 def refuse_workers() -> None:
     """Refuse worker processes of torch's DataLoader: all of them would be the same rank."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
+    if is_data_worker():
         raise OptionError(
             "peers=True inside of a DataLoader's worker process: workers come and go, and nodes "
             "cannot count on them. Use penstock.Loader in the training process itself, or tiers "

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from penstock.dataset.mixture import datasets_of
+from penstock.engine.opening import is_data_worker
 from penstock.engine.options import LoaderOptions
 from penstock.errors import OptionError
 from penstock.loader.engine_client import payload_of
@@ -129,7 +130,4 @@ def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:
 
 def is_worker() -> bool:
     """Return whether this is a worker of torch's DataLoader or another daemon of its kind."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
-        return True
-    return bool(multiprocessing.current_process().daemon)
+    return is_data_worker() or bool(multiprocessing.current_process().daemon)

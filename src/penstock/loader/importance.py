@@ -18,7 +18,7 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.engine.draw_summary import DrawSummary
 from penstock.engine.job import BatchSlot
-from penstock.engine.opening import number_of_meeting, rendezvous_for
+from penstock.engine.opening import is_data_worker, number_of_meeting, rendezvous_for
 from penstock.engine.stats import ClusterStats
 from penstock.errors import OptionError, StateError
 from penstock.loader.losses import LossExchange, ObservedLosses, SingleRankExchange
@@ -69,7 +69,7 @@ class LoaderImportance:
     ) -> None:
         """Prepare for an iteration from a place on."""
         order = self.order
-        if part != (0, 1) or _is_data_worker():
+        if part != (0, 1) or is_data_worker():
             raise OptionError(
                 "importance sampling needs the losses of every batch, and worker processes of a "
                 "DataLoader do not hear of them; iterate over the penstock.Loader itself, in the "
@@ -265,12 +265,6 @@ class LoaderImportance:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["order"], state["meets_at"])  # type: ignore[misc]
         self.load(self.saved(self.order, state["scores"]))
-
-
-def _is_data_worker() -> bool:
-    """Return whether this is a worker process of torch's DataLoader."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
 
 
 def _array_of(value: Any) -> Any:
