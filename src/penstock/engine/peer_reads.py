@@ -56,28 +56,28 @@ class PeerQuestion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRanges:
-    """Ranges of units that one peer is to send, and the samples they are."""
+    """Ranges of units that one peer shall send, with their samples."""
 
     ranges: Ints
-    """As in `Ask`."""
+    """A row for each range, as in `Ask`."""
     bound: BoundPart
     table: int
     ids: Ints
     """The samples of the part, one for each range."""
 
     def at(self, chosen: Ints | slice) -> PeerRanges:
-        """Return some of them."""
+        """Return some of the ranges."""
         return PeerRanges(
             ranges=self.ranges[chosen], bound=self.bound, table=self.table, ids=self.ids[chosen]
         )
 
     def cut(self) -> list[PeerRanges]:
-        """Return them in parts of the size that is asked for at once."""
+        """Return the ranges in parts, each small enough for one question."""
         return [self.at(slice(start, stop)) for start, stop in peer_cuts(self.ranges)]
 
 
 def peer_cuts(ranges: Ints) -> Iterator[tuple[int, int]]:
-    """Yield where ranges are cut into parts that are asked for at once."""
+    """Yield start and stop of each part that is asked for with one question."""
     sizes = np.cumsum(ranges[:, _LENGTH])
     start = 0
     while start < len(sizes):
@@ -117,7 +117,7 @@ class RangesRead:
 
     def _take(self, number: int, data: memoryview) -> None:
         with self._lock:
-            if self.parts[number] is None:  # Else another copy was first, and it may be in use.
+            if self.parts[number] is None:  # Else another attempt was first, and it may be in use.
                 self.parts[number] = data
 
     def __call__(self, attempt: int) -> ReadOutcome:
@@ -177,10 +177,10 @@ class RangesRead:
 
 
 def _expected(wanted: PeerRanges, numbers: list[int], answer: Answer) -> list[int | None]:
-    """Return the checksum that each range must have, as far as there is one.
+    """Return the checksum that each range must have; None if there is none.
 
-    The index' own is the best witness. Else it is the one that the peer has sent: of the whole
-    unit, or of the part that was asked for.
+    A checksum of the index is the most reliable. Without one it is the checksum that the peer has
+    sent: of the whole unit, or of the part that was asked for.
     """
     if has_checksums(wanted.bound):
         blocks = wanted.bound.part.tables[0].extents(wanted.ids[numbers]).block
@@ -194,7 +194,7 @@ def _expected(wanted: PeerRanges, numbers: list[int], answer: Answer) -> list[in
 
 
 class UnitsRead(FillRun):
-    """Units on their way into a tier here, that other nodes have."""
+    """Units that other nodes have, on their way into a tier here."""
 
     def __init__(
         self,
@@ -211,11 +211,11 @@ class UnitsRead(FillRun):
         self._is_asked = False
 
     def __call__(self, attempt: int) -> ReadOutcome:
-        """Read from the store; who is not beside a peer's answer is the first copy."""
+        """Read from the store; unless a peer is being asked, this is the first attempt."""
         return super().__call__(attempt if self._is_asked else 0)
 
     def ask(self, source: str, deferred: Callable[[], None], answered: Done) -> None:
-        """Ask a peer for all of them."""
+        """Ask a peer for all units."""
         into = self._cluster.buffer(self.size_bytes)
         self._is_asked = True
         asked = self._cluster.begun(source)
@@ -224,7 +224,7 @@ class UnitsRead(FillRun):
             error: BaseException | None
             try:
                 error = self._arrived(asked, into, answer, self._work.take_copy)
-            except BaseException as raised:  # It is raised where the batch is asked for.
+            except BaseException as raised:  # Raised again in the thread that asks for the batch.
                 error = raised
             self._is_asked = False
             answered(error)
