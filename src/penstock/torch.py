@@ -1,9 +1,9 @@
 """Penstock for PyTorch: the names that users need beside `penstock.Loader`.
 
-Batches come from `penstock.Loader`, as tensors. This module adds what torch's own tools need: a
-view for its DataLoader and torchdata's (`IterableDataset`), the world of a process group or of one
-dimension of a device mesh (`world_of`), and the way back to a step for trainers that save only its
-number (`seek`, `resume_callback`). For importance sampling there is the loss of a step
+Batches come from `penstock.Loader`, as tensors. This module has the pieces that PyTorch needs
+beside that: a view for its DataLoader and torchdata's (`IterableDataset`), the world of a process
+group or of a dimension of a device mesh (`world_of`), and resumption for trainers that save only
+the number of a step (`seek`, `resume_callback`). For importance sampling it has the loss of a step
 (`weighted_loss`, and `WeightedLossMixin` for Hugging Face's Trainer). `merge_profile` adds the
 loader's work to a profile of torch.profiler. The code is in `penstock.loader.torch`.
 """

@@ -18,7 +18,6 @@ import pytest
 from testkit.waiting import wait_until
 
 import penstock
-from penstock.engine.choice import WorkerFacts, choose_workers
 from penstock.errors import EngineError, OptionError, WorkerError
 from penstock.testing.forks import in_child
 
@@ -554,30 +553,6 @@ def test_memory_is_bounded_by_the_look_ahead(blobs: penstock.Dataset) -> None:
 # -- the choice ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("facts", "apart", "why"),
-    [
-        ({}, False, "small"),
-        ({"has_functions": True}, True, "transform"),
-        ({"data_bytes": 1 << 30}, True, "large"),
-        ({"has_functions": True, "is_watched": True}, False, "debugger"),
-        ({"has_functions": True, "is_free_threaded": True}, False, "side by side"),
-        ({"has_functions": True, "is_worker": True}, False, "worker process already"),
-        ({"has_functions": True, "is_in_memory": True}, False, "memory of this process"),
-        ({"has_functions": True, "is_linux": False}, False, "Linux"),
-        ({"has_functions": True, "unpicklable": "no"}, False, "no"),
-        ({"asked": "here", "has_functions": True}, False, "here"),
-        ({"asked": "processes"}, True, "processes"),
-        ({"asked": 7, "is_watched": True}, True, "7"),
-    ],
-)
-def test_the_choice_is_a_function_of_facts(facts: dict[str, Any], apart: bool, why: str) -> None:
-    choice = choose_workers(WorkerFacts(**{"asked": "auto", **facts}))
-    assert choice.apart is apart
-    assert why in choice.why
-    assert choice.num_workers == (7 if facts.get("asked") == 7 else None)
-
-
 def test_a_loader_can_be_pickled_while_it_iterates(blobs: penstock.Dataset) -> None:
     loader = penstock.Loader(blobs, batch_size=50, transform=doubled, workers=1, seed=4)
     batches = iter(loader)
@@ -588,11 +563,6 @@ def test_a_loader_can_be_pickled_while_it_iterates(blobs: penstock.Dataset) -> N
     assert [b.ids.tolist() for b in copy] == [b.ids.tolist() for b in batches]
     loader.close()
     copy.close()
-
-
-def test_a_wish_that_cannot_be_met_is_an_error() -> None:
-    with pytest.raises(OptionError, match="workers='processes' is not possible: the data lies in"):
-        choose_workers(WorkerFacts(asked="processes", is_in_memory=True))
 
 
 def test_a_loader_says_where_batches_are_made(blobs: penstock.Dataset) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Disk, World
-from penstock.engine import peer_parts
+from penstock.engine import peer_reads
 from penstock.engine.cluster import Cluster
 from penstock.engine.peer_reads import UnitsRead
 from penstock.engine.peers.base import Answer, Ask
@@ -366,8 +366,8 @@ def test_what_is_larger_than_an_answer_comes_in_pieces(
         done(Answer(absent=tuple(gone), sums=sums, cursor=3, was_parked=False, seconds=1.0))
 
     ask = Ask(shelf=bytes(16), ranges=ranges)
-    with mock.patch.object(peer_parts, "PIECE_BYTES", 1000):
-        peer_parts.ask_in_pieces(ask, into, ask_one, found.append)
+    with mock.patch.object(peer_reads, "PIECE_BYTES", 1000):
+        peer_reads.ask_in_pieces(ask, into, ask_one, found.append)
     (answer,) = found
     assert answer.absent == tuple(sorted(i for i in absent if i < len(lengths)))
     assert answer.sums == tuple(0 if i in absent else 1000 for i in range(len(lengths)))

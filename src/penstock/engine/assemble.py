@@ -1,7 +1,7 @@
-"""Columns of parts of a batch, put together: decoded, in the batch's order, in the batch's memory.
+"""The fields of a batch from the columns of its parts: decoded, in the order of the batch.
 
-The result of a field is what `Sinks` makes of its values one by one: one array where all have one
-type and shape, numbers as one array, bytes as cuts of one buffer, all else as a list.
+The result of a field equals what `Sinks` makes of single values: one array where all have one type
+and shape, numbers as one array, bytes as cuts of one buffer, all else as a list.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.engine.runner import size_of
 from penstock.engine.sinks import Sinks
 
 _ENTRY_BYTES = 64
-"""What an entry of a list takes beside its own bytes."""
+"""Memory of an entry of a list beside its own bytes."""
 _NUM_MEASURED = 16
-"""Entries of a list that are measured."""
+"""Entries of a list that are measured, to estimate its memory."""
 _NUMBERS = frozenset({bool, int, float})
 _UNCHANGEABLE = frozenset({str, type(None)}) | _NUMBERS
 _PLAIN = frozenset({dict, list}) | _UNCHANGEABLE
@@ -48,16 +48,16 @@ class ColumnPart(NamedTuple):
 
 
 class SizedFields(dict[str, Any]):
-    """Fields of a batch that know their size: nobody walks through lists to measure it."""
+    """Fields of a batch that know their size, so that nobody has to walk through lists."""
 
     nbytes: int = 0
 
 
 class BatchFields:
-    """The fields of one batch in the making.
+    """Makes the fields of one batch.
 
-    `buffer` is memory of the batch's own, where columns lie in it; what lies elsewhere is shared
-    with other batches, and copied.
+    Columns that lie in `buffer` belong to this batch; all others are shared with other batches, and
+    copied.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class BatchFields:
             starts[where], lengths[where] = column.starts, column.lengths
         sizes = np.maximum(lengths, 0)
         if all(column.data is self._buffer for column in columns):
-            # Cuts rise: where a sample has nothing is where the one before it ends.
+            # Starts of cuts must rise, so an absent value starts where the one before it ends.
             ends = np.maximum.accumulate(starts + sizes)
             return Ragged(columns[0].data, np.where(lengths < 0, ends, starts), lengths)
         ends = np.cumsum(sizes)
@@ -140,7 +140,7 @@ class BatchFields:
         return values if is_whole else None
 
     def _arrays(self, ragged: Ragged) -> Any:
-        """Return arrays of one axis: as one where all have one length, which lie side by side."""
+        """Return arrays of one axis; as one array if all have one length."""
         lengths = ragged.lengths
         if (lengths == lengths[0]).all() and lengths[0] >= 0:
             return ragged.data.reshape(len(lengths), int(lengths[0]))
@@ -149,7 +149,7 @@ class BatchFields:
     # -- other columns -----------------------------------------------------------------------
 
     def _spread(self, parts: Sequence[tuple[Ints, list[Any]]]) -> list[Any]:
-        """Return lists of values as one, in the order of the batch; None where nothing is."""
+        """Return lists of values as one, in the order of the batch; None for absent values."""
         out: list[Any] = [None] * self._num_samples
         for where, values in parts:
             for i, value in zip(where.tolist(), values, strict=True):
@@ -165,7 +165,7 @@ class BatchFields:
         return _plain_column(owned(values) if is_shared else values)
 
     def _of_arrays(self, parts: _Parts) -> npt.NDArray[Any] | None:
-        """Return rows as one array; None where types or shapes differ, or a sample has none."""
+        """Return rows as one array; None if types or shapes differ or a sample has no row."""
         if sum(len(where) for where, _ in parts) != self._num_samples:
             return None
         if len(parts) == 1 and isinstance(parts[0][1], np.ndarray) and _is_order(parts[0][0]):
@@ -183,8 +183,8 @@ class BatchFields:
         if len(whole) == 1:
             copy_rows(whole[0].source, whole[0].chosen, out, parts[0][0])
             return out
-        # Rows of many blocks come one block after the other first: to put each block's few rows
-        # into their places takes as many slow calls as there are blocks.
+        # Rows are collected block by block first and then permuted with one call: scattering the
+        # few rows of each block takes a slow call for each block.
         taken, at = np.empty_like(out), 0
         for rows in whole:
             end = at + len(rows.chosen)
@@ -197,7 +197,7 @@ class BatchFields:
     # -- one by one --------------------------------------------------------------------------
 
     def _by_sample(self, name: str) -> Any:
-        """Return a field whose values are decoded and joined one by one."""
+        """Return a field, with its values decoded and joined one by one."""
         sinks = Sinks(self._num_samples, self._pool)
         own = writable
         for part in self._parts:
@@ -224,7 +224,7 @@ def _copy_ragged(column: Ragged, target: npt.NDArray[Any], starts: Ints) -> None
 
 
 def _is_order(where: Ints) -> bool:
-    """Return whether places are all places of a batch from the first on, in order."""
+    """Return whether places are 0, 1, 2, …"""
     return bool((where == np.arange(len(where))).all())
 
 
@@ -235,15 +235,15 @@ def _values(column: Column) -> list[Any]:
 
 
 def _plain_column(values: list[Any]) -> Any:
-    """Return values that are neither arrays nor bytes: numbers as an array, others as they are."""
+    """Return values that are neither arrays nor bytes; numbers become an array."""
     return number_column(values) if set(map(type, values)) <= _NUMBERS else values
 
 
 def _size_of(value: Any, size_bytes: int) -> int:
     """Return the memory of a field.
 
-    Of values that were decoded to a list it is that of their bytes, or, where nobody knows these,
-    what some of the values let expect.
+    For values that were decoded to a list it is `size_bytes`, the size of their bytes; if that is
+    0, it is estimated from some of the values.
     """
     if not isinstance(value, list):
         return size_of(value)

@@ -1,8 +1,7 @@
-"""Blocks that are in use: read once, shared by all batches that need them, dropped when room is
-needed.
+"""A cache of unpacked blocks: each is read once and shared by all batches that need it.
 
-A batch pins the blocks that it needs from the moment it is planned until it is finished. What is
-not pinned stays while there is room, longest unused goes first.
+Blocks are pinned while a piece of a batch uses them. Blocks that are not pinned stay while there is
+room; the least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from typing import Any
 
 
 class _PendingLoad:
-    """What those wait for who come while a value is loaded."""
+    """A load in progress, for threads that wait for its value."""
 
     __slots__ = ("error", "is_over", "num_loading", "num_waiting")
 
     def __init__(self) -> None:
         self.num_loading = self.num_waiting = 0
         self.is_over = threading.Event()
+        """Set when the value or the error is there."""
         self.error: BaseException | None = None
 
 
@@ -29,26 +29,27 @@ class _CachedBlock:
 
     def __init__(self) -> None:
         self.load: _PendingLoad | None = None
-        """Under way, and nobody has brought the value yet."""
+        """The load in progress; None if there is none."""
         self.value: Any = None
         self.size_bytes = 0
         self.pins = 0
 
 
 class BlockCache:
-    """Values by name within a number of bytes; each is loaded by one thread at a time.
+    """Values by name, within a number of bytes; one thread at a time loads each of them.
 
-    Only a second copy of a request that is late loads beside another thread.
+    Only a second attempt of a slow read loads beside another thread.
     """
 
     def __init__(self, size_bytes_max: int) -> None:
         self._size_bytes_max = size_bytes_max
+        # Guards entries and sizes. Never held during a load, which may wait for a store.
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _CachedBlock] = OrderedDict()
         self.size_bytes = 0
 
     def has(self, name: Hashable) -> bool:
-        """Return whether a value is there, or on its way."""
+        """Return whether a value is there or being loaded."""
         with self._lock:
             entry = self._entries.get(name)
             return entry is not None and (entry.value is not None or entry.load is not None)
@@ -60,13 +61,13 @@ class BlockCache:
             return entry.load.num_waiting if entry is not None and entry.load is not None else 0
 
     def pin(self, names: Iterable[Hashable]) -> None:
-        """Keep these, loaded or not, until they are unpinned as often."""
+        """Keep these values, loaded or not, until they are unpinned as often."""
         with self._lock:
             for name in names:
                 self._entry(name).pins += 1
 
     def unpin(self, names: Iterable[Hashable]) -> None:
-        """Let go of these, and of whatever has to go to keep within bounds."""
+        """Unpin these values, and evict as many as the bound requires."""
         with self._lock:
             for name in names:
                 self._entries[name].pins -= 1
@@ -75,9 +76,9 @@ class BlockCache:
     def get(
         self, name: Hashable, load: Callable[[], tuple[Any, int]], *, beside: bool = False
     ) -> Any:
-        """Return a value; whoever comes first loads it, others wait for that and share its error.
+        """Return a value; the first thread loads it, others wait for it and share its error.
 
-        With `beside` it is loaded here even if another thread is at it: whoever is first wins.
+        With `beside` it is loaded here even if another thread is loading it; the first value wins.
         """
         with self._lock:
             entry = self._entry(name)
@@ -114,7 +115,8 @@ class BlockCache:
         finally:
             with self._lock:
                 under_way.num_loading -= 1
-                # Else another thread has brought it before, or may bring it still.
+                # Else another thread has brought the value, or this one failed and another may
+                # still bring it.
                 if entry.load is under_way and (error is None or not under_way.num_loading):
                     entry.load, under_way.error = None, error
                     entry.value, entry.size_bytes = value, size_bytes

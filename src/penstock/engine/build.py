@@ -1,6 +1,6 @@
-"""From what a user asked for to a run: which maker, how many threads, what is read ahead.
+"""From a loader's options to a run: the maker, the number of threads, the reads ahead.
 
-Everything here is decided once, when an iteration begins. Nothing of it is the loader's state.
+Everything here is decided once, when an iteration begins, and is no state of the loader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.engine.options import LoaderOptions
 from penstock.engine.reads import SampleReader, is_local
 from penstock.engine.run_context import RunContext
 from penstock.engine.runner import Runner
-from penstock.engine.runs import BlockRuns
+from penstock.engine.stage_reads import BlockRuns
 from penstock.engine.staging import Stager, Unpacked
 from penstock.engine.stream import BatchStream, jobs_of
 from penstock.engine.tier_residency import TierResidency
@@ -48,13 +48,13 @@ _THREADS_MAX = 32
 _WORKERS_MAX = 64
 _COPY_THREADS_MAX = 4
 _COPY_WORKERS_MAX = 8
-"""So many processes copy as fast as memory allows."""
+"""As many processes as it takes to copy as fast as memory allows."""
 _COPIES_WAITING = 2
 """Copies that are prepared while all workers are busy."""
 _TINY_JOB_BYTES = 8 << 20
 _BATCHES_A_JOB_MAX = 32
 _JOBS_AHEAD_MIN = 8
-"""The look-ahead has room for so many jobs, or a job is one batch."""
+"""Jobs that the look-ahead must have room for; else a job is one batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class StreamSpan:
     """Epoch and position."""
     end_epoch: int | None
     part: tuple[int, int]
-    """Every n-th batch from the k-th on."""
+    """(k, n): every n-th batch from the k-th on."""
     skip: int = 0
-    """Batches that were made before."""
+    """Batches at the beginning that an engine before this one has delivered."""
 
 
 def make_run(
@@ -77,34 +77,28 @@ def make_run(
     context: RunContext,
     resources: EngineResources | None,
 ) -> Runner:
-    """Return what makes the batches of a stream."""
-    unpacked = _block_check(wanted, stream.world, context)  # First: nothing is open if it refuses.
+    """Return the runner of a stream."""
+    # Before anything is open: it may refuse the run.
+    unpacked = _block_check(wanted, stream.world, context)
     pool = BufferPool(wanted.look_ahead_bytes) if resources is None else resources.pool
-    num_threads = wanted.threads or threads_for(stream.world, wanted.copies_only)
-    if resources is not None and wanted.needs_workers:
-        maker: BatchMaker = _apart_maker(wanted, resources, context)
-        num_threads = DEPTH * workers_max(stream.world)
-    else:
-        if resources is not None and all(map(is_local, wanted.dataset.bound)):
-            num_threads = min(_COPY_WORKERS_MAX, workers_max(stream.world)) + _COPIES_WAITING
-        reader = _reader(wanted, pool, context, resources)
-        maker = _maker(wanted, pool, reader, context, num_threads=num_threads)
+    maker, num_threads = _maker(wanted, stream.world, pool, context, resources)
     batches_a_job = _batches_a_job(maker, stream, wanted.look_ahead_bytes)
-    residency = None
-    if (
-        stream.course is not None
-        and context.local_tiers is not None
-        and context.local_tiers.is_moving
-    ):
-        residency = TierResidency(stream, span.start, context.local_tiers, wanted.look_ahead_bytes)
-    if residency is not None:
+    residency, local_tiers = None, context.local_tiers
+    if stream.course is not None and local_tiers is not None and local_tiers.is_moving:
+        residency = TierResidency(stream, span.start, local_tiers, wanted.look_ahead_bytes)
         batches_a_job = 1  # Its decisions are made batch by batch.
     num_requests = requests_max(ranks_a_node(stream.world))
     budget = FlowBudget(stage_bytes_max=wanted.look_ahead_bytes, requests_max=num_requests)
     flow = Flow(budget=budget, prior=_priors(wanted, stream.world, context))
     fetcher = Fetcher(flow, requests_max=num_requests, live=context.live, recorder=context.recorder)
-    stager = _stager(
-        wanted, stream.world, pool, fetcher, context, unpacked=unpacked, residency=residency
+    stager = Stager(
+        pool,
+        context,
+        stage_bytes=wanted.stage_bytes,
+        runs=_runs(wanted, stream.world, fetcher),
+        measured=fetcher,
+        unpacked=unpacked,
+        residency=residency,
     )
     slots = stream.slots(*span.start, span.end_epoch, span.part)
     if span.skip:
@@ -122,7 +116,7 @@ def make_run(
 
 
 def sample_options_of(wanted: LoaderOptions) -> SampleOptions:
-    """Return what the user wants done with samples."""
+    """Return the options that concern single samples."""
     return SampleOptions(
         transform=wanted.transform,
         collate=wanted.collate,
@@ -132,33 +126,8 @@ def sample_options_of(wanted: LoaderOptions) -> SampleOptions:
     )
 
 
-def _apart_maker(
-    wanted: LoaderOptions, resources: EngineResources, context: RunContext
-) -> BatchMaker:
-    return WorkerMaker(
-        sample_options_of(wanted),
-        bounds=wanted.dataset.bound,
-        pool=resources.pool,
-        workers=resources.workers,
-        counters=context.counters,
-        look_ahead_bytes=wanted.look_ahead_bytes,
-    )
-
-
-def _reader(
-    wanted: LoaderOptions, pool: BufferPool, context: RunContext, resources: EngineResources | None
-) -> SampleReader:
-    at_random = wanted.order.mode != "sequential"
-    if resources is None:
-        return SampleReader(pool, context.counters, at_random=at_random)
-    bounds = wanted.dataset.bound
-    return WorkerReader(
-        bounds, resources.pool, resources.workers, context.counters, at_random=at_random
-    )
-
-
 def _priors(wanted: LoaderOptions, world: World, context: RunContext) -> dict[str, SourcePrior]:
-    """Return what the machine's file promises of the store, if there is one of each."""
+    """Return the store's rates in the machine's file, if there are a file and a single store."""
     sources = {bound.store.source for bound in wanted.dataset.bound}
     if context.live is None or len(sources) != 1:
         return {}
@@ -173,24 +142,41 @@ def _priors(wanted: LoaderOptions, world: World, context: RunContext) -> dict[st
 
 def _maker(
     wanted: LoaderOptions,
+    world: World,
     pool: BufferPool,
-    reader: SampleReader,
     context: RunContext,
-    *,
-    num_threads: int,
-) -> BatchMaker:
-    bounds = wanted.dataset.bound
+    resources: EngineResources | None,
+) -> tuple[BatchMaker, int]:
+    """Return what makes the batches, and how many threads it is called by."""
+    bounds, counters = wanted.dataset.bound, context.counters
+    if resources is not None and wanted.needs_workers:
+        maker = WorkerMaker(
+            sample_options_of(wanted),
+            bounds=bounds,
+            pool=resources.pool,
+            workers=resources.workers,
+            counters=counters,
+            look_ahead_bytes=wanted.look_ahead_bytes,
+        )
+        return maker, DEPTH * workers_max(world)  # Threads only wait for their workers.
+    num_threads = wanted.threads or threads_for(world, wanted.copies_only)
+    at_random = wanted.order.mode != "sequential"
+    reader = SampleReader(pool, counters, at_random=at_random)
+    if resources is not None:
+        reader = WorkerReader(
+            bounds, resources.pool, resources.workers, counters, at_random=at_random
+        )
+        if all(map(is_local, bounds)):
+            num_threads = min(_COPY_WORKERS_MAX, workers_max(world)) + _COPIES_WAITING
     if wanted.copies_only and can_gather(bounds):
-        return GatherMaker(bounds, pool, reader)
+        return GatherMaker(bounds, pool, reader), num_threads
     if wanted.makes_columns:
-        return ColumnMaker(pool, reader, context.counters, num_threads=num_threads)
-    return DecodeMaker(
-        sample_options_of(wanted),
-        pool=pool,
-        reader=reader,
-        counters=context.counters,
-        num_threads=num_threads,
+        return ColumnMaker(pool, reader, counters, num_threads=num_threads), num_threads
+    options = sample_options_of(wanted)
+    decoder = DecodeMaker(
+        options, pool=pool, reader=reader, counters=counters, num_threads=num_threads
     )
+    return decoder, num_threads
 
 
 def _batches_a_job(maker: BatchMaker, stream: BatchStream, look_ahead_bytes: int) -> int:
@@ -201,38 +187,17 @@ def _batches_a_job(maker: BatchMaker, stream: BatchStream, look_ahead_bytes: int
     return max(1, min(_BATCHES_A_JOB_MAX, job_bytes // max(1, batch_bytes)))
 
 
-def _stager(
-    wanted: LoaderOptions,
-    world: World,
-    pool: BufferPool,
-    fetcher: Fetcher,
-    context: RunContext,
-    *,
-    unpacked: Unpacked | None,
-    residency: TierResidency | None,
-) -> Stager:
-    return Stager(
-        pool,
-        context,
-        stage_bytes=wanted.stage_bytes,
-        runs=_runs(wanted, world, fetcher),
-        measured=fetcher,
-        unpacked=unpacked,
-        residency=residency,
-    )
-
-
 def _fill_planner_of(
     wanted: LoaderOptions, stream: BatchStream, span: StreamSpan, stager: Stager, batches_a_job: int
 ) -> FillPlanner | None:
     if stager.fills is None or stager.residency is not None:
         return None  # Where units come and go, each comes with the first batch that uses it.
-    # What is at home on this node is for everybody.
+    # All nodes use the units whose home is this node, so it goes by the batches of all ranks.
     source = stream.everybody() if stager.cluster is not None else stream
     a_whole_epoch = -(-stream.steps().steps_per_epoch // span.part[1]) + 1
 
     def slots_from(epoch: int, position: int) -> Iterator[BatchSlot]:
-        # Whoever has seen a whole epoch has seen every sample; two parts of epochs are not enough.
+        # A whole epoch has every sample; the end of one and the beginning of the next have not.
         rest = -(-stream.steps(position).num_steps // span.part[1]) if position else 0
         slots = source.slots(epoch, position, span.end_epoch, span.part)
         return islice(slots, rest + a_whole_epoch)

@@ -1,6 +1,6 @@
-"""How well a cache does whose units come and go, against the most that was possible.
+"""Hits of a cache whose units come and go, and the most hits that were possible.
 
-Both shares are of the same uses: those of the latest batches. Sizes are those that units take.
+Both shares are of the same uses: those of the latest batches. Sizes are those that units take up.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from penstock.flow.bound import belady_bytes
 
 _NUM_PARTS = 8
 _PART_USES = 1 << 15
-"""The latest parts of so many uses are compared; that takes a microsecond or two for each use."""
+"""Uses in a part; the latest parts are compared, which takes a microsecond or two for each use."""
 _GROWN = 1.1
-"""The comparison is made again when so many times as many uses were counted."""
+"""The comparison is made again when the number of uses has grown by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheHits:
-    """Hits by bytes, in the latest batches."""
+    """Hits by bytes in the latest batches."""
 
     used_bytes: int
     """Bytes that batches of this rank have used."""
     hit_bytes: int
-    """Those that lay in a tier, or were on their way there for an earlier batch."""
+    """Bytes that lay in a tier, or were on their way there for an earlier batch."""
     most_share: float
-    """Share of hits that a cache could have had that knows the whole order beforehand."""
+    """Share of hits of a cache that knows the whole order beforehand."""
     num_evicted: int
 
     @property
@@ -65,10 +65,10 @@ class HitCounter:
         self._parts: deque[_UsePart] = deque(maxlen=_NUM_PARTS)
         self._num_uses = 0
         self._most = (0, 0.0)
-        """For how many uses the most that was possible was computed, and what it was."""
+        """The latest best possible share, and the number of uses that it was computed for."""
 
     def begin_step(self, string: Ints, held: Callable[[], Ints]) -> None:
-        """Take note of the units that the node uses in a step; `held` returns what lies there."""
+        """Record the units that the node uses in a step; `held` returns the units in its tiers."""
         if not self._parts or self._parts[-1].num_uses >= _PART_USES:
             self._parts.append(_UsePart(held()))
         self._parts[-1].string.append(string)
@@ -76,7 +76,7 @@ class HitCounter:
         self._num_uses += len(string)
 
     def count(self, sizes: Ints, is_hit: npt.NDArray[np.bool_]) -> None:
-        """Take note of what this rank uses in the step."""
+        """Record the uses of this rank in the step."""
         self._parts[-1].used_bytes += int(sizes.sum())
         self._parts[-1].hit_bytes += int(sizes[is_hit].sum())
 
@@ -95,7 +95,7 @@ class HitCounter:
 
 def _most_share(parts: list[_UsePart], sizes: Ints, capacity_bytes: int) -> float:
     string = np.concatenate([units for part in parts for units in part.string])
-    # What lay there at the beginning was read before: as uses in front, which are not counted.
+    # Units that lay there at the beginning are uses in front of the string, not counted as reads.
     held = parts[0].held
     read_bytes = belady_bytes(np.concatenate([held, string]), sizes, capacity_bytes)
     read_bytes -= int(sizes[held].sum())

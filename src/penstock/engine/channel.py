@@ -1,7 +1,7 @@
 """Messages between the processes of one loader: whole frames over a socket pair, with descriptors.
 
-The processes are ours and run the same code, so a message is whatever the two ends agree on. A
-frame is a length and so many bytes. Open files travel beside the first bytes of a frame.
+Both ends run the same code of ours, so the messages need no version and no schema. A frame is a
+length and as many bytes. Open files travel with the first bytes of a frame.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Self
 
 _HEADER = struct.Struct("<QHH")
-"""Bytes that follow, files that come with this frame, and whether it only brings files."""
+"""Bytes that follow, files that come with this frame, and whether it brings nothing but files."""
 _FILES_MAX = 128
-"""Files beside one frame; the kernel takes 253."""
+"""Files with one frame; the kernel takes 253."""
 _FILES_ROOM = socket.CMSG_SPACE(_FILES_MAX * array("i").itemsize)
 
 
@@ -33,7 +33,7 @@ class FrameChannel:
         self._end = end
         self._poll = select.poll()  # Not `select`, which knows no descriptor above 1,023.
         self._poll.register(end, select.POLLIN)
-        # A frame is several calls, and frames of two threads must not mix.
+        # Held for a whole frame: it takes several calls, and frames of two threads must not mix.
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
@@ -41,9 +41,9 @@ class FrameChannel:
         return self._end.fileno()
 
     def is_ready(self, wait_s: float = 0.0) -> bool:
-        """Return whether a frame, or the end, can be received now or within some time."""
+        """Return whether a frame, or the end of the channel, can be received within some time."""
         if self._end.fileno() < 0:
-            return True  # Closed here: the descriptor may be another file's by now.
+            return True  # Closed in this process: the number may be another file's by now.
         return bool(self._poll.poll(1000 * wait_s))
 
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:
@@ -108,12 +108,12 @@ class FrameChannel:
             view = view[count:]
 
     def shut_down(self) -> None:
-        """End the connection; whoever waits at either end is told, in this process too."""
+        """End the connection; threads that wait at either end get `ChannelClosed`."""
         with suppress(OSError):  # The other end is gone, or this one is closed.
             self._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end; whoever waits at the other one is told."""
+        """Close this end; a process that waits at the other end gets `ChannelClosed`."""
         self._end.close()
 
     def __enter__(self) -> Self:

@@ -1,9 +1,9 @@
-"""The nodes of a job as one cache: who keeps what, who can be asked, and who is gone.
+"""The nodes of a job as one cache: which node keeps what, which can be asked, which is lost.
 
-Where a unit is at home is computed (`plan.homes`), from the nodes that were there when the job
-began. Who can be asked is learnt on the way (`peers.members`). When a node is lost for all, its
-share is at home with the others from then on. Nothing here is needed for a right batch: whoever
-cannot be asked is passed over, and the store has everything.
+The home of a unit is computed (`flow.layout.homes`) from the nodes that met when the job began.
+Which nodes can be asked is learnt on the way (`engine.peers.members`). When a node is lost for the
+whole job, its share moves to the others. No batch depends on any of this: a node that cannot be
+asked is passed over, and the store has everything.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import BufferPool
 from penstock.engine.local_tiers import LocalTiers
-from penstock.engine.peer_parts import ask_in_pieces
-from penstock.engine.peer_reads import PeerQuestion
+from penstock.engine.peer_reads import AnswerDone, PeerQuestion, ask_in_pieces
 from penstock.engine.peers.base import Answer, Ask
 from penstock.engine.stats import Counters, PeerStats
 from penstock.errors import PeerError
@@ -39,28 +38,28 @@ if TYPE_CHECKING:
     from penstock.flow.layout.homes import Homes
 
 SOURCE = "peers"
-"""What bytes of other nodes are counted as."""
+"""The source under which bytes of other nodes are counted."""
 _LOOK_S = 0.2
-"""Between two looks whether somebody can be asked again."""
+"""Between two looks which nodes can be asked again."""
 _ANSWERS_BYTES = 64 << 20
-"""Memory for answers that is kept for the next ones."""
+"""Memory of answers that is kept for later answers."""
 _EVENTS_MAX = 16
 _CLOCK_S = 1.0
-"""How long the first node may take to say what time it is."""
+"""How long the first node may take to tell its clock."""
 
 _log = logging.getLogger("penstock.loader")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConnections:
-    """What a cluster needs to be carried on: threads and files with an end."""
+    """The parts of a cluster that have threads and files, and how to close them."""
 
     client: AskingSide
     home_fill: HomeFill
     serving: TierServer | None
-    """Whoever serves the tiers here, in the first process of a node."""
+    """The server of the tiers here; None but in the first process of a node."""
     shelf: bytes
-    """What the data set is called among the nodes of this run."""
+    """The name of the data set among the nodes of this run."""
     run_id: bytes
     node_of_rank: Ints
     closing: tuple[Callable[[], None], ...] = ()
@@ -87,35 +86,35 @@ class Cluster:
             local_rank=world.local_rank,
             num_local_ranks=world.num_local_ranks,
         )
-        """Who keeps what, as far as this rank knows."""
+        """Which node keeps what, as far as this rank knows."""
         self._shared_members = shared_members
         self._carried = connections
         self.shelf = connections.shelf
         self.home_fill = connections.home_fill
         self.run_id = connections.run_id
         self._counters = counters
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Held while homes move: only one thread may place units.
         self._pool = BufferPool(_ANSWERS_BYTES)
         self._later = ThreadPoolExecutor(2, thread_name_prefix="penstock-peer-fill")
         self._version = shared_members.version
         self.homes_version = 0
-        """Grows when homes have moved, and what has come to this node has its place."""
+        """Grows when homes have moved, after units that came to this node have their place."""
         self._looked_s = 0.0
         self._place()
         self._look()
         self.home_fill.are_at_home = self.holders.are_at_home
         self._tending = PeriodicThread(self._tend, _LOOK_S)
 
-    # -- who keeps what ------------------------------------------------------------------------
+    # -- homes ---------------------------------------------------------------------------------
 
     @property
     def homes(self) -> Homes:
-        """Where units are at home for the batches of this run: as it was agreed at its start."""
+        """The homes that the nodes agreed on at the start; which rank uses what depends on them."""
         return self.holders.base
 
     @property
     def capacity_bytes(self) -> int:
-        """What all nodes together may hold."""
+        """Bytes that all nodes together may hold."""
         return sum(node.capacity_bytes for node in self.homes.nodes)
 
     @property
@@ -124,13 +123,13 @@ class Cluster:
         return self._carried.node_of_rank
 
     def follow(self) -> None:
-        """Take over what has become known of other nodes since the last time."""
+        """Take over news of other nodes since the last call."""
         if self._version != self._shared_members.version:
             with self._lock:
                 self._version = self._shared_members.version
                 self.holders.follow(self._shared_members.lost)
                 self._place()
-                # Last: whoever sees the new version looks for units that have their place by then.
+                # Last, because a thread that sees the new version expects the units to have places.
                 self.homes_version = self.holders.version
         if time.monotonic() - self._looked_s > _LOOK_S:
             self._look()
@@ -148,7 +147,7 @@ class Cluster:
         self.holders.look(self._shared_members.usable())
 
     def stand_ins(self, units: Ints) -> Iterator[tuple[str, Ints]]:
-        """Yield sources that have kept units in our place, and the numbers of those units."""
+        """Yield sources that have kept units in our place, each with the numbers of its units."""
         return self.holders.stand_ins(units, was_missed=self._shared_members.was_missed)
 
     # -- asking ----------------------------------------------------------------------------------
@@ -160,28 +159,28 @@ class Cluster:
         into: memoryview,
         *,
         parked: Callable[[], None],
-        done: Callable[[Answer | PeerError], None],
+        done: AnswerDone,
     ) -> None:
         """Ask a peer by the name of its source; `done` is called once, in any thread."""
         name = peer_of(source) or ""
         if not self._shared_members.is_usable(name):
-            # It fell silent since this was planned: a step waits for that once, not twice.
+            # It fell silent after this was planned; only one step shall wait for its timeout.
             done(PeerError(f"{source} cannot be asked now", peer=name, kind="lost"))
             return
         member, client = self._shared_members.member(name), self._carried.client
 
-        def ask_one(ask: Ask, into: memoryview, done: Callable[[Answer | PeerError], None]) -> None:
+        def ask_one(ask: Ask, into: memoryview, done: AnswerDone) -> None:
             client.ask(member.name, member.addresses, ask, into, parked=parked, done=done)
 
         ask_in_pieces(ask, into, ask_one, done)
 
     def blame(self, source: str, what: str) -> None:
-        """Take note that a peer has sent something wrong."""
+        """Record that a peer has sent wrong bytes."""
         _log.warning("%s sent %s; it is read from the store instead", source, what)
         self._shared_members.silent(peer_of(source) or "", "broken")
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have something done by a thread that may wait for a disk."""
+        """Call a function in a thread that may wait for a disk."""
         self._later.submit(work)
 
     def buffer(self, size_bytes: int) -> memoryview:
@@ -189,14 +188,14 @@ class Cluster:
         return self._pool.view(size_bytes)
 
     def begun(self, source: str) -> PeerQuestion:
-        """Return what `count` and `failed` are told, for a question that is asked now."""
+        """Return a question that begins now, to be given to `count` or `failed`."""
         recorder = self._counters.recorder
         if recorder is None:
             return PeerQuestion(source, 0)
         return PeerQuestion(source, time.perf_counter_ns(), *recorder.doing)
 
     def count(self, asked: PeerQuestion, size_bytes: int, num_ranges: int, answer: Answer) -> None:
-        """Count what came from a peer."""
+        """Count the bytes of an answer."""
         self._counters.add_reads(SOURCE, size_bytes, num_ranges, answer.seconds)
         if self._counters.recorder is not None and asked.begin_ns:
             now_ns = time.perf_counter_ns()
@@ -206,7 +205,7 @@ class Cluster:
             )
 
     def failed(self, asked: PeerQuestion) -> None:
-        """Take note that a peer did not answer."""
+        """Record that a peer did not answer a question."""
         if self._counters.recorder is not None and asked.begin_ns:
             asked = asked._replace(flags=asked.flags | Flag.ERROR)
             self._record(asked, time.perf_counter_ns(), 0, 0, 0)
@@ -232,7 +231,7 @@ class Cluster:
 
     @property
     def clock_of_first(self) -> Callable[[], int] | None:
-        """What asks the first node of the run for its clock; None on that node itself."""
+        """A function that asks the first node for its clock; None on that node itself."""
         name = next(
             (n for n in self._shared_members.names if self._shared_members.member(n).node == 0), ""
         )
@@ -246,10 +245,10 @@ class Cluster:
 
         return ask
 
-    # -- now and then ----------------------------------------------------------------------------
+    # -- at intervals ----------------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """Try those again who did not answer, beside the steps; tell the service how far we are."""
+        """Try nodes again that did not answer, outside of steps; exchange progress and gossip."""
         for member in self._shared_members.due():
             nothing = Ask(shelf=self.shelf, ranges=np.zeros((0, 5), np.int64))
             self._carried.client.ask(
@@ -258,7 +257,7 @@ class Cluster:
                 nothing,
                 memoryview(bytearray()),
                 parked=lambda: None,
-                done=lambda answer: None,  # The client itself says whom it has reached.
+                done=lambda answer: None,  # The client itself tells the members whom it reached.
             )
         if self._carried.serving is not None:
             self._carried.serving.tend()
@@ -266,7 +265,7 @@ class Cluster:
     # -- for people ------------------------------------------------------------------------------
 
     def stats(self) -> tuple[PeerStats, ...]:
-        """Return what is known of the other nodes."""
+        """Return the states and counts of the other nodes."""
         counts = self._carried.client.counts()
         out = []
         for name in self._shared_members.names:
@@ -290,7 +289,7 @@ class Cluster:
         return "suspect" if name in self._shared_members.suspects else "there"
 
     def status(self) -> RunStatus:
-        """Return how this run does on this node, for `penstock cluster`."""
+        """Return the state of this run on this node, for `penstock cluster`."""
         from penstock.engine.peers.status import LinkStatus, ReadCounts, RunStatus
 
         read = self._counters.counted()
@@ -317,11 +316,11 @@ class Cluster:
 
     @property
     def log(self) -> list[str]:
-        """What happened to other nodes, in sentences."""
+        """Losses and returns of nodes, in sentences."""
         return self._shared_members.log
 
     def close(self) -> None:
-        """Ask nobody any more, and stop serving once the others have what they want."""
+        """Stop asking other nodes, and stop serving once the others are quiet."""
         self._tending.stop()
         self._carried.client.stop()
         self._later.shutdown(wait=True)
@@ -330,7 +329,7 @@ class Cluster:
 
 
 class PeriodicThread:
-    """A thread that does something now and then."""
+    """A thread that calls a function at intervals."""
 
     def __init__(self, tend: Callable[[], None], every_s: float) -> None:
         self._tend = tend
@@ -343,7 +342,7 @@ class PeriodicThread:
         while not self._stopped.wait(self._every_s):
             try:
                 self._tend()
-            except Exception:  # Whatever it is, the job can do without.
+            except Exception:  # Batches do not depend on it, so the run goes on.
                 _log.exception("looking after other nodes failed; the run goes on")
                 self._stopped.wait(1.0)
 

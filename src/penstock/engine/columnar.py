@@ -1,10 +1,10 @@
 """Batches that are made a field at a time: no Python runs for a single sample.
 
-Samples that are addressed alone are copied into one buffer, and fields that stay bytes are handed
-out as cuts of it. Samples in blocks are taken out of each block a column at a time. Small encoded
-values (labels, JSON, texts, arrays) are decoded all at once. A field that has something odd in a
-batch, such as a value that cannot be decoded, is made sample by sample, with the functions that
-`DecodeMaker` uses; so values, types and errors are the same.
+Samples that are addressed alone are copied into one buffer; fields of plain bytes are cuts of it.
+Samples in blocks are taken out of each block a column at a time. Small encoded values (labels,
+JSON, texts, arrays) are decoded all at once. If a field of a batch has an odd value, such as one
+that cannot be decoded, the field is made sample by sample with the functions of `DecodeMaker`; so
+values, types and errors are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAMPLES_A_PIECE_MIN = 16
 
 
 def can_make_columns(bounds: Sequence[BoundPart]) -> bool:
-    """Return whether every field of every sample can be made with many others at once."""
+    """Return whether every field can be made for many samples at once."""
     decoders: dict[str, Any] = {}
     for bound in bounds:
         if len(bound.part.tables) != 1 or not bound.has_columns:
@@ -50,7 +50,7 @@ def can_make_columns(bounds: Sequence[BoundPart]) -> bool:
 
 
 def stays_bytes(bounds: Sequence[BoundPart]) -> bool:
-    """Return whether, beyond that, nothing is unpacked or decoded: batches are copies."""
+    """Return whether batches are copies: besides, nothing is unpacked or decoded."""
     return can_make_columns(bounds) and not any(
         bound.by_block
         or any(f.encoding == VALUE or not is_raw(bound.steps[f.name][1]) for f in bound.part.fields)
@@ -73,7 +73,7 @@ class ColumnMaker:
         self.waits_here = reader.copies_apart
 
     def plan(self, job: BatchJob) -> list[GroupPiece]:
-        """Decide where in one buffer each sample goes; samples in blocks need none."""
+        """Give each sample its place in one buffer; samples in blocks need none."""
         if job.groups[0].bound.by_block:
             job.state = []
             share = -(-job.num_samples // self._num_threads)
@@ -88,7 +88,7 @@ class ColumnMaker:
         return cut(job.groups, max(1, _PIECE_BYTES // mean))
 
     def work(self, job: BatchJob, piece: GroupPiece) -> None:
-        """Read the samples of a piece into their places, or take them out of their blocks."""
+        """Copy the samples of a piece to their places, or take them out of their blocks."""
         group = job.groups[piece.group]
         stage = job.staged.get(piece.group)
         if group.bound.by_block:

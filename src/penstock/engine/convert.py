@@ -1,9 +1,8 @@
-"""Between samples and the training loop: what is an array on the way in, what becomes a tensor on
-the way out.
+"""Conversion of values: to arrays on their way into a batch, to tensors on their way out.
 
-The one room that imports torch lies above this one, so it is found by name, as a plug-in would be.
-Tensors that a transform returned are treated as arrays that look into their memory: whoever joins
-them copies once, and need not know torch.
+`loader.torch`, the only room of the data path that imports torch, lies above this one, so its
+modules are imported by name, as a plug-in would be. Tensors that a transform has returned are
+handled as arrays over their memory: the code that joins them copies once and need not know torch.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from penstock.errors import MissingPackageError
 Convert = Callable[[Any], Any]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 Special = Any
-"""One of torch's types that NumPy lacks, such as bfloat16."""
+"""A type of torch that NumPy lacks, such as bfloat16."""
 
 _NEVER_ARRAYS = frozenset(
     {str, int, float, bool, complex, type(None), dict, list, tuple, bytes, bytearray, memoryview}
@@ -32,7 +31,7 @@ _NEVER_ARRAYS = frozenset(
 
 
 def converter(output: str) -> Convert:
-    """Return the function that every array of a batch goes through."""
+    """Return the function that converts every field of a batch for the training loop."""
     has_torch = output != "numpy" and importlib.util.find_spec("torch") is not None
     if output == "torch" and not has_torch:
         raise MissingPackageError("output='torch'", "torch", "torch")
@@ -57,10 +56,10 @@ def _as_tensors(value: Any, tensor_of: Convert, tensors_of: Convert) -> Any:
 
 
 def array_of(value: Any, name: str) -> tuple[npt.NDArray[Any], Special | None] | None:
-    """Return a value of field `name` as an array, or None if it is none; nothing is copied.
+    """Return a value of field `name` as an array, or None if it is not one; nothing is copied.
 
-    A tensor's array looks into its memory. Where NumPy lacks the tensor's type, it comes with the
-    array, whose elements are then integers of the same size.
+    A tensor's array looks into its memory. If NumPy lacks the tensor's type, the elements of the
+    array are integers of the same size, and the type comes with it.
     """
     if isinstance(value, np.ndarray):
         return None if value.dtype == object else (value, None)
@@ -69,7 +68,7 @@ def array_of(value: Any, name: str) -> tuple[npt.NDArray[Any], Special | None] |
     if "torch" in sys.modules and (tensors := _tensors()).is_tensor(value):
         found: tuple[npt.NDArray[Any], Special | None] | None = tensors.array_of(value, name)
         return found
-    # Images of Pillow say so, and are what our own decoders would have made of them.
+    # Images of Pillow have this interface; our own decoders would make the same arrays.
     return (np.asarray(value), None) if hasattr(value, "__array_interface__") else None
 
 
@@ -79,7 +78,7 @@ def special_of(array: npt.NDArray[Any], special: Special) -> Any:
 
 
 def tensor_reducers() -> dict[type, Callable[[Any], Any]]:
-    """Return how a pickler shall take tensors apart; nothing where this process has none."""
+    """Return how a pickler reduces tensors; empty if this process has not imported torch."""
     reducers: dict[type, Callable[[Any], Any]] = (
         _tensors().REDUCERS if "torch" in sys.modules else {}
     )
@@ -93,21 +92,21 @@ def seed_tensors(key: int) -> None:
 
 
 def pinned_memory() -> Any:
-    """Return what page-locks memory for the GPU; None while this process uses none."""
+    """Return what page-locks memory for the GPU; None while this process uses no GPU."""
     if "torch" not in sys.modules:
         return None
     return importlib.import_module("penstock.loader.torch.pinning").pinned_memory()
 
 
 def profiled(name: str) -> Callable[[_Method], _Method]:
-    """Have a method show as a range in people's torch profiles, whenever one is being made."""
+    """Show a method as a range in torch profiles, while a profile is being made."""
 
     def wrap(method: _Method) -> _Method:
         @functools.wraps(method)
         def ranged(*args: Any, **kwargs: Any) -> Any:
             if "torch" not in sys.modules:
                 return method(*args, **kwargs)
-            # Asked for each batch: the module, once found, is found again in one lookup.
+            # Called for each batch: a lookup is cheaper than `import_module`.
             ranges = sys.modules.get(_RANGES) or importlib.import_module(_RANGES)
             with ranges.range_of(name):
                 return method(*args, **kwargs)

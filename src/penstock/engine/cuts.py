@@ -1,8 +1,8 @@
 """Ragged bytes of one field: many pieces of one buffer, not yet cut.
 
 Making an array or tensor for each of hundreds of samples holds the interpreter's lock while other
-threads could copy. So a batch carries the places, and the pieces are made once, in one call, by who
-hands it over.
+threads could copy. So a batch carries only the places of the pieces; the hand-over makes all pieces
+with one call.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Cuts:
         ]
 
     def sizes(self) -> tuple[list[int], int]:
-        """Return the sizes that a single split of the buffer takes, and which pieces are values.
+        """Return the sizes for one split of the buffer into pieces, and every how many is a value.
 
-        Gap, value, gap, value, …: every second one; where there are no gaps, all but the last.
+        With gaps, the pieces are gap, value, gap, value, …, and every second one is a value.
+        Without gaps, all pieces but the last are values.
         """
         lengths = np.maximum(self.lengths, 0)
         gaps = self.starts - np.concatenate([[0], (self.starts + lengths)[:-1]])

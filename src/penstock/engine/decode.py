@@ -1,8 +1,8 @@
-"""Samples that need work: split, decoded, transformed, and put in their places.
+"""Batches whose samples are made one by one: split, decoded, transformed, put in their places.
 
-This is the general way; what it does to a sample is exactly what `dataset[i]` does, then the user's
-transform. Randomness in a transform comes from a generator keyed by (seed, epoch, sample), so an
-augmented sample does not depend on which thread, rank or world size made it.
+This way serves every data set. It does to a sample exactly what `dataset[i]` does, then calls the
+user's transform. The random generator of a transform is keyed by (seed, epoch, sample), so an
+augmented sample does not depend on the thread, the rank or the world size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.order import key_of
 from penstock.trace import Kind, Recorder
 
 _SAMPLES_A_PIECE_MIN = 4
-"""Handing over a piece costs some microseconds, so it should not be done for each sample."""
+"""A piece costs some microseconds to hand over; that is too much for each sample."""
 
 Transform = Callable[..., Any]
 Collate = Callable[[list[Any]], Any]
@@ -59,7 +59,7 @@ def generator_for(seed: int, epoch: int, sample_id: int, use: int = 0) -> np.ran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """What the user wants done with samples."""
+    """The options of a loader that concern single samples."""
 
     transform: Transform | None
     collate: Collate | None
@@ -71,12 +71,12 @@ class SampleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleUses:
-    """What tells some samples' uses from all others: what their random numbers depend on."""
+    """Which use of which samples this is: the random numbers of transforms depend on it."""
 
     epoch: int
     ids: list[int]
     numbers: list[int]
-    """Of several uses in one epoch, which one."""
+    """Tell several uses of one sample in one epoch apart."""
 
 
 def uses_of(
@@ -89,7 +89,7 @@ def uses_of(
 
 
 class SampleMaker:
-    """What is done to each sample: decode it, then call the user's transform.
+    """Decodes each sample, then calls the user's transform.
 
     With `seeds`, the generators of Python, NumPy and torch that all code of a process shares are
     seeded before each transform. That is for processes that make one sample at a time: there a
@@ -109,42 +109,27 @@ class SampleMaker:
     def made(
         self, bound: BoundPart, local_ids: Ints, encoded: Iterable[Sample], uses: SampleUses
     ) -> Iterator[Any]:
-        """Yield transformed samples."""
-        decode = bound.views if self.only_copies else bound.decoded
-        rows = zip(local_ids.tolist(), encoded, uses.ids, uses.numbers, strict=True)
-        if self.recorder is not None and self.sample_options.transform is not None:
-            yield from self._timed(self.recorder, bound, decode, rows, uses.epoch)
-            return
-        for local, sample, i, number in rows:
-            decoded = decode(sample, local)
-            try:
-                yield self._transformed(decoded, uses.epoch, i, number)
-            except Exception as error:
-                error.add_note(f"in the transform of {bound.where(local)}")
-                raise
-
-    def _timed(
-        self,
-        recorder: Recorder,
-        bound: BoundPart,
-        decode: Callable[[Sample, int], dict[str, Any]],
-        rows: Iterable[tuple[int, Sample, int, int]],
-        epoch: int,
-    ) -> Iterator[Any]:
         """Yield transformed samples, and record how long the transform took for all of them."""
-        first_ns = taken_ns = count = 0
-        for local, sample, i, number in rows:
+        decode = bound.views if self.only_copies else bound.decoded
+        recorder = None if self.sample_options.transform is None else self.recorder
+        first_ns = begin_ns = taken_ns = count = 0
+        for local, sample, i, number in zip(
+            local_ids.tolist(), encoded, uses.ids, uses.numbers, strict=True
+        ):
             decoded = decode(sample, local)
-            begin_ns = time.perf_counter_ns()
+            if recorder is not None:
+                begin_ns = time.perf_counter_ns()
             try:
-                made = self._transformed(decoded, epoch, i, number)
+                made = self._transformed(decoded, uses.epoch, i, number)
             except Exception as error:
                 error.add_note(f"in the transform of {bound.where(local)}")
                 raise
-            taken_ns += time.perf_counter_ns() - begin_ns
-            first_ns, count = first_ns or begin_ns, count + 1
+            if recorder is not None:
+                taken_ns += time.perf_counter_ns() - begin_ns
+                first_ns, count = first_ns or begin_ns, count + 1
             yield made
-        recorder.span(Kind.TRANSFORM, first_ns, first_ns + taken_ns, count=count)
+        if recorder is not None:
+            recorder.span(Kind.TRANSFORM, first_ns, first_ns + taken_ns, count=count)
 
     def _transformed(self, sample: dict[str, Any], epoch: int, sample_id: int, use: int) -> Any:
         sample_options = self.sample_options

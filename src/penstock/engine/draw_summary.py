@@ -1,4 +1,4 @@
-"""What a summary says about draws by importance."""
+"""A summary of draws by importance."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock.order.importance.order import DELAY
 from penstock.units import show_count
 
 _WINDOWS_KEPT = 64
-"""Windows that a summary looks back on."""
+"""Windows that a summary keeps."""
 _EPOCHS_KEPT = 64
 
 
 @dataclass(slots=True)
 class WindowSummary:
-    """What a summary says about one window."""
+    """A window in the summary."""
 
     window: int
     reason: str
@@ -30,14 +30,14 @@ class WindowSummary:
     effective_share: float
     epoch: int = 0
     num_distinct_so_far: int = 0
-    """Samples that its epoch has drawn, with this window."""
+    """Samples that its epoch has drawn, this window included."""
     drift: float | None = None
-    """Of the scores that it was drawn from: see `ScoreTable.learn`."""
+    """Drift of the scores that it was drawn from; see `ScoreTable.learn`."""
 
 
 @dataclass(slots=True)
 class EpochSummary:
-    """What was drawn of one epoch so far."""
+    """The draws of one epoch so far."""
 
     epoch: int
     num_draws: int = 0
@@ -46,7 +46,7 @@ class EpochSummary:
 
 @dataclass(slots=True)
 class DrawSummary:
-    """What was drawn so far."""
+    """The draws of a run so far."""
 
     num_windows: int = 0
     num_plain: int = 0
@@ -60,7 +60,7 @@ class DrawSummary:
     """By sample, in the latest epoch."""
 
     def add(self, draws: WindowDraws) -> None:
-        """Take note of a window, unless it is known already."""
+        """Add a window, unless it is known already."""
         # An iteration that goes on draws the latest two again; one that begins again draws others.
         if draws.window in [seen.window for seen in self.windows[-DELAY:]]:
             return
@@ -95,7 +95,7 @@ class DrawSummary:
         self._is_drawn[distinct] = True
 
     def until(self, window: int, epoch: int) -> DrawSummary:
-        """Return what was drawn up to a window; later ones are known, but not used yet."""
+        """Return the draws up to a window; later windows are known, but not used yet."""
         used = list(self.windows)
         while used and used[-1].window > window and len(self.windows) - len(used) < DELAY:
             used.pop()

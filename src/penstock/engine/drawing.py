@@ -1,4 +1,4 @@
-"""Windows of draws while a run goes on: losses come in, later batches become known.
+"""Windows of draws during a run: losses come in, and later batches become known.
 
 The order of importance sampling is known for the window that is trained on and for the next one.
 Batches of later windows are not planned before the training process says that a window is over.
@@ -28,22 +28,22 @@ class SharedCourse(ImportanceCourse):
     def __init__(self, order: ImportanceOrder, window: int = 0) -> None:
         """Begin in a window, with nothing scored."""
         super().__init__(order, window)
-        # Held while windows are drawn or closed: a window that is being drawn must not lose the
-        # scores that it is drawn from. Reentrant, because closing one draws another.
+        # Held while a window is drawn or closed: closing one changes the scores that the next is
+        # drawn from. Reentrant, because closing one window draws another.
         self._lock = threading.RLock()
 
     def draws(self, window: int) -> WindowDraws:
-        """As `ImportanceCourse`."""
+        """Return the draws of a window, as `ImportanceCourse` does."""
         with self._lock:
             return super().draws(window)
 
     def observe(self, step: StepLosses) -> None:
-        """As `ImportanceCourse`."""
+        """Take the losses of a step, as `ImportanceCourse` does."""
         with self._lock:
             super().observe(step)
 
     def close_window(self) -> None:
-        """As `ImportanceCourse`; also draw the window that has become known."""
+        """Close a window, as `ImportanceCourse` does; also draw the one that becomes known."""
         with self._lock:
             super().close_window()
             self.draws(self.known_windows[-1])
@@ -60,10 +60,10 @@ class DrawnRun:
         known: Callable[[int | None], None],
         seen: DrawSummary,
     ) -> None:
-        """`known` is a method that is told how many batches can be planned; None: all."""
+        """`known` is a method that takes the number of batches that can be planned; None: all."""
         assert stream.course is not None
         self.course = stream.course
-        self._known = weakref.WeakMethod(known)  # A run that is over must go.
+        self._known = weakref.WeakMethod(known)  # Else this would keep a run that is over.
         self._seen = seen
         self._ends = _ends(stream, start, end_epoch)
         self._next_end = next(self._ends, None)
@@ -85,7 +85,7 @@ class DrawnRun:
         while self._next_end is not None and self.course.is_known(*self._next_end):
             self._num_known += 1
             self._next_end = next(self._ends, None)
-        # Also the end of the run is known, or nobody would ever look for it.
+        # After the last batch, None: else the runner would never look for the end of the run.
         known = self._known()
         if known is not None:
             known(None if self._next_end is None else self._num_known)
@@ -94,7 +94,7 @@ class DrawnRun:
 def _ends(
     stream: BatchStream, start: tuple[int, int], end_epoch: int | None
 ) -> Iterator[tuple[int, int]]:
-    """Yield epoch and end of each batch."""
+    """Yield the epoch and the end position of each batch."""
     epoch, position = start
     while end_epoch is None or epoch < end_epoch:
         steps = stream.steps(position)
@@ -104,9 +104,9 @@ def _ends(
 
 
 def known_slots(stream: BatchStream, epoch: int, position: int) -> Iterator[BatchSlot]:
-    """Yield the batches from a place on, or from the present window on, as far as they are known.
+    """Yield the batches from a place or from the present window on, as far as they are known.
 
-    Beyond the last epoch of the run there may be some more, which are used by the next run.
+    They may reach beyond the last epoch of the run; the next run uses those.
     """
     course, size = stream.course, stream.global_batch_size
     assert course is not None
@@ -117,7 +117,7 @@ def known_slots(stream: BatchStream, epoch: int, position: int) -> Iterator[Batc
         position += -(-(first - position) // size) * size
     slots = stream.slots(epoch, min(position, stream.order.num_samples), None)
     for end in _ends(stream, (epoch, min(position, stream.order.num_samples)), None):
-        # Whoever is slow may find that its window is gone.
+        # A slow caller may find that its window is over.
         is_past = course.order.window_at(end[0], end[1] - 1) < course.window
         if is_past or not course.is_known(*end):
             return

@@ -1,7 +1,7 @@
-"""The engine: what makes the batches of one loader, in this process.
+"""The engine, which makes the batches of one loader.
 
-It opens tiers, meets the other nodes, and begins runs over the stream. The training process has one
-inside of it (`workers="here"`) or speaks with one in a process of its own (`engine.process`).
+It opens tiers, meets the other nodes, and begins runs over the stream. The training process has an
+engine inside of it (`workers="here"`), or talks to one in a process of its own (`engine.process`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger("penstock.loader")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineResources:
-    """What an engine in a process of its own has beside: memory that others see, and workers."""
+    """What only an engine in a process of its own has: shared memory and workers."""
 
     pool: SharedPool
     workers: Workers
@@ -58,12 +58,12 @@ class EngineResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """What an iteration goes through, and where this process stands."""
+    """The span of an iteration, and the state that it begins with."""
 
     world: World
     span: StreamSpan
     may_meet: bool = True
-    """Whether the other nodes are still to be met; an engine that was started again is alone."""
+    """Whether to meet the other nodes; they do not expect an engine that replaces a dead one."""
     scores: Mapping[str, Any] | None = None
     """State of the `ImportanceCourse`, where the order depends on losses."""
     training_pid: int = field(default_factory=os.getpid)
@@ -92,15 +92,14 @@ class Engine:
         self._world = World()
         self._drawn: DrawnRun | None = None
         self._tracing: Tracing | None = None
-        """What is recorded beside the work of a traced run."""
-        # Held while windows are drawn, so that a summary does not see half of one.
+        # Held while windows are drawn, so that a summary does not copy half of one.
         self._drawing = threading.Lock()
 
     def begin(self, begin: RunStart) -> Runner:
-        """Return what makes the batches of an iteration; it is not started yet."""
+        """Return the runner of an iteration; it is not started yet."""
         self._world = begin.world
         if self.options.trace is not None:
-            # In the training process there is one already, with a role of its own.
+            # In the training process the recorder exists already, with the role of that process.
             rank = begin.world.rank
             self.counters.recorder = recorder_of(self.options.trace, role="engine", rank=rank)
         self._open(begin)
@@ -136,7 +135,7 @@ class Engine:
             clock=None if cluster is None else cluster.clock_of_first,
         )
         tracing.start(self.seen().tiers)
-        # Also where nobody closes this: the thread that samples does not hold it.
+        # For an engine that nobody closes: the sampling thread does not keep it alive.
         weakref.finalize(self, tracing.stop)
         return tracing
 
@@ -147,7 +146,7 @@ class Engine:
         return SharedCourse.from_state(self.options.order, begin.scores)
 
     def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
-        """Take over losses of the run."""
+        """Take over losses that the training loop has observed."""
         if self._drawn is not None:
             with self._drawing:
                 self._drawn.observed(steps, closes_window=closes_window)
@@ -196,7 +195,7 @@ class Engine:
             self._seen.warm_bytes = warm_bytes
 
     def live_rates(self) -> LiveRates | None:
-        """Return what refines this machine's file, if there is one."""
+        """Return the rates that refine the machine's file, if there is such a file."""
         path = default_machine_path()
         if self._live is None and path.exists():
             try:
@@ -212,7 +211,7 @@ class Engine:
         return None if cluster is None else cluster.run_id.hex()
 
     def seen(self) -> ClusterStats:
-        """Return what is known of tiers and other nodes; the latest, if they are closed."""
+        """Return the state of tiers and other nodes; the latest one, if they are closed."""
         opened, seen = self._opened, self._seen
         if opened is not None and opened.pid == os.getpid():
             cluster = opened.cluster
@@ -228,11 +227,11 @@ class Engine:
 
     @property
     def holds(self) -> object:
-        """What a run uses for as long as it lives."""
+        """An object that must live as long as a run."""
         return self._opened
 
     def close(self) -> None:
-        """Let go of tiers and other nodes."""
+        """Close the tiers and leave the other nodes."""
         seen = self.seen() if self._opened is not None or self._tracing is not None else None
         if self._tracing is not None and seen is not None:
             self._tracing.end(seen.tiers)

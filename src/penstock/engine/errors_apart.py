@@ -1,5 +1,5 @@
-"""Exceptions on their way to another process: with their class where possible, always with the
-traceback of the process they happened in."""
+"""Exceptions on their way to another process, always with the traceback of the process that raised
+them, and with their class if it can be pickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import WorkerError
 
 
 class RemoteTraceback(Exception):  # noqa: N818
-    """Where an error happened, as text: frames do not travel."""
+    """The traceback of an error in another process, as text, because frames cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ def packed_error(error: BaseException) -> bytes:
     notes = list(getattr(error, "__notes__", ()))
     try:
         data: bytes = cloudpickle.dumps((error, notes, text))
-        unpacked_error(data)  # Some classes can be taken apart, but not put together again.
+        unpacked_error(data)  # Some classes can be pickled, but not unpickled.
         return data
     except Exception:
         name = f"{type(error).__module__}.{type(error).__qualname__}: {error}"

@@ -1,10 +1,10 @@
 """Fetches that a front waits for, answered by an engine in its own process.
 
-A front that iterates in stages asks twice for a batch: for its bytes, and for itself. The first
-question has a channel of its own, because two threads ask: neither then receives what is meant for
-the other. The front sends how many batches it wants the bytes of, counted from the beginning of the
-run; the engine answers once for each job that brings some of them. Batches of a job are sent on the
-other channel, when its bytes are here.
+A front that iterates in stages asks twice for a batch: for its bytes, and for the batch. The first
+question has a channel of its own, because two threads ask and neither may receive the answer of the
+other. The front sends the number of batches whose bytes it wants, counted from the beginning of the
+run; the engine answers once for each job that brings some of them. The batches of a job are sent on
+the other channel, once its bytes are here.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FetchAnswers:
         self._runner = runner
         self._channel = channel
         self._only_asked = only_asked
-        # Counts jobs whose bytes are here and that were not sent yet. The runner knows no job that
-        # was taken from it, so a job is taken after it was found here.
+        # The number of jobs whose bytes are here and that were not sent yet. `Runner.fetched` does
+        # not find a job that `Runner.next` has returned, so the sender waits for this first.
         self._answered = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name="penstock-fetched", daemon=True)
 
@@ -52,7 +52,7 @@ class FetchAnswers:
         self._answered.acquire()
 
     def stop(self) -> None:
-        """End it, also where the front waits: its end of the channel is told."""
+        """End it; a front that waits learns of it, because the channel is shut down."""
         self._answered.release()
         self._channel.shut_down()
 
@@ -78,5 +78,5 @@ class FetchAnswers:
         if job is None:
             return FetchedJob()
         self._answered.release()
-        # A job that could not be planned has no batches; whoever takes it is told why.
+        # A job whose planning failed has no batches; the thread that takes it raises the error.
         return FetchedJob(num_batches=max(1, len(job.slots)), fetch_ns=job.fetch_ns)

@@ -1,9 +1,10 @@
-"""The flow carried out: threads that ask stores, and tell the flow what came of it.
+"""The flow carried out: threads read from stores, and report each outcome to the flow.
 
-Reads are wanted with the step that needs them. The flow decides which begins when, from where, how
-many are under way and which is asked for twice; a thread does each and reports. Threads are started
-as they are needed and live as long as the fetcher. What a peer is asked for takes no thread: its
-answer may be long in coming while the peer fetches it itself, and is reported by whoever hears it.
+Reads are wanted with the step that needs them. The flow decides when each read begins, from which
+source, how many are in flight, and which get a second attempt (a hedge); a thread carries it out
+and reports. Threads are started as they are needed and live as long as the fetcher. A question to a
+peer takes no thread: the answer may take long, because the peer may fetch the bytes itself first,
+and the thread that receives it reports it.
 """
 
 from __future__ import annotations
@@ -40,59 +41,60 @@ from penstock.storage.retry import waiting_since
 from penstock.trace import Flag, Recorder
 
 _JOIN_S = 1.0
-"""How long the end of a run waits for reads under way: one that hangs would hang for longer."""
+"""How long the end of a run waits for reads in flight; a read that hangs is left behind."""
 _HEDGE_THREADS = 8
 
 
 class ReadOutcome(NamedTuple):
-    """What a read that went well has to say."""
+    """The outcome of a read that succeeded."""
 
     moved: bool
-    """Whether bytes came over the wire; else they were found on the node."""
+    """Whether bytes came over the network; else they were found on the node."""
     num_retries: int = 0
-    """How often the store had to be asked again."""
+    """Number of retries at the store."""
 
 
 class SourceRead(Protocol):
-    """Bytes to be fetched. Called by any thread; twice at once where the first call is slow."""
+    """Bytes to be fetched. Any thread calls it; a second one too while the first call is slow."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Who has them: peers, and last the store."""
+        """The sources that have the bytes: peers first, the store last."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """How many."""
+        """The number of bytes."""
         ...
 
     @property
     def staged(self) -> bool:
-        """Whether they wait in memory for their step."""
+        """Whether the bytes wait in memory for their step."""
         ...
 
     def __call__(self, attempt: int) -> ReadOutcome:
-        """Read them from the store; if `attempt` is not 0 another is at it as well."""
+        """Read the bytes from the store; an attempt after the first may run beside earlier ones."""
         ...
 
 
 Done = Callable[[BaseException | None], None]
-Answered = Callable[[BaseException | None], None]
+"""Is called once, with the error or None."""
 
 
 class PeerRead(SourceRead, Protocol):
     """Bytes that other nodes may have."""
 
-    def ask(self, source: str, deferred: Callable[[], None], answered: Answered) -> None:
-        """Ask a peer for them, without waiting.
+    def ask(self, source: str, deferred: Callable[[], None], answered: Done) -> None:
+        """Ask a peer for the bytes, without waiting.
 
-        `deferred` is called if the peer will answer later, `answered` in any case, once.
+        `deferred` is called if the peer says that it will answer later; `answered` is called once
+        in any case.
         """
         ...
 
 
 class ReadPurpose(NamedTuple):
-    """What reads are wanted for, as a trace says it."""
+    """Step, epoch and flags of a read in a trace."""
 
     step: int = -1
     epoch: int = -1
@@ -100,10 +102,11 @@ class ReadPurpose(NamedTuple):
 
 
 NOBODY = ReadPurpose()
+"""The purpose of reads that belong to no step."""
 
 
 class _Fetching:
-    """A read that is wanted."""
+    """A read that is wanted and not over, or still in flight somewhere."""
 
     __slots__ = ("began_s", "done", "error", "is_of_peer", "is_over", "num_out", "read", "what_for")
 
@@ -114,13 +117,13 @@ class _Fetching:
         self.done = done
         self.num_out = 0
         self.began_s = 0.0
-        """When its store was asked first; 0 before."""
+        """When its store was first asked; 0 before."""
         self.is_over = False
         self.error: BaseException | None = None
 
 
 class Fetcher:
-    """Does reads when the flow says so."""
+    """Carries out reads when the flow says so."""
 
     def __init__(
         self,
@@ -137,45 +140,46 @@ class Fetcher:
         self._requests_max = requests_max
         self._threads_max = requests_max + _HEDGE_THREADS + 1
         self.requests_limit = REQUESTS_FIRST
-        """Requests that the flow wants in flight now."""
+        """The number of requests that the flow wants in flight now."""
         self._clock = clock or SystemClock()
-        # Reentrant: the garbage collector may stop us from inside one of our own threads.
+        # Guards the flow and all state below. Reentrant, because the garbage collector may call
+        # `stop` inside one of our own threads.
         self._lock = threading.RLock()
-        self._begun = threading.Condition(self._lock)
+        self._begun = threading.Condition(self._lock)  # Threads wait for `_ready` to have a read.
         self._ready: deque[Begin] = deque()
         self._fetching: dict[int, _Fetching] = {}
         self._num_wanted = 0
         self._num_of_peers = 0
-        """Reads among them that a peer was to answer: they do not keep the store busy."""
+        """Wanted reads whose first source is a peer: they do not keep the store busy."""
         self._num_idle = 0
-        self._tick = threading.Condition(self._lock)
+        self._tick = threading.Condition(self._lock)  # Wakes `_keep_time` for an earlier time.
         self._wake_s = inf
-        """When the flow is woken next."""
+        """When the flow is due to be woken next."""
         self._threads: list[threading.Thread] = []
         self._is_stopped = False
 
     @property
     def num_waiting(self) -> int:
-        """Reads that are wanted from stores and not done."""
+        """The number of reads that are wanted from stores and not done."""
         return len(self._fetching) - self._num_of_peers
 
     @property
     def look_ahead_bytes(self) -> int:
-        """How much of the stage should be planned ahead now."""
+        """Bytes that should be planned ahead now."""
         with self._lock:
             return self._flow.look_ahead_bytes
 
     def rates(self) -> FlowRates:
-        """Return what the flow has measured."""
+        """Return the rates that the flow has measured."""
         with self._lock:
             return self._flow.rates()
 
     def gap_bytes(self, range_bytes: int) -> int:
-        """Return the largest gap between two ranges that is read rather than asked around."""
+        """Return the largest gap that is cheaper to read than to split a request at."""
         return gap_bytes(self.stores(), range_bytes, requests_max=self._requests_max)
 
     def reads_whole(self, used_share: float, num_samples: int, size_bytes: int) -> bool:
-        """Return whether a block is read whole of which this rank uses a share."""
+        """Return whether reading a whole block is cheaper than the share that this rank uses."""
         return reads_block_whole(
             self.stores(),
             used_share,
@@ -185,15 +189,15 @@ class Fetcher:
         )
 
     def stores(self) -> list[SourceRates]:
-        """Return what the flow has measured of stores."""
+        """Return the rates of stores that the flow has measured."""
         return stores_of(self.rates())
 
-    # -- what the runner says ----------------------------------------------------------------
+    # -- called by the runner ----------------------------------------------------------------
 
     def want(
         self, wants: Sequence[tuple[SourceRead, Done]], step: int, what_for: ReadPurpose = NOBODY
     ) -> None:
-        """Have reads done for a step; whichever thread did one calls what stands beside it."""
+        """Want reads for a step; the thread that completes one calls the function beside it."""
         if not wants:
             return
         with self._lock:
@@ -225,7 +229,7 @@ class Fetcher:
             self._act(self._flow.on(Waiting(step=step, at_s=self._clock.now_s())))
 
     def stop(self) -> None:
-        """End all threads; reads under way are waited for a moment, what they bring is dropped."""
+        """End all threads; waits a moment for reads in flight, and drops their bytes."""
         with self._lock:
             self._is_stopped = True
             self._ready.clear()
@@ -242,9 +246,9 @@ class Fetcher:
     # -- threads -----------------------------------------------------------------------------
 
     def _act(self, actions: Sequence[Action], num_free: int = 0) -> list[_Fetching]:
-        """Take up actions, the lock held; return the reads that the flow has given up.
+        """Take up actions; return the reads that the flow has given up. The caller holds the lock.
 
-        `num_free` threads will look for work by themselves in a moment: nobody is woken for that.
+        `num_free` threads are about to look for work anyway, so as many fewer are woken.
         """
         given_up: list[_Fetching] = []
         num_new = 0
@@ -256,6 +260,7 @@ class Fetcher:
                 self._ready.append(action)
                 num_new += 1
         if num_new > num_free:
+            # A thread for each read that no idle thread will take: a read blocks its thread.
             missing = len(self._ready) - num_free - self._num_idle
             for _ in range(min(missing, self._threads_max - len(self._threads))):
                 self._start_thread(self._loop)
@@ -288,10 +293,10 @@ class Fetcher:
                 fetching = self._fetching.get(begin.number)
             if fetching is not None:
                 self._do(begin, fetching)
-            fetching = None  # Or what it read would stay as long as this thread has nothing to do.
+            fetching = None  # Else this frame would keep its bytes while the thread is idle.
 
     def _keep_time(self) -> None:
-        """Wake the flow when it asked for that."""
+        """Send the flow a tick at each time that it has asked for."""
         with self._tick:
             while not self._is_stopped:
                 wake_s = self._flow.wake_s
@@ -305,7 +310,7 @@ class Fetcher:
     def _do(self, begin: Begin, fetching: _Fetching) -> None:
         if self._recorder is not None:
             step, epoch, flags = fetching.what_for
-            # A copy whose forerunner has failed is the next attempt, not a hedge.
+            # A hedge runs beside another attempt; if that has failed, this is a plain retry.
             is_hedge = begin.attempt > 0 and fetching.num_out > 1
             self._recorder.working_on(step, epoch, flags | Flag.HEDGE * is_hedge)
         if peer_of(begin.source) is not None:
@@ -315,11 +320,11 @@ class Fetcher:
         begin_s, in_flight = self._clock.now_s(), self._flow.in_flight(begin.source)
         if not fetching.is_over:
             try:
-                # Copies of one fetch are one wait: a late copy has the rest of its deadline.
+                # All attempts of a fetch share one deadline, which began with the first attempt.
                 fetching.began_s = fetching.began_s or begin_s
                 with waiting_since(fetching.began_s):
                     outcome = fetching.read(begin.attempt)
-            except BaseException as caught:  # It is raised where the batch is asked for.
+            except BaseException as caught:  # Raised again in the thread that asks for the batch.
                 error = caught
         if self._live is not None and outcome.moved and not outcome.num_retries:
             self._observe(fetching.read.size_bytes, begin_s, in_flight)
@@ -327,7 +332,7 @@ class Fetcher:
             finished.done(finished.error)
 
     def _ask(self, begin: Begin, fetching: _Fetching) -> None:
-        """Ask a peer; whoever hears the answer reports it."""
+        """Ask a peer; the thread that receives the answer reports it."""
 
         def deferred() -> None:
             with self._lock:
@@ -339,17 +344,17 @@ class Fetcher:
 
         def answered(error: BaseException | None) -> None:
             outcome = ReadOutcome(moved=error is None)
-            # Whoever calls this is no thread of ours that would look for work next.
+            # Not one of our threads calls this, so `num_free` is 0: none looks for work next.
             for finished in self._report(begin, fetching, outcome, error, num_free=0):
                 finished.done(finished.error)
 
         if fetching.is_over:
             answered(None)
             return
-        read: PeerRead = fetching.read  # type: ignore[assignment]  # Its sources say so.
+        read: PeerRead = fetching.read  # type: ignore[assignment]  # Its source is a peer.
         try:
             read.ask(begin.source, deferred, answered)
-        except BaseException as caught:  # It is raised where the batch is asked for.
+        except BaseException as caught:  # Raised again in the thread that asks for the batch.
             answered(caught)
 
     def _observe(self, size_bytes: int, begin_s: float, in_flight: int) -> None:
@@ -373,7 +378,7 @@ class Fetcher:
         *,
         num_free: int,
     ) -> list[_Fetching]:
-        """Tell the flow how a read went; return those that are over now."""
+        """Tell the flow the outcome of a read; return the reads that are over now."""
         with self._lock:
             if self._is_stopped:
                 return []

@@ -1,15 +1,16 @@
 """Filling tiers further ahead than batches are made: `flow.filling` carried out.
 
-Alone, a node goes by its own batches. Among several, what is at home here is used by all of them:
-then it goes by the batches of the whole world, and its *cursor* tells the others whether it still
-gets on.
+A node alone follows its own batches. Among several nodes, all of them use the units whose home is
+here; then it follows the batches of the whole world, and its *cursor* tells the others whether it
+still makes progress.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from penstock.engine.job import BatchSlot, SampleGroup
 from penstock.engine.staging import Stager
 from penstock.flow.filling import FillCourse, FillProgress
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 SlotsFrom = Callable[[int, int], Iterator[BatchSlot]]
 """Returns the batches from an epoch and a position on, until each sample was seen once."""
 
@@ -37,7 +40,7 @@ class FillPlanner:
         slots_a_job: int,
         num_known: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`num_known` grows when more of the order has become known, where not all of it is."""
+        """`num_known` grows when more of the order becomes known, if not all of it is known."""
         self._num_known = num_known
         self._course: FillCourse[tuple[int, int], BatchSlot] = FillCourse(
             lambda place: slots_from(*place), start, version=stager.homes_version + num_known()
@@ -49,7 +52,7 @@ class FillPlanner:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether everything that is known was seen, with the homes as they are now."""
+        """Whether all batches that are known were planned, with the present homes."""
         return self._course.is_over(self._version)
 
     @property
@@ -57,7 +60,7 @@ class FillPlanner:
         return self._stager.homes_version + self._num_known()
 
     def next(self) -> list[tuple[int, FillRun]]:
-        """Return requests that nobody has begun, with the job of each, for the next batches."""
+        """Return reads for the next batches that nobody has begun, each with its job."""
         slot, number = self._stager.latest
         planned = None if slot is None else slot.cursor_after
         if self._course.has_moved(self._version, planned, (number + 1) * self._slots_a_job):
@@ -96,41 +99,33 @@ def _over(progress: SharedProgress, fill: Fill, error: BaseException | None) -> 
     progress.done(fill)
 
 
+def _locked(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+    """Return a method that holds the lock of its object while it runs."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return call
+
+
 class SharedProgress(FillProgress):
-    """How far a node has filled what is at home there, told and asked by any thread."""
+    """How far a node has filled the units whose home it is; safe for threads."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Whoever fetches tells, the server asks: no step of either may see the other's half done.
-        self._lock = threading.Lock()
+        # Guards the progress: threads that fetch change it, and the server of the tiers reads it.
+        self.lock = threading.Lock()
 
-    def began(self, fetches: Iterable[Hashable], epoch: int, position: int) -> None:
-        """Take note of the fetches of everything up to a place in the order."""
-        with self._lock:
-            super().began(fetches, epoch, position)
-
-    def done(self, fetch: Hashable) -> None:
-        """Take note that a fetch is over."""
-        with self._lock:
-            super().done(fetch)
-
-    def end(self) -> None:
-        """Take note that no more will begin."""
-        with self._lock:
-            super().end()
-
-    def stop(self) -> None:
-        """Take note that what is under way will not come either."""
-        with self._lock:
-            super().stop()
+    began = _locked(FillProgress.began)
+    done = _locked(FillProgress.done)
+    end = _locked(FillProgress.end)
+    stop = _locked(FillProgress.stop)
+    cursor = _locked(FillProgress.cursor)
 
     @property
     def is_over(self) -> bool:
         """Whether filling has ended: units that are still missing will not come."""
-        with self._lock:
+        with self.lock:
             return super().is_over
-
-    def cursor(self, samples_per_epoch: int, now_s: float) -> int:
-        """Return a number that grows as long as something moves."""
-        with self._lock:
-            return super().cursor(samples_per_epoch, now_s)

@@ -1,8 +1,9 @@
-"""Filling the tiers: each unit is fetched once, whoever needs it first.
+"""Filling the tiers: each unit is fetched once, by the process that needs it first.
 
-A fill is wanted by the batches that need its unit, or by nobody yet when it is fetched ahead. Other
-ranks and other jobs fill the same tiers; whoever holds a unit's claim fetches it, the others wait
-for it, and fetch it for themselves when that takes too long: its process may be stopped.
+The batches that need a unit wait for its fill; a fill ahead of them has no waiter yet. Other ranks
+and other jobs fill the same tiers. The process that holds the claim of a unit fetches it. All
+others wait for it, and fetch the unit themselves when that takes too long: the process may be
+stopped.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,26 +22,17 @@ from penstock.flow.reading import ClaimPatience
 from penstock.storage.tier import Tier
 from penstock.trace import Kind, Recorder
 
+if TYPE_CHECKING:
+    from penstock.engine.peer_reads import PeerFills
+
 _LOOK_S = 0.002
-"""Between two looks whether somebody else has finished a unit."""
+"""Between two looks whether another process has finished a unit."""
 _RUN_BYTES_MAX = 4 << 20
-"""Units that are fetched with one request."""
+"""Bytes of units that are fetched with one request."""
 
 FetchUnits = Callable[[int, int], tuple[list[memoryview], int]]
-"""Returns the bytes of so many units from one on, that lie behind each other in their store, and
-how often it had to be asked again."""
-
-
-class PeerFillSource(Protocol):
-    """What other nodes are asked for before the store is."""
-
-    def requests(self, fills: list[Fill], work: Fills) -> tuple[list[FillRun], list[Fill]]:
-        """Return the requests for those of some fills that other nodes have, and the others."""
-        ...
-
-    def bring(self, fills: list[Fill], work: Fills) -> list[Fill]:
-        """Take claimed units from whoever has kept them in our place; return the missing ones."""
-        ...
+"""Takes the first unit and a number of units that are neighbours in their store; returns the bytes
+of each, and the number of retries."""
 
 
 class Fill:
@@ -51,16 +43,16 @@ class Fill:
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self.data: memoryview | None = None
-        """The bytes, where they could not be put into the tier."""
+        """The bytes, where they could not be written to the tier."""
         self.claimed: Tier | None = None
-        """The tier whose claim on the unit we hold; units of some tiers lose their place."""
+        """The tier whose claim we hold; kept, because the unit may lose its place meanwhile."""
         self.keeps_data = False
-        """Whether they are also wanted here where they could."""
-        self._lock = threading.Lock()
+        """Whether `data` is set even if the bytes were written to the tier."""
+        self._lock = threading.Lock()  # Guards `_waiters`: None once the unit is there.
         self._waiters: list[Done] | None = []
 
     def when_done(self, done: Done) -> None:
-        """Have something called when the unit is there, at once if it is."""
+        """Call a function when the unit is there; at once if it is there now."""
         with self._lock:
             if self._waiters is not None:
                 self._waiters.append(done)
@@ -68,7 +60,7 @@ class Fill:
         done(None)
 
     def finish(self, error: BaseException | None) -> None:
-        """Call all who wait."""
+        """Call all waiters."""
         with self._lock:
             waiters, self._waiters = self._waiters or [], None
         for done in waiters:
@@ -76,12 +68,12 @@ class Fill:
 
 
 class FillRun:
-    """Units that lie behind each other in their store, fetched with one request if possible."""
+    """Units that are neighbours in their store, fetched with one request if possible."""
 
     staged = False
 
     def __init__(self, fills: Sequence[Fill], work: Fills, gap_bytes: int = 0) -> None:
-        """`gap_bytes` is the largest gap between two of them that is read with them."""
+        """`gap_bytes` is the largest gap between two units that is read along with them."""
         self.fills = fills
         self._gap_bytes = gap_bytes
         self.sources: tuple[str, ...] = (work.local_tiers.source(fills[0].unit),)
@@ -89,9 +81,9 @@ class FillRun:
         self._work = work
 
     def __call__(self, attempt: int) -> ReadOutcome:
-        """Fetch what nobody else is fetching; wait for the rest, but not for ever.
+        """Fetch the units that nobody else is fetching; wait a bounded time for the others.
 
-        A second copy does not wait: it is there because the first one takes too long.
+        A second attempt does not wait: it began because the first one takes too long.
         """
         work, left, moved, num_retries = self._work, list(self.fills), False, 0
         give_up_s = time.monotonic() + (0.0 if attempt else work.patience_s())
@@ -116,12 +108,12 @@ class FillRun:
             elif left:
                 has_waited = True
                 time.sleep(_LOOK_S)
-        # Who has waited for others knows nothing about the speed of the store.
+        # A wait for others is not the speed of the store, so it must not be measured as such.
         return ReadOutcome(moved=moved and not has_waited, num_retries=num_retries)
 
 
 class Fills:
-    """All fills of a run of the loader that are not over, by unit."""
+    """The fills of a run of the loader that are not over, by unit."""
 
     def __init__(
         self,
@@ -129,7 +121,7 @@ class Fills:
         fetch: FetchUnits,
         stores: Callable[[], list[SourceRates]],
         *,
-        peer_source: PeerFillSource | None = None,
+        peer_source: PeerFills | None = None,
         is_damaged: Callable[[int, memoryview], bool] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -137,14 +129,14 @@ class Fills:
         self._recorder = recorder
         self._peer_source = peer_source
         self.is_damaged = is_damaged or (lambda unit, data: False)
-        """Whether bytes are not those of a unit, as far as the index knows."""
+        """Whether bytes of a unit do not match the checksums of the index."""
         self._stores = stores
         self._patience = ClaimPatience()
         self._fetch = fetch
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Guards `_pending`: two batches may need a unit at once.
         self._pending: dict[int, Fill] = {}
 
-    # -- which -------------------------------------------------------------------------------
+    # -- choosing ----------------------------------------------------------------------------
 
     def of(self, unit: int) -> tuple[Fill, bool]:
         """Return the fill of a unit, and whether it is new and has to be begun."""
@@ -160,7 +152,7 @@ class Fills:
         return unit in self._pending
 
     def reads(self, fills: list[Fill], gap_bytes_max: int) -> list[FillRun]:
-        """Return the requests for some fills: neighbours in the store together."""
+        """Return the reads of some fills; neighbours in the store are read together."""
         by_unit = sorted(fills, key=lambda fill: fill.unit)
         if self._peer_source is None:
             return self._runs(by_unit, gap_bytes_max)
@@ -187,7 +179,7 @@ class Fills:
         return runs
 
     def _joined(self, by_unit: list[Fill], gap_bytes_max: int) -> list[bool]:
-        """Return of each fill but the first whether it lies right behind the one before."""
+        """Return for each fill but the first whether it can be read with the one before."""
         units = np.array([fill.unit for fill in by_unit])
         place, number, offset, length = self.local_tiers.units.extents(units)
         ends = offset + length
@@ -201,7 +193,7 @@ class Fills:
         return list(joined.tolist())
 
     def finish(self, run: FillRun, error: BaseException | None) -> None:
-        """Forget fills that are over and tell all who wait for them."""
+        """Forget fills that are over, and call their waiters."""
         with self._lock:
             for fill in run.fills:
                 self._pending.pop(fill.unit, None)
@@ -209,7 +201,7 @@ class Fills:
             fill.finish(error)
 
     def fetched_now(self, unit: int) -> memoryview | None:
-        """Fetch a unit in this thread, into its tier as well; None where somebody else does."""
+        """Fetch a unit in this thread, and write it to its tier; None if it is being fetched."""
         fill, is_new = self.of(unit)
         if not is_new:
             return None
@@ -224,20 +216,20 @@ class Fills:
         return fill.data
 
     def patience_s(self) -> float:
-        """Return how long to wait for another process: not at all when one was given up lately."""
+        """Return how long to wait for another process; 0 shortly after one was given up."""
         return self._patience.seconds(self._stores(), time.monotonic())
 
     def hurry(self) -> None:
-        """Take note that another process holds claims and does not come to an end."""
+        """Record that another process holds claims and does not finish."""
         self._patience.gave_up(time.monotonic())
 
-    # -- how ---------------------------------------------------------------------------------
+    # -- fetching ----------------------------------------------------------------------------
 
     def claim(self, fill: Fill) -> bool:
-        """Return whether a unit is not in its tier and now ours to fetch."""
+        """Claim a unit; return whether it is now ours to fetch."""
         number = self.local_tiers.tiers.tier_of_one(fill.unit)
         if number < 0:
-            return True  # It does not belong here: it is fetched for those who wait alone.
+            return True  # It belongs to no tier: it is fetched only for the batches that wait.
         tier = self.local_tiers.tiers.tiers[number]
         if not tier.claim(fill.unit):
             return False
@@ -245,32 +237,32 @@ class Fills:
         return True
 
     def release(self, fill: Fill) -> None:
-        """Give the claim back."""
+        """Release the claim of a unit."""
         tier, fill.claimed = fill.claimed, None
         if tier is not None:
             tier.release(fill.unit)
 
     def found_elsewhere(self, fill: Fill) -> bool:
-        """Take a claimed unit from another tier of the node, if it is there."""
+        """Copy a claimed unit from another place on this node, if it is there."""
         data = self.local_tiers.read_elsewhere(fill.unit)
         if data is not None:
             self._take([fill], [data], may_write=True)
         return data is not None
 
     def still_missing(self, claimed: list[Fill]) -> list[Fill]:
-        """Take claimed units from other nodes, where that spares the store; return the others."""
+        """Copy claimed units from other nodes that have kept them; return those still missing."""
         if self._peer_source is None or not claimed:
             return claimed
         return self._peer_source.bring(claimed, self)
 
     def fetch(self, run: list[Fill], *, may_write: bool) -> int:
-        """Fetch neighbouring units from their store; return how often it had to be asked again."""
+        """Fetch neighbouring units from their store; return the number of retries."""
         parts, num_retries = self._fetch(run[0].unit, len(run))
         self._take(run, parts, may_write=may_write)
         return num_retries
 
     def take_copy(self, fill: Fill, data: memoryview) -> None:
-        """Put what a peer has sent into the tier, unless somebody else just does."""
+        """Write the bytes of a peer to the tier, unless another process is fetching the unit."""
         if not self.claim(fill):
             fill.data = data
             return
@@ -280,11 +272,11 @@ class Fills:
             self.release(fill)
 
     def take_claimed(self, fill: Fill, data: memoryview) -> None:
-        """Put into the tier what a peer has sent for a unit that we have claimed."""
+        """Write the bytes of a peer to the tier, for a unit that we have claimed."""
         self._take([fill], [data], may_write=True)
 
     def _take(self, fills: list[Fill], parts: list[memoryview], *, may_write: bool) -> None:
-        """Put bytes into the tiers; what cannot go there is kept for those who wait for it."""
+        """Write bytes to the tiers; bytes that do not go there are kept for the waiting batches."""
         begin_ns = 0 if self._recorder is None else time.perf_counter_ns()
         written: dict[str, tuple[int, int]] = {}
         for fill, data in zip(fills, parts, strict=True):

@@ -1,8 +1,7 @@
 """Rows of arrays: copied straight from the mapped file into the batch.
 
-When every field has one type and one shape and lies at even distances, a batch is a gather: one
-NumPy call for each array, no Python for each sample. Tiny batches are gathered several at a time
-into one buffer.
+When every field has one type and shape and lies at even distances, a batch is a gather: one NumPy
+call for each array, no Python for each sample. Several tiny batches are gathered into one buffer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A batch in the making: which samples it holds, where they lie, what is left to do.
+"""A batch in the making: its samples, their places, and the work that is left.
 
-A job is planned by one thread, worked on by several, a *piece* at a time, finished by the one that
-did the last piece and handed over by the consumer.
+One thread plans a job. Several threads work on it, a *piece* at a time; the one that does the last
+piece finishes it. The consumer takes it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSlot:
-    """One batch of the stream, before anything is known but its samples."""
+    """One batch of the stream, of which only the samples are known."""
 
     epoch: int
     step: int
     ids: Ints
     positions: Ints
-    """Places in the epoch, running on beyond its end where a batch is filled up."""
+    """Places in the epoch; where a batch is filled up, they run on beyond its end."""
     mask: Mask
     num_counted: int
-    """Samples that the mask does not leave out."""
+    """Samples whose mask is True."""
     cursor_after: tuple[int, int]
-    """Epoch and position of the whole world once this batch is delivered."""
+    """Epoch and position of the whole world after this batch."""
     weights: Floats | None = None
     """Factor of each sample's loss, where samples are drawn by importance."""
     digest: int = 0
-    """Of the scores that they were drawn from."""
+    """Digest of the scores that the samples were drawn from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class SampleGroup:
     local_ids: Ints
     """Their numbers in the part."""
     places: Any = None
-    """Where in tiers they lie, once that was looked up."""
+    """Their places in tiers, once `LocalTiers.places` has looked them up."""
 
     @cached_property
     def extents(self) -> tuple[Extents, ...]:
-        """Where they lie, one for each table."""
+        """The extents of the samples, one for each table."""
         return tuple(t.extents(self.local_ids) for t in self.bound.part.tables)
 
     def part(self, chosen: Ints) -> SampleGroup:
@@ -72,13 +72,13 @@ class SampleGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of these samples in the store; of blocks, an upper bound."""
+        """Bytes of these samples in the store; an upper bound for samples in blocks."""
         return sum(int(e.length.sum()) for e in self.extents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPiece:
-    """Some samples of one group, as many as one thread takes at a time."""
+    """Samples of one group that one thread works on at a time."""
 
     group: int
     start: int
@@ -96,28 +96,28 @@ class BatchJob:
     number: int = 0
     """Its place in the run, from 0."""
     routes: list[Route] = field(default_factory=list)
-    """How each group gets its bytes."""
+    """The route of each group's bytes."""
     state: Any = None
-    """What the maker keeps between planning and finishing."""
+    """State of the maker between planning and finishing."""
     staged: dict[int, Any] = field(default_factory=dict)
-    """What is read ahead for it, by group; groups that are read on the spot are not in it."""
+    """The `GroupStage` of each group; local files that are read directly have none."""
     pieces_left: int = 0
     results: list[Mapping[str, Any] | Any] = field(default_factory=list)
-    """One for each slot, once finished; or one of fields with the rows of all slots."""
+    """A result for each slot once finished; or one, of fields with the rows of all slots."""
     error: BaseException | None = None
     is_fetched: bool = False
-    """Whether what is read ahead for it is here; where nothing is, from the beginning."""
+    """Whether all reads that it waits for are done."""
     is_done: bool = False
     planned_ns: int = 0
     """When its reads were wanted (perf_counter_ns)."""
     fetched_ns: int = 0
-    """When the last of them was here."""
+    """When the last of its reads was done."""
     begun_ns: int = 0
-    """When somebody began to work on it."""
+    """When the first thread began to work on it."""
     done_ns: int = 0
     """When its batches were made."""
     size_bytes: int = 0
-    """Memory that it takes, as far as that is known."""
+    """Memory of the job, as far as it is known."""
     stored_bytes: int = 0
     """Memory for its batches, as planned."""
     staged_bytes: int = 0
@@ -125,7 +125,7 @@ class BatchJob:
 
     @property
     def fetch_ns(self) -> tuple[int, int]:
-        """From when to when its bytes came; no time where they were near."""
+        """From when to when its bytes came; an empty span if it had no reads."""
         return self.planned_ns, self.fetched_ns
 
     @property
@@ -138,16 +138,16 @@ class BatchMaker(Protocol):
     """One way to turn bytes into batches."""
 
     decodes_here: bool
-    """Whether `work` does the work itself; else worker processes do, and record it."""
+    """Whether `work` itself does the work; else worker processes do and record it."""
     waits_here: bool
-    """Whether the thread in `work` waits for worker processes most of the time."""
+    """Whether `work` mostly waits for worker processes."""
 
     def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Prepare a job and return the pieces it falls into."""
         ...
 
     def work(self, job: BatchJob, piece: GroupPiece) -> None:
-        """Do a piece; several threads may work on one job at once."""
+        """Work on a piece; several threads may work on one job at once."""
         ...
 
     def finish(self, job: BatchJob) -> list[Any]:
@@ -156,7 +156,7 @@ class BatchMaker(Protocol):
 
 
 def batches_of(slots: Sequence[BatchSlot], results: Sequence[Any]) -> list[tuple[BatchSlot, Any]]:
-    """Return each slot with its fields; rows of several slots are cut."""
+    """Return each slot with its fields; fields with the rows of all slots are cut."""
     if len(results) == len(slots):
         return list(zip(slots, results, strict=True))
     [whole] = results

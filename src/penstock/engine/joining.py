@@ -1,4 +1,4 @@
-"""How a node joins the others: tiers, then the meeting, then homes, then serving.
+"""Joining the other nodes: first the tiers, then the meeting, then homes, then serving.
 
 The order matters. A node's capacity is known once its tiers are open. Homes are known once all
 nodes have announced their capacities. A server must know the run's secret before its address is
@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,7 +47,9 @@ from penstock.storage.tier_shape import TierShape
 from penstock.storage.tier_sizes import Disk, Memory, Wish
 from penstock.trace import Recorder
 from penstock.units import bytes_of
-from penstock.world import World
+
+if TYPE_CHECKING:
+    from penstock.engine.opening import MeetingOptions
 
 NO_TIERS = (
     "peers=True lets nodes use each other's tiers, and there are none: give "
@@ -58,7 +60,7 @@ _log = logging.getLogger("penstock.loader")
 
 
 class TierGrant:
-    """What the node service of this host has granted to this process, if there is one."""
+    """The tiers that the node service of this host grants to this process, if there is one."""
 
     def __init__(self, wishes: tuple[Memory | Disk, ...]) -> None:
         self._wishes = wishes
@@ -66,7 +68,7 @@ class TierGrant:
         self.opened: TiersOpened | None = None
 
     def __call__(self, shape: TierShape) -> list[Wish]:
-        """Return the tiers to open: the service's, or this process's own where it refuses."""
+        """Return the tiers to open: those of the service, or this process's own if it refuses."""
         if self.node is None:
             return list(self._wishes)
         wished = [
@@ -107,62 +109,57 @@ def _size_of(wish: Wish, all_bytes: int) -> int:
     return all_bytes if is_share else bytes_of(wish.size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinRequest:
-    """What a process brings to the meeting."""
-
-    rendezvous: Rendezvous
-    local_tiers: LocalTiers
-    grant: TierGrant
-    world: World
-    num_samples: int
-    number: int
-    """Number of this meeting among those of this process."""
-    alike: Mapping[str, str]
-    """Settings that must be equal on all ranks, beside the data set."""
-
-
-def join_cluster(request: JoinRequest, counters: Counters) -> Cluster:
+def join_cluster(
+    meeting: MeetingOptions,
+    rendezvous: Rendezvous,
+    local_tiers: LocalTiers,
+    grant: TierGrant,
+    counters: Counters,
+) -> Cluster:
     """Meet the other nodes, compute homes, and begin to serve."""
-    local_tiers, world = request.local_tiers, request.world
+    world = meeting.world
     if not local_tiers.tiers.tiers and world.is_first_of_node:
         _log.warning("this node has no tier; it reads what the others keep, and keeps nothing")
-    home_fill = HomeFill(local_tiers, request.num_samples)
-    recorder = counters.recorder
-    serving = _serving(request, home_fill, recorder) if world.is_first_of_node else None
+    home_fill = HomeFill(local_tiers, meeting.num_samples)
+    serving: TierServer | None = None
+    if world.is_first_of_node:
+        serving = _serving(local_tiers, grant, home_fill, counters.recorder)
     try:
         joined = join(
-            request.rendezvous,
+            rendezvous,
             world,
-            key=f"meeting/{request.number}",
-            mine=None if serving is None else _member(request, serving),
+            key=f"meeting/{meeting.number(world)}",
+            mine=None if serving is None else _member(world.node, local_tiers, serving),
             digest={
                 "the data set": local_tiers.name,
-                "its size in bytes": str(local_tiers.size_bytes),
-                **request.alike,
+                "its size in bytes": str(local_tiers.units.size_bytes),
+                **meeting.alike,
             },
         )
-        _refuse_no_room(joined)
+        if not any(member.capacity_bytes for member in joined.members):
+            raise OptionError(NO_TIERS)  # On every node: all of them see the same members.
         shelf = shelf_name(joined.secret, local_tiers.name)
         if serving is not None:
             serving.begin(joined, shelf)
-        wait_for_all(request.rendezvous, joined)
-        return _cluster(request, joined, home_fill, serving, counters)
+        wait_for_all(rendezvous, joined)
+        return _cluster(
+            rendezvous,
+            joined,
+            local_tiers,
+            home_fill=home_fill,
+            serving=serving,
+            counters=counters,
+        )
     except BaseException:
         if serving is not None:
             serving.close()
         raise
 
 
-def _refuse_no_room(joined: Joined) -> None:
-    """Raise on every node when none of them has a tier."""
-    if not any(member.capacity_bytes for member in joined.members):
-        raise OptionError(NO_TIERS)
-
-
-def _serving(request: JoinRequest, home_fill: HomeFill, recorder: Recorder | None) -> TierServer:
+def _serving(
+    local_tiers: LocalTiers, grant: TierGrant, home_fill: HomeFill, recorder: Recorder | None
+) -> TierServer:
     """Return the server of this node: the node service, or one in this process."""
-    local_tiers, grant = request.local_tiers, request.grant
     if grant.node is not None and grant.opened is not None:
         return NodeTierServer(grant.node, grant.opened, local_tiers.name, home_fill)
     return LocalTierServer(
@@ -170,25 +167,26 @@ def _serving(request: JoinRequest, home_fill: HomeFill, recorder: Recorder | Non
     )
 
 
-def _member(request: JoinRequest, serving: TierServer) -> Member:
+def _member(node: int, local_tiers: LocalTiers, serving: TierServer) -> Member:
     return Member(
         name=serving.name,
-        node=request.world.node,
+        node=node,
         addresses=serving.addresses,
-        capacity_bytes=request.local_tiers.tiers.capacity_bytes,
+        capacity_bytes=local_tiers.tiers.capacity_bytes,
         incarnation=time.time_ns() // 1_000_000,
         host=socket.gethostname(),
     )
 
 
 def _cluster(
-    request: JoinRequest,
+    rendezvous: Rendezvous,
     joined: Joined,
+    local_tiers: LocalTiers,
+    *,
     home_fill: HomeFill,
     serving: TierServer | None,
     counters: Counters,
 ) -> Cluster:
-    local_tiers = request.local_tiers
     voice = joined.world.local_rank
     shared_members = SharedMembers(joined.members, joined.mine.name, voice=voice)
     client = _transport().client(
@@ -201,7 +199,7 @@ def _cluster(
         closing = (
             serving.close,
             *_written(joined, local_tiers),
-            partial(leave, request.rendezvous, joined),
+            partial(leave, rendezvous, joined),
         )
     connections = ClusterConnections(
         client=client,
@@ -235,5 +233,4 @@ def _written(joined: Joined, local_tiers: LocalTiers) -> list[Callable[[], None]
 
 
 def _transport() -> Transport:
-    """Return the transport between nodes."""
     return TcpTransport(server_tls=server_context(), client_tls=client_context())

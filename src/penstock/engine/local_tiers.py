@@ -1,8 +1,8 @@
-"""What the tiers of this node hold of a data set, seen by sample.
+"""The part of a data set that the tiers of this node hold, seen by sample.
 
-`LocalTiers` knows the unit of every sample, the tier that each unit belongs to, and where in it.
-Bytes of samples are read from the tiers' files, and checked, in the thread that needs them; nothing
-passes through another process. What is damaged is told to the caller as if it were absent.
+`LocalTiers` knows the unit of every sample, the tier of each unit, and its place there. The thread
+that needs a sample reads it from the tier's file and checks it; no other process is involved. To
+the caller, a damaged unit is an absent one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.formats.base import Block
 from penstock.dataset.mixture import Mixture, datasets_of
 from penstock.dataset.part import Ints
 from penstock.engine.buffers import Bytes
@@ -35,7 +33,7 @@ from penstock.flow.layout.placement import (
     paged,
     paged_layout_of,
 )
-from penstock.flow.layout.units import UnitExtent, Units
+from penstock.flow.layout.units import Units
 from penstock.storage.passing import PassedBytes
 from penstock.storage.tier import Tier, Tiers
 from penstock.storage.tier_open import open_tiers
@@ -44,8 +42,6 @@ from penstock.storage.tier_sizes import Wish
 from penstock.trace import Kind
 
 Flags = npt.NDArray[np.bool_]
-
-_BLOCKS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +69,11 @@ class LocalTiers:
         placed: bool = True,
         moving: str = "",
     ) -> None:
-        """Open the tiers; `placed` says that what they hold does not depend on other nodes.
+        """Open the tiers; `placed` says that what they keep does not depend on other nodes.
 
-        Wishes may depend on the shape of what is kept. `moving` names an order whose windows decide
-        what is kept: then units come and go, and the tiers are for jobs with that order alone. Tiny
-        samples stay all the same.
+        Wishes may be a function of the shape of the data. `moving` names an order whose windows
+        decide what is kept: then units come and go, and the tiers serve jobs with that order alone.
+        Units of tiny samples stay even then.
         """
         self.is_moving = bool(moving) and _can_move(dataset)
         uses = None
@@ -94,7 +90,6 @@ class LocalTiers:
         # A data set that a mixture names twice has its units once.
         numbers = reversed(list(enumerate(self.bounds)))
         self._numbers = {id(bound): n for n, bound in numbers}
-        self._recent: list[tuple[int, Block]] = []
         self._kept: tuple[int, KeptUnits] | None = None
         name = self.units.name if uses is None else _name_with(self.units.name, uses)
         shape = TierShape(
@@ -108,15 +103,15 @@ class LocalTiers:
         chosen = wishes(shape) if callable(wishes) else wishes
         self.tiers: Tiers = open_tiers(chosen, shape, placed=placed and not moving)
         self.hits = HitCounter()
-        """Of tiers whose units come and go."""
+        """Hits of tiers whose units come and go."""
         self.keeps: Flags = np.zeros(self.units.num_units if moving else 0, bool)
-        """Where units come and go: which of them batches that are planned now may count on."""
+        """Where units come and go: the units that a batch planned now will find."""
         if moving:
             self.tiers.begin_moving()
         self._passed = _passed_by(dataset)
         self._passed_bytes = sum(p.held_bytes for p in set(self._passed.values()))
         self.warm_bytes = self.tiers.present_bytes + self._passed_bytes
-        """What was there already, in tiers or from indexing."""
+        """Bytes that were there from the beginning, in tiers or from indexing."""
         self._page_cache = [PageCacheState() for _ in self.tiers.tiers]
 
     def place(self, span_bytes: int, spans: Flags) -> None:
@@ -125,22 +120,17 @@ class LocalTiers:
         self.warm_bytes = max(self.warm_bytes, self.tiers.present_bytes + self._passed_bytes)
 
     def kept(self, capacity_bytes: int) -> KeptUnits:
-        """Return what tiers of some bytes keep of the data set; computed once for a capacity."""
+        """Return the units that tiers of some capacity keep; computed once for a capacity."""
         if self._kept is None or self._kept[0] != capacity_bytes:
             self._kept = capacity_bytes, kept_by(self.units, self.layout, capacity_bytes)
         return self._kept[1]
 
     def close(self) -> None:
-        """Let go of the tiers."""
+        """Close the tiers."""
         self.tiers.close()
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole data set."""
-        return self.units.size_bytes
-
     def stats(self) -> tuple[TierStats, ...]:
-        """Return what the tiers hold."""
+        """Return capacity and contents of the tiers."""
         return tuple(
             TierStats(
                 source=tier.source,
@@ -153,7 +143,7 @@ class LocalTiers:
         )
 
     def cache_hits(self) -> CacheHits | None:
-        """Return how well tiers did whose units come and go; None for others."""
+        """Return the hits of tiers whose units come and go; None for others."""
         if not self.is_moving:
             return None
         assert isinstance(self.layout.lengths, np.ndarray)
@@ -194,21 +184,17 @@ class LocalTiers:
         return flags
 
     def absent(self, units: Ints) -> list[int]:
-        """Return those of some units that are not there yet, each once, in order of first use."""
+        """Return the units that are not there yet, each once, in order of first use."""
         missing = units[~self.tiers.held(units)]
         return list(dict.fromkeys(missing.tolist()))
 
     # -- by unit -----------------------------------------------------------------------------
 
-    def extent(self, unit: int) -> UnitExtent:
-        """Return where a unit lies in the store."""
-        return self.units.extent(unit)
-
     def source(self, unit: int) -> str:
         """Return the word for the store that a unit comes from."""
         if len(self._sources) == 1:
             return self._sources[0]
-        return self.bounds[self.extent(unit).bound_number].store.source
+        return self.bounds[self.units.extent(unit).bound_number].store.source
 
     def length(self, unit: int) -> int:
         """Return the bytes of a unit."""
@@ -219,14 +205,14 @@ class LocalTiers:
         return self.tiers.tiers[int(self.tiers.tier_of(np.array([unit]))[0])]
 
     def settle(self, unit: int) -> bool:
-        """Return whether a unit is in its tier and good; what an earlier run left is checked."""
+        """Return whether a unit is good in its tier; bytes of an earlier run are checked first."""
         return bool(self.tiers.settle(np.array([unit]))[0])
 
     def read_elsewhere(self, unit: int) -> memoryview | None:
-        """Return a unit that this node has, but not in its tier.
+        """Return a unit that this node has somewhere else than in its tier.
 
-        Another tier may hold it: sizes may have changed between runs. Or it was read while the data
-        set was indexed.
+        Another tier may hold it, because sizes may change between runs; or the unit was read while
+        the data set was indexed.
         """
         if len(self.tiers.tiers) > 1:
             found = self.tiers.holder(unit)
@@ -234,62 +220,31 @@ class LocalTiers:
                 return found.read(unit)
         if not self._passed:
             return None
-        e = self.extent(unit)
+        e = self.units.extent(unit)
         passed = self._passed.get(e.bound_number)
         key = self.bounds[e.bound_number].part.tables[e.table].key(e.object)
         return None if passed is None else passed.take(key, e.offset, e.length)
 
     def ranges(self, units: Ints, inside: Ints | int, lengths: Ints) -> Ints:
-        """Return parts of units as other nodes are asked for them; see `peers.base.Ask`."""
+        """Return parts of units as the ranges of a question to a peer; see `peers.base.Ask`."""
         out = np.empty((len(units), 5), np.int64)
         out[:, 0], out[:, 3], out[:, 4] = units, inside, lengths
         out[:, 1], out[:, 2] = self.layout.offsets[units], self.layout.lengths[units]
         return out
 
     def read(self, unit: int, inside: int, size: int) -> Bytes | None:
-        """Return bytes of a unit from its tier, checked; None where it is not there."""
+        """Return checked bytes of a unit from its tier; None if it is not there."""
         number = self.tiers.tier_of_one(unit)
         if number < 0 or not self.tiers.tiers[number].is_held(unit):
             return None
         return self.tiers.tiers[number].read_part(unit, inside, size)
-
-    def samples(self, dataset: Dataset | Mixture, ids: Ints) -> list[dict[str, Any]]:
-        """Return decoded samples: from the tiers, and from the store what they do not hold."""
-        out: list[dict[str, Any]] = [{}] * len(ids)
-        for bound, where, local_ids in dataset.groups(ids):
-            group = SampleGroup(bound=bound, where=where, local_ids=local_ids)
-            places = self.places(group)
-            for j, (i, local) in enumerate(zip(where.tolist(), local_ids.tolist(), strict=True)):
-                if bound.by_block:
-                    block = self._block(group, places[0], j)
-                    out[i] = bound.decoded(block.sample(int(group.extents[0].row[j])), local)
-                else:
-                    raws = [self._raw(group, table, p, j) for table, p in enumerate(places)]
-                    out[i] = bound.decoded_all(local_ids[j : j + 1], [raws])[0]
-        return out
-
-    def _block(self, group: SampleGroup, places: SamplePlaces, j: int) -> Block:
-        unit = int(places.units[j])
-        for number, block in self._recent:
-            if number == unit:
-                return block
-        block = group.bound.unpack(int(group.local_ids[j]), self._raw(group, 0, places, j))
-        self._recent = [(unit, block), *self._recent[: _BLOCKS_KEPT - 1]]
-        return block
-
-    def _raw(self, group: SampleGroup, table: int, places: SamplePlaces, j: int) -> memoryview:
-        inside, length = int(places.inside[j]), int(group.extents[table].length[j])
-        data = self.read(int(places.units[j]), inside, length)
-        if data is None:
-            return group.bound.read_sample(table, int(group.local_ids[j]))
-        return data.data
 
     # -- copying -----------------------------------------------------------------------------
 
     def copy_into(
         self, places: SamplePlaces, lengths: Ints, target: Bytes, starts: Ints, counters: Counters
     ) -> Ints:
-        """Copy samples into `target`, each to its start; return which ones are not there."""
+        """Copy samples into `target`, each to its start; return which ones are absent."""
         held = self.tiers.held(places.units)
         tier_of = self.tiers.tier_of(places.units)
         view = target.data
@@ -313,23 +268,11 @@ class LocalTiers:
         offsets = (self.layout.offsets[units] + inside).tolist()
         return ((tier, o, size) for o, size in zip(offsets, sizes.tolist(), strict=True))
 
-    def count(self, places: SamplePlaces, lengths: Ints, counters: Counters) -> None:
-        """Count samples as read from their tiers."""
-        held = self.tiers.held(places.units)
-        tier_of = self.tiers.tier_of(places.units)
-        for number, tier in enumerate(self.tiers.tiers):
-            chosen = held & (tier_of == number)
-            if chosen.any():
-                begin = time.perf_counter()
-                count_tier_read(
-                    tier, begin, int(lengths[chosen].sum()), int(chosen.sum()), counters
-                )
-
 
 def count_tier_read(
     tier: Tier, begin_s: float, size_bytes: int, num_samples: int, counters: Counters
 ) -> None:
-    """Count what was read from a tier since `begin_s`, and record it."""
+    """Count a read from a tier since `begin_s`, and record it."""
     now_s = time.perf_counter()
     counters.add_reads(tier.source, size_bytes, num_samples, now_s - begin_s)
     if (recorder := counters.recorder) is not None:
@@ -344,9 +287,9 @@ def count_tier_read(
 
 
 def _can_move(dataset: Dataset | Mixture) -> bool:
-    """Return whether single samples can come and go: they fill half a page, and can be counted.
+    """Return whether single samples can come and go: they fill half a page and are not too many.
 
-    Pages of smaller ones would hold little else than nothing; those are kept in runs, for good.
+    Pages of smaller samples would be almost empty; such samples are kept in runs, for good.
     """
     several = datasets_of(dataset)
     num_samples = sum(len(one) for one in several)
@@ -355,13 +298,13 @@ def _can_move(dataset: Dataset | Mixture) -> bool:
 
 
 def _passed_by(dataset: Dataset | Mixture) -> dict[int, PassedBytes]:
-    """Return what was read to index data sets, by the numbers of their parts."""
+    """Return the bytes that were read to index data sets, by the numbers of their parts."""
     by_part = [one.passed for one in datasets_of(dataset) for _ in one.bound]
     return {number: passed for number, passed in enumerate(by_part) if passed is not None}
 
 
 def _uses(mixture: Mixture, units: Units) -> Floats:
-    """Return how often an epoch uses each unit of a mixture; of very many, those of each table."""
+    """Return how often an epoch uses each unit of a mixture; if there are very many, each table."""
     total = sum(mixture.weights)
     dataset_of = np.repeat(range(len(mixture.datasets)), [len(d.bound) for d in mixture.datasets])
     of_dataset = [
@@ -376,6 +319,6 @@ def _uses(mixture: Mixture, units: Units) -> Floats:
 
 
 def _name_with(name: str, uses: Floats) -> str:
-    """Return a name of its own for a layout that depends on how often units are used."""
+    """Return a name for a layout that depends on how often units are used."""
     classes = np.frexp(uses)[1].astype("<i2")
     return xxhash.xxh3_128_hexdigest(name.encode() + classes.tobytes())

@@ -1,8 +1,8 @@
-"""What front and engine say to each other.
+"""The messages between front and engine, on two channels.
 
-Two channels: on *control* the front asks and the engine answers. On *batches* the engine sends each
-batch when it is made, and the front says now and then which it has taken, and which memory it does
-not look at any more.
+On *control* the front asks and the engine answers. On *batches* the engine sends each batch when it
+is made; from time to time the front tells which batches it has taken, and which memory nobody looks
+at any more.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from penstock.order.importance.options import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePayload:
-    """What engine and workers are born with."""
+    """What engine and workers start with."""
 
     options: LoaderOptions
     worker_job: WorkerJob
     num_workers: int | None
-    """How many workers there are; None: as many as measuring shows to be of use."""
+    """The number of workers; None: as many as measuring shows to be of use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +41,20 @@ class BeginRun:
     number: int
     begin: RunStart
     only_asked: bool = False
-    """Plan no batch before the front has asked for its bytes: only in stages, which come with a
-    channel for these questions."""
+    """Plan no batch before the front has asked for its bytes; only for iterations in stages, whose
+    questions have a channel of their own."""
 
 
 class MadeBatches(NamedTuple):
-    """Some batches, or the end of the iteration. A tuple: pickling one takes few microseconds."""
+    """Some batches, or the end of the iteration; a tuple, because tuples are pickled fastest."""
 
     run: int
-    """The iteration that they belong to."""
+    """The iteration that the batches belong to."""
     number: int = 0
-    """Of the parcel, for its release."""
+    """Number of the parcel, for its release."""
     slots: PackedSlots | None = None
     data: bytes | bytearray | None = None
-    """The results of a job as a parcel; or, of a batch that a worker has joined, the batch."""
+    """The pickled part of the parcel: the results of a job, or a batch that a worker joined."""
     references: list[Reference] | None = None
     """Where in shared memory the large arrays of the parcel lie."""
     is_joined: bool = False
@@ -63,13 +63,13 @@ class MadeBatches(NamedTuple):
     gone: Sequence[int] = ()
     counted: EngineStats | None = None
     decode_ns: tuple[int, int] = (0, 0)
-    """From when to when they were made."""
+    """From when to when the batches were made."""
     size_bytes: int = 0
-    """Of all of them."""
+    """Bytes of all of them."""
 
 
 class FrontNotice(NamedTuple):
-    """What the front has done since it last said so."""
+    """Batches taken, memory released and losses observed since the last notice."""
 
     run: int
     num_taken: int = 0
@@ -78,9 +78,9 @@ class FrontNotice(NamedTuple):
     """Time that it has waited in this iteration."""
     released: Sequence[tuple[int, int]] = ()
     spoilt: Sequence[tuple[int, int]] = ()
-    """Released here, but a forked child may look at it: not to be used again."""
+    """References that a forked child may still look at: their memory must not be used again."""
     losses: Sequence[LossNotice] = ()
-    """What was observed since, in order."""
+    """The losses that were observed since, in order."""
 
 
 class LossNotice(NamedTuple):
@@ -91,7 +91,7 @@ class LossNotice(NamedTuple):
 
 
 class PackedSlots(NamedTuple):
-    """Slots on their way: three arrays for all of them, not three for each."""
+    """Slots in one message: three arrays for all of them, not three for each."""
 
     numbers: list[tuple[int, int, int, int, int, int, int]]
     """Epoch, step, samples, samples that count, epoch and position afterwards, digest."""
@@ -102,7 +102,7 @@ class PackedSlots(NamedTuple):
 
     @classmethod
     def of(cls, slots: Sequence[BatchSlot]) -> PackedSlots:
-        """Return slots as one message carries them."""
+        """Return slots in the shape of a message."""
         return cls(
             [
                 (s.epoch, s.step, len(s.ids), s.num_counted, *s.cursor_after, s.digest)
@@ -115,7 +115,7 @@ class PackedSlots(NamedTuple):
         )
 
     def slots(self) -> list[BatchSlot]:
-        """Return them as they were."""
+        """Return the slots."""
         out, start = [], 0
         for epoch, step, num_samples, num_counted, *cursor_after, digest in self.numbers:
             stop = start + num_samples
@@ -141,7 +141,7 @@ def _joined(arrays: list[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """Something for the log of the training process."""
+    """A line for the log of the training process."""
 
     name: str
     level: int
@@ -158,7 +158,7 @@ class EngineQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAnswer:
-    """What the engine answers."""
+    """The answer of the engine, or its error."""
 
     value: Any = None
     error: bytes | None = None
@@ -166,7 +166,7 @@ class EngineAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What the engine knows of itself."""
+    """The state and the counts of the engine."""
 
     seen: ClusterStats
     counted: EngineStats
@@ -176,7 +176,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingCall:
-    """A call at the place where nodes meet, which only the training process can reach."""
+    """A call of the rendezvous of the nodes, which only the training process can reach."""
 
     method: str
     arguments: tuple[Any, ...]

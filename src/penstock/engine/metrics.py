@@ -1,9 +1,9 @@
-"""The metrics of ranks, and the endpoint of a loader where `PENSTOCK_METRICS_PORT` asks for one.
+"""The metrics of ranks, and the endpoint of a loader if `PENSTOCK_METRICS_PORT` asks for one.
 
-The endpoint stands in the engine's process; in the training process only where that makes the
-batches itself. Figures are read when somebody asks for them, so an endpoint that nobody scrapes
-costs nothing. Counters in seconds are summed over all that works at once: their `rate()` says how
-many there are at a time, reads in flight or cores in use.
+The endpoint is in the engine's process, or in the training process if that makes the batches. It
+reads the figures when somebody asks for them, so an endpoint that nobody scrapes costs nothing.
+Counters in seconds are summed over reads or processes: their `rate()` is how many there are at a
+time, such as reads in flight or cores in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.engine.web import WebPages
 
 PORT_VARIABLE = "PENSTOCK_METRICS_PORT"
-"""Port of local rank 0; others count up from it. 0: any free port, which the log names."""
+"""Port of local rank 0; other ranks count up from it. 0: any free port, which the log names."""
 HOST_VARIABLE = "PENSTOCK_METRICS_HOST"
 """The address to listen on; by default only this machine can ask."""
 _LOADERS_MAX = 8
@@ -32,7 +32,7 @@ _LOADERS_MAX = 8
 _log = logging.getLogger("penstock.metrics")
 
 _Values = Callable[[LiveSnapshot], Mapping[str, float]]
-"""What a metric is, by the value of its own label; "" where it has none."""
+"""Returns the values of a metric by its own label; by "" if it has none."""
 
 
 def _one(value: Callable[[LiveSnapshot], float]) -> _Values:
@@ -143,15 +143,15 @@ def _snapshot(
 def metrics_for(world: World, snapshot: Callable[[], LiveSnapshot]) -> WebPages | None:
     """Return the endpoint of a loader of this rank, if the environment asks for one.
 
-    A second loader of a rank takes the next port that belongs to the rank. A run does not fail for
-    want of a port: then there is a warning.
+    A second loader of a rank takes the next port that belongs to the rank. If no port is free, the
+    run goes on and the log has a warning.
     """
     text = os.environ.get(PORT_VARIABLE)
     if not text:
         return None
     if not text.isdecimal() or int(text) > 65535:
         raise OptionError(f"{PORT_VARIABLE} must be a port from 0 to 65535, got {text!r}")
-    # Only here: without an endpoint no process needs a server, or the addresses of peers.
+    # Imported here, because few processes have an endpoint.
     from penstock.engine.peers.base import Address
     from penstock.engine.web import WebPages
 

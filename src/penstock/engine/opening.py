@@ -1,8 +1,8 @@
-"""What a loader opens with its first batch: the tiers of this node, and the way to the others.
+"""Opens the tiers of this node, and meets the other nodes, with the first batch of a loader.
 
-Nodes meet once, in the store that the launcher brought along. There they learn each other's
-addresses, how much each can hold, and a secret; from that each of them computes alone what is at
-home where. The first rank of a node serves the others, unless a node service does it.
+Nodes meet once, in the store of the launcher. There they learn each other's addresses and
+capacities, and a secret; from these each node computes the homes of all units by itself. The first
+rank of a node serves the others, unless a node service does it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ VARIABLE = "PENSTOCK_RENDEZVOUS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingOptions:
-    """Where and as whom this process meets the other nodes."""
+    """Where this process meets the other nodes, and with which settings."""
 
     where: bool | str
-    """Whether at all; a text names the place."""
+    """Whether they meet at all; a text names the place."""
     world: World
     number: Callable[[World], int]
-    """Counts the meetings of this rank; asked only when the nodes do meet."""
+    """Counts the meetings of this rank; called only when the nodes do meet."""
     rendezvous: Callable[[World], Rendezvous] | None = None
-    """Where they meet, if no place is named and this process has no launcher's store."""
+    """Returns the place where they meet, unless one is named."""
     num_samples: int
-    """Of an epoch."""
+    """Samples of an epoch."""
     alike: Mapping[str, str]
-    """What must be the same on all ranks, beside the data set."""
+    """Settings that must be equal on all ranks, beside the data set."""
     moving: str = ""
-    """Names an order whose windows decide what tiers keep."""
+    """Names the order, if its windows decide what tiers keep."""
 
 
 class OpenedTiers:
-    """Tiers that this process has open, until nobody holds this any more."""
+    """Tiers that this process has open; they close with the last reference to this."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ def _close_here(
     local_tiers: LocalTiers, cluster: Cluster | None, leave: Callable[[], None], pid: int
 ) -> None:
     if os.getpid() != pid:
-        return  # They are the parent's of a fork.
+        return  # After a fork they belong to the parent.
     if cluster is not None:
         cluster.close()
     local_tiers.close()
@@ -86,20 +86,20 @@ def open_here(
     meeting: MeetingOptions,
     counters: Counters,
 ) -> OpenedTiers:
-    """Open the tiers, and meet the other nodes if there are any and they are wanted."""
+    """Open the tiers, and meet the other nodes if the user wants that and there are any."""
     if not meeting.where:
         return OpenedTiers(LocalTiers(dataset, wishes, moving=meeting.moving), None)
     refuse_workers()
-    from penstock.engine.joining import NO_TIERS, JoinRequest, TierGrant, join_cluster
+    from penstock.engine.joining import NO_TIERS, TierGrant, join_cluster
 
     grant, world = TierGrant(wishes), meeting.world
     try:
         is_alone = world.num_nodes == 1
         if is_alone and grant.node is None and not wishes:
-            raise OptionError(NO_TIERS)  # Of several nodes some may have none.
+            raise OptionError(NO_TIERS)  # Among several nodes, some may have none.
         _refuse_unsaid_nodes(world)
         rendezvous = None if is_alone else _place_of(meeting)
-        # Nodes that share their tiers keep what they have: homes do not depend on the order.
+        # Units of nodes that share their tiers never come and go: homes ignore the order.
         moving = meeting.moving if is_alone else ""
         local_tiers = LocalTiers(dataset, grant, placed=is_alone, moving=moving)
     except BaseException:
@@ -108,27 +108,24 @@ def open_here(
     if rendezvous is None:
         grant.keep(local_tiers.name)
         return OpenedTiers(local_tiers, None, grant.close)
-    request = JoinRequest(
-        rendezvous=rendezvous,
-        local_tiers=local_tiers,
-        grant=grant,
-        world=world,
-        num_samples=meeting.num_samples,
-        number=meeting.number(world),
-        alike=meeting.alike,
-    )
     try:
-        return OpenedTiers(local_tiers, join_cluster(request, counters), grant.close)
+        cluster = join_cluster(meeting, rendezvous, local_tiers, grant, counters)
+        return OpenedTiers(local_tiers, cluster, grant.close)
     except BaseException:
         local_tiers.close()
         grant.close()
         raise
 
 
-def refuse_workers() -> None:
-    """Refuse worker processes of torch's DataLoader: each of them would be the same rank."""
+def is_data_worker() -> bool:
+    """Return whether this is a worker process of torch's DataLoader."""
     data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
+    return data is not None and data.get_worker_info() is not None
+
+
+def refuse_workers() -> None:
+    """Refuse worker processes of torch's DataLoader: all of them would be the same rank."""
+    if is_data_worker():
         raise OptionError(
             "peers=True inside of a DataLoader's worker process: workers come and go, and nodes "
             "cannot count on them. Use penstock.Loader in the training process itself, or tiers "
@@ -137,7 +134,7 @@ def refuse_workers() -> None:
 
 
 def _refuse_unsaid_nodes(world: World) -> None:
-    """Refuse a world that has one node only because nobody said how many there are."""
+    """Refuse a world that has one node only because the number of nodes was not given."""
     node = os.environ.get("NODE_RANK", "0")
     if world.num_nodes == 1 and world.num_ranks > 1 and node != "0":
         raise OptionError(
@@ -151,9 +148,9 @@ _meetings: dict[tuple[int, int, str], int] = {}
 
 
 def number_of_meeting(world: World) -> int:
-    """Return how often this rank has met the others, with this time.
+    """Return how often this rank has met the others, this time included.
 
-    Ranks that run the same program meet in the same order, for whatever data set.
+    Ranks that run the same program meet in the same order, so the number is equal on all of them.
     """
     key = world.rank, world.num_ranks, world.name
     _meetings[key] = _meetings.get(key, 0) + 1
@@ -168,7 +165,7 @@ def _place_of(meeting: MeetingOptions) -> Rendezvous:
 
 
 def rendezvous_for(where: bool | str, world: World) -> Rendezvous:
-    """Return the store where nodes meet: the one that was named, else the launcher's."""
+    """Return the store where nodes meet: the named one, else the launcher's."""
     named = where if isinstance(where, str) else os.environ.get(VARIABLE)
     if named:
         from penstock.engine.peers.rendezvous import StoreRendezvous
@@ -190,8 +187,8 @@ def rendezvous_for(where: bool | str, world: World) -> Rendezvous:
 def by_home(local_tiers: LocalTiers, cluster: Cluster, dataset: Dataset | Mixture) -> Assign:
     """Return an assignment that gives samples to the nodes that hold them.
 
-    It goes by the homes that were agreed at the start: whoever has since been found to be slow or
-    gone, all ranks must come to the same result.
+    It uses the homes that were agreed at the start. All ranks must compute the same result, and
+    they learn at different times that a node is slow or lost.
     """
     homes, node_of_rank = cluster.homes, cluster.node_of_rank
     numbers = {id(bound): n for n, bound in reversed(list(enumerate(dataset.bound)))}

@@ -1,7 +1,7 @@
-"""What a user asks a loader for: checked in one place, when the loader is made.
+"""The arguments of a loader, checked in one place, when the loader is made.
 
-Each argument either has a plain meaning, which is kept in a plain type, or is refused with a
-sentence that says what to write instead. Everything behind this value can rely on it.
+Each argument is either kept in a plain type or refused with a sentence that says what to write
+instead. All code behind this value can rely on it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LoaderOptions:
         object.__setattr__(self, "order", order)
 
     def _check_together(self) -> None:
-        """Refuse arguments that make no sense beside each other."""
+        """Refuse arguments that make no sense together."""
         if (self.batch_size is None) == (self.global_batch_size is None):
             raise OptionError(
                 "give batch_size (samples on each rank) or global_batch_size (on all ranks), one "
@@ -98,12 +98,12 @@ class LoaderOptions:
 
     @property
     def padding(self) -> Mapping[str, Any]:
-        """Fields to fill up, with the value to do it with."""
+        """Fields to fill up, each with its fill value."""
         return self.pad or {}
 
     @property
     def wishes(self) -> tuple[Memory | Disk, ...]:
-        """The tiers that were asked for."""
+        """The tiers that the user asked for."""
         return tuple(self.tiers)
 
     @property
@@ -118,7 +118,7 @@ class LoaderOptions:
 
     @property
     def is_default_order(self) -> bool:
-        """Whether nobody asked for this order in so many words."""
+        """Whether the order is the default."""
         return self.shuffle == "default"
 
     @property
@@ -135,14 +135,14 @@ class LoaderOptions:
 
     @property
     def copies_only(self) -> bool:
-        """Whether bytes go into the batch as they are."""
+        """Whether bytes go into the batch unchanged."""
         is_plain = self.transform is None and self.collate is None and not self.pad
         bounds = self.dataset.bound
         return is_plain and (can_gather(bounds) or stays_bytes(bounds))
 
     @property
     def stage_bytes(self) -> int:
-        """The memory for blocks: the window in use, and the next one on its way."""
+        """The memory for blocks: the window in use, and the next one."""
         in_blocks = isinstance(self.order, BlocksOrder | ColdOrder)
         return max(self.look_ahead_bytes, 2 * WINDOW_BYTES if in_blocks else 0)
 

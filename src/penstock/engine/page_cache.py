@@ -1,8 +1,8 @@
-"""Whether mapped files are in memory, and asking the kernel for them when they are not.
+"""Prefetch of mapped files into the page cache, while they are not in it.
 
-Faults on a map come one by one, and each waits for the disk. Asked for in advance, all ranges of a
-piece are read at once. The kernel counts the blocks that a thread has caused to be read: as long as
-there are any, files are not in memory, and asking pays.
+Faults on a map come one by one, and each waits for the disk. If the kernel is asked in advance, it
+reads all ranges of a piece at once. The kernel counts the blocks that a thread has caused to be
+read: as long as there are any, files are not in memory, and asking pays.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Protocol
 
 _LOOK_EVERY = 16
-"""While files are in memory, so many pieces are read between two looks whether they still are."""
+"""While files are in memory, one in this many pieces looks whether they still are."""
 
 
 class OpenDescriptor(Protocol):
-    """A file that is open for as long as somebody holds this."""
+    """A file that is open as long as this object lives."""
 
     @property
     def descriptor(self) -> int:
@@ -27,7 +27,7 @@ class OpenDescriptor(Protocol):
 
 
 class PageCacheState:
-    """What the latest reads of some files have shown; shared by all threads."""
+    """Whether the latest reads of some files came from the disk; shared by all threads."""
 
     def __init__(self) -> None:
         self._is_cold = True
@@ -37,9 +37,9 @@ class PageCacheState:
     def asked(
         self, ranges: Callable[[], Iterable[tuple[OpenDescriptor, int, int]]]
     ) -> Iterator[None]:
-        """Ask for ranges, if the last time showed that it pays, and see what it takes to read them.
+        """Prefetch ranges if the latest reads came from the disk; see whether the next ones do.
 
-        Ranges are file, offset and length, made only if they are needed.
+        Ranges are file, offset and length; they are computed only if they are needed.
         """
         self._num_looks += 1
         if not self._is_cold and self._num_looks % _LOOK_EVERY:

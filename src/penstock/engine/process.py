@@ -1,8 +1,8 @@
 """The engine in a process of its own: answers the front, and sends batches as they are made.
 
-Three threads beside those of a run: one answers questions, one hears what the front has taken, and
-one sends batches in order. A few batches are on their way at a time; all others wait here, where
-they count against the look-ahead.
+It has three threads beside those of a run: one answers questions, one receives the notices of the
+front (batches taken, memory released, losses), and one sends batches in order. At most a few
+batches are on their way; all others wait here, where they count against the look-ahead.
 """
 
 from __future__ import annotations
@@ -47,52 +47,18 @@ from penstock.engine.shared import Outbox, SharedParcel, SharedPool, SharedSegme
 from penstock.engine.snapshot import LiveCounts, LiveSnapshot
 from penstock.engine.stats import MemoryStats
 from penstock.engine.worker_number import LoopTimes, WorkerCountControl
-from penstock.engine.workers import Workers, wait_for
+from penstock.engine.workers import SpawnerClient, Workers
 from penstock.storage.passing import PassedBytes
 
 if TYPE_CHECKING:
     from penstock.engine.web import WebPages
 
 _ON_THE_WAY = 2
-"""Jobs that are sent before the front has taken them."""
-
-
-class SpawnerClient:
-    """Asks the spawner for workers, and hears how they ended."""
-
-    def __init__(self, channel: FrameChannel) -> None:
-        self._channel = channel
-        self._pids: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
-        threading.Thread(target=self._listen, name="penstock-spawner", daemon=True).start()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                frame, _ = self._channel.receive()
-            except ChannelClosed:
-                os._exit(1)  # Without the spawner nobody would end us.
-            number, pid, code = pickle.loads(frame)
-            self._pids[number] = pid
-            if code is not None:
-                self._ends[number] = code
-
-    def start(self, number: int, end: int) -> None:
-        """Start a worker that speaks through a descriptor."""
-        self._channel.send(str(number).encode(), [end])
-
-    def pid(self, number: int) -> int | None:
-        """Return the process of a worker, once it is known."""
-        return self._pids.get(number)
-
-    def status(self, number: int, wait_s: float) -> int | None:
-        """Return how a worker has ended."""
-        wait_for(lambda: number in self._ends, wait_s)
-        return self._ends.get(number)
+"""Jobs that are sent before the front says that it has taken them."""
 
 
 class FrontRendezvous:
-    """The place where nodes meet, as the training process reaches it."""
+    """The rendezvous of the nodes, called by way of the training process."""
 
     def __init__(self, control: FrameChannel) -> None:
         self._control = control
@@ -105,7 +71,7 @@ class FrontRendezvous:
         return answer.value
 
     def number(self) -> int:
-        """Return how often this rank has met the others, with this time."""
+        """Return how often this rank has met the others, this time included."""
         found: int = self._call("number")
         return found
 
@@ -130,7 +96,7 @@ class FrontRendezvous:
 
 
 class _FrontLogHandler(logging.Handler):
-    """Sends log lines to the training process, whose log they belong to."""
+    """Sends log lines to the training process, where users expect them."""
 
     def __init__(self, batches: FrameChannel) -> None:
         super().__init__(logging.INFO)
@@ -152,18 +118,18 @@ class RunSender:
         self.runner = runner
         self._fetches = fetches
         self.wait_s = 0.0
-        """Time that the front has waited in this iteration."""
+        """Time that the front has waited for batches of this iteration."""
         self._waits_since_s: float | None = None
         self._num_taken = 0
         self._num_samples = 0
         self._began_s = time.monotonic()
         self.epoch = -1
-        """Of the latest batch that the front has taken."""
+        """Epoch of the latest batch that the front has taken."""
         self._process = process
-        # Counts jobs that may be sent; the front's word that it took one adds to it.
+        # The number of jobs that may be sent now; a notice that the front took one adds one.
         self._room = threading.Semaphore(_ON_THE_WAY)
         self._sent: deque[tuple[BatchJob, int]] = deque()
-        """Jobs on their way, and how many of their batches were not taken yet."""
+        """Jobs on their way, each with the number of its batches that were not taken yet."""
         self._is_over = False
         self._thread = threading.Thread(target=self._send_all, name="penstock-send", daemon=True)
 
@@ -175,13 +141,13 @@ class RunSender:
         self._thread.start()
 
     def loop_times(self) -> LoopTimes:
-        """Return what the training loop has done, a wait that is not over included."""
+        """Return waits and batches of the training loop; a wait that still goes on counts."""
         since_s = self._waits_since_s
         waiting_s = 0.0 if since_s is None else time.monotonic() - since_s
         return LoopTimes(wait_s=self.wait_s + waiting_s, num_batches=self._num_taken)
 
     def counts(self) -> LiveCounts:
-        """Return what the training loop has got in this iteration."""
+        """Return the counts of this iteration."""
         loop = self.loop_times()
         return LiveCounts(
             samples=self._num_samples,
@@ -196,7 +162,7 @@ class RunSender:
         return self.runner.num_ready + sum(left for _, left in list(self._sent))
 
     def notice(self, notice: FrontNotice) -> None:
-        """Take note of what the front has done."""
+        """Take a notice of the front."""
         self.wait_s = notice.wait_s
         self._waits_since_s = time.monotonic() if notice.is_waiting else None
         self._num_taken += notice.num_taken
@@ -205,7 +171,7 @@ class RunSender:
             self.runner.waiting()
 
     def taken(self, num_batches: int) -> None:
-        """Take note that the front has taken batches."""
+        """Record that the front has taken batches."""
         for _ in range(num_batches):
             job, left = self._sent[0]
             slot = job.slots[-left]
@@ -233,7 +199,7 @@ class RunSender:
                 if self._fetches is not None and not self._is_over:
                     self._fetches.wait()
                 try:
-                    # The end is sent in any case: a thread of the front may wait for a batch.
+                    # Even if the run was stopped, its end is sent: a thread of the front may wait.
                     job = None if self._is_over else self.runner.next(held=True)
                 except BaseException as error:
                     self._process.send(MadeBatches(run=self.number, error=packed_error(error)))
@@ -241,7 +207,7 @@ class RunSender:
                 if job is None:
                     self._process.send(MadeBatches(run=self.number))
                     return
-                # Before it is sent: the front may answer at once.
+                # Before it is sent, because `taken` may be called before `send_job` returns.
                 self._sent.append((job, len(job.slots)))
                 self._process.send_job(self.number, job)
 
@@ -262,7 +228,9 @@ class EngineProcess:
         segments = SharedSegments()
         self._pool = SharedPool(options.look_ahead_bytes, segments)
         self._outbox = Outbox(segments)
-        self._sending = threading.Lock()  # A segment must be sent before whoever refers to it.
+        # Held while the files of new segments are chosen and sent with the first message that
+        # refers to them: no message of another thread may come between and refer to them first.
+        self._sending = threading.Lock()
         self._num_workers = payload.num_workers
         self._workers = Workers(SpawnerClient(spawner), segments, payload.num_workers or 1)
         self._number: WorkerCountControl | None = None
@@ -274,11 +242,11 @@ class EngineProcess:
         )
         self._run: RunSender | None = None
         self._counting: tuple[LiveCounts, RunSender | None] = (LiveCounts(), None)
-        """What iterations that are over have counted, and the one that goes on. One value, so that
-        whoever asks for metrics never sees an iteration twice, or not at all."""
+        """The counts of iterations that are over, and the one that runs. They are one value, so
+        that the thread of the metrics page never counts an iteration twice, or not at all."""
         self._metrics: WebPages | None = None
         self._given_up: list[Any] = []
-        """Memory of workers that is never released."""
+        """Memory of workers that is never released, because a forked child may look at it."""
 
     def serve(self) -> None:
         """Answer the front."""
@@ -357,7 +325,7 @@ class EngineProcess:
         return self._engine.run_id
 
     def _end(self, number: int | None = None) -> None:
-        """End the run; not if it is another one than the one that is meant."""
+        """End the run, unless `number` is given and is that of another run."""
         if self._run is None or number not in (None, self._run.number):
             return
         if self._number is not None:
@@ -402,7 +370,7 @@ class EngineProcess:
             try:
                 taken: FrontNotice = pickle.loads(self._batches.receive()[0])
             except ChannelClosed:
-                return  # The front is gone; `serve` learns of it, too.
+                return  # The front is gone; then `serve` ends as well.
             for number, index in taken.released:
                 self._outbox.release(number, index)
             for number, index in taken.spoilt:
@@ -413,22 +381,24 @@ class EngineProcess:
             try:
                 for losses in taken.losses:
                     self._engine.observed(losses.steps, losses.closes_window)
-            except BaseException as error:  # Whoever waits for the next batch must see it.
+            except BaseException as error:  # The thread that waits for the next batch raises it.
                 self.send(MadeBatches(run=run.number, error=packed_error(error)))
             run.notice(taken)
 
     def _give_up(self, memory: Any) -> None:
-        """Let go of memory that must not be used again."""
+        """Never use again memory that a forked child may look at."""
         is_ours = isinstance(memory, np.ndarray) and self._pool.spoil(memory)
         if memory is not None and not is_ours:
-            self._given_up.append(memory)  # A worker's: it would use it again if it were released.
+            self._given_up.append(
+                memory
+            )  # A worker's: if it is released, the worker uses it again.
 
     def send_job(self, run: int, job: BatchJob) -> None:
         """Send the batches of a job."""
         first: Any = job.results[0]
         is_joined = isinstance(first, SharedParcel)
         parcel = first if is_joined else packed(job.results, self._pool)
-        job.results = []  # Or its memory would wait for the next job.
+        job.results = []  # Else this frame would keep its memory until the next job is sent.
         made = MadeBatches(
             run=run,
             slots=PackedSlots.of(job.slots),
@@ -440,7 +410,7 @@ class EngineProcess:
         self.send(made, parcel)
 
     def send(self, made: MadeBatches, parcel: SharedParcel | None = None) -> None:
-        """Send a message, and the segments that it refers to where the front lacks them."""
+        """Send a message, with those segments it refers to that the front has not mapped yet."""
         with self._sending:
             files: list[int] = []
             if parcel is not None:
@@ -456,7 +426,7 @@ class EngineProcess:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory that a process shares with nobody; 0 where that is hidden."""
+    """Return the private memory of a process; 0 where the kernel does not show it."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -466,10 +436,10 @@ def private_bytes(pid: int) -> int:
 
 
 def run_engine(payload: EnginePayload, ends: list[socket.socket], spawner: FrameChannel) -> None:
-    """Be the engine, in a process that was forked for it."""
+    """Run the engine, in a process that was forked for it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        # A segment is an open file here, and people keep many batches.
+        # Each segment is an open file here, and users may keep many batches.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     control, batches = (FrameChannel(end) for end in ends)
     process = EngineProcess(payload, control, batches, spawner)

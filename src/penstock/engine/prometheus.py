@@ -1,7 +1,7 @@
 """Metrics in the text format of Prometheus, and back.
 
-Pure: rows in, text out. Names follow the usual manner: base units, `_total` where a number only
-grows.
+Pure: rows in, text out. Names follow the conventions of Prometheus: base units, and `_total` for a
+number that only grows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRow:
-    """One number, and what it is of."""
+    """One number, with labels."""
 
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    # What a file's name may hold that is no text must not break the page.
+    # File names may hold bytes that are not text; they must not break the page.
     value = value.encode(errors="replace").decode()
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 

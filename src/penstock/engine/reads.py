@@ -1,10 +1,10 @@
-"""Reading samples that are near: from mapped files, open files or memory, into the batch.
+"""Reading local samples into the batch: from mapped files, open files or memory.
 
-Files of a data set are immutable by contract, and nothing enforces that. So size and time of a file
+Files of a data set are immutable by contract, but nothing enforces that. So size and time of a file
 are compared with the index after bytes were copied out of it, once for each piece of a batch. A
 sample that has a checksum is compared with it the first time it is read. A file that is cut off
-while it is mapped ends the process (SIGBUS). Large pieces are therefore copied by workers, which
-can be spared (see `worker_reads`); small ones are copied where this runs.
+while it is mapped kills the process (SIGBUS). Workers can be replaced, so they copy large pieces
+(see `worker_reads`); the calling thread copies small ones.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from penstock.engine.stages import GroupStage
 
 _OPEN_SHARE = 4
-"""The share of the files that a process may have open that is ours: one in so many."""
+"""One in this many of the files that a process may have open is ours."""
 OPEN_MIN = 16
-"""Files that are kept open in any case."""
+"""Files that are kept open, however low the limit is."""
 _RECORDED_OBJECTS_MAX = 4096
-"""Objects whose names in a trace are kept; a data set may have a file a sample."""
+"""Objects whose trace names are kept; a data set may have one file for each sample."""
 
 
 def is_local(bound: BoundPart) -> bool:
-    """Return whether a read takes less time than asking somebody else to do it."""
+    """Return whether samples are read without a round trip."""
     return bound.store.source in ("folder", "memory")
 
 
 class _RecordedObject(NamedTuple):
-    """What the rows of a trace say of an object."""
+    """The columns of a trace that describe an object."""
 
     object_id: int
     source_id: int
     base: int
     stride: int
-    """Where its first row of an even table lies, and how far apart rows are."""
+    """Offset of its first row and distance of its rows, if its table is even."""
 
 
 class SampleReader:
@@ -80,7 +80,7 @@ class SampleReader:
     ) -> list[list[memoryview]]:
         """Return the bytes of the samples of a piece, one for each table, in leased memory.
 
-        They come from `stage`, where that holds them. Nobody else sees the memory: a transform may
+        They come from `stage`, if the group has one. The memory is not shared, so a transform may
         write to it.
         """
         out: list[list[memoryview]] = [[] for _ in range(piece.stop - piece.start)]
@@ -117,7 +117,7 @@ class SampleReader:
             for number, offset, length, at in rows:
                 _read_one(bound, table, number, offset, target[at : at + length].data)
         elif self.can_map(bound, table):
-            # From a map it takes two thirds of the time of a read, if the file is in memory.
+            # If the file is in the page cache, a map takes two thirds of the time of a read.
             with self.warmed(bound, table, lambda: zip(numbers, offsets, lengths, strict=True)):
                 maps = {n: self.mapped(bound, table, n) for n in set(numbers)}
                 for number, offset, length, at in rows:
@@ -127,7 +127,7 @@ class SampleReader:
         else:
             for number, offset, length, at in rows:
                 view = target[at : at + length].data
-                # Held while it is read: others may drop it from the cache meanwhile.
+                # This reference keeps it open: another thread may drop it from the cache meanwhile.
                 held = self._held(bound, table, number)
                 num_read = os.preadv(held.file.descriptor, [view], offset)
                 held.check()
@@ -179,8 +179,7 @@ class SampleReader:
     def _recorded(
         self, recorder: Recorder, bound: BoundPart, table: int, number: int
     ) -> _RecordedObject:
-        """Return what rows say of an object, kept from the row before: looking it up takes as long
-        as three rows."""
+        """Return the trace columns of an object; cached, for they cost as much as three rows."""
         found = self._recorded_objects.get((id(bound), table, number))
         if found is None:
             if len(self._recorded_objects) >= _RECORDED_OBJECTS_MAX:
@@ -197,21 +196,21 @@ class SampleReader:
         return found
 
     def can_map(self, bound: BoundPart, table: int) -> bool:
-        """Return whether objects are mapped: files, and few enough to stay open all at once."""
+        """Return whether a table's objects are mapped: files, few enough to stay open at once."""
         few = bound.part.tables[table].num_objects <= self._open_max
         return few and isinstance(bound.store, FolderStore)
 
     def mapped(self, bound: BoundPart, table: int, number: int) -> IndexedFile:
-        """Return an object of a folder as memory."""
+        """Return an object of a folder, mapped."""
         name = (id(bound), table, number)
         mapped = self._maps.get(name)
         if mapped is None:
             held = self._held(bound, table, number)
             data = _NOTHING
-            if held.info.size_bytes:  # Nothing cannot be mapped.
+            if held.info.size_bytes:  # An empty file cannot be mapped.
                 memory = mmap.mmap(held.file.descriptor, 0, access=mmap.ACCESS_READ)
                 if self._at_random:
-                    # Else each fault reads on as far as the disk is set to: megabytes for a row.
+                    # Else each fault reads ahead as the disk is configured: megabytes for a row.
                     memory.madvise(mmap.MADV_RANDOM)
                 data = np.frombuffer(memory, np.uint8)
             mapped = self._maps[name] = held._replace(data=data)
@@ -225,7 +224,7 @@ class SampleReader:
     ) -> AbstractContextManager[None]:
         """Ask the kernel for some ranges (object, offset, length) at once while files are cold."""
         if not self._at_random:
-            return nullcontext()  # The kernel reads ahead by itself.
+            return nullcontext()  # In order, the kernel reads ahead by itself.
         return self._page_cache.asked(
             lambda: ((self._held(bound, table, n).file, o, size) for n, o, size in ranges())
         )
@@ -239,9 +238,9 @@ class SampleReader:
             assert isinstance(store, FolderStore)
             info = bound.part.tables[table].info(number)
             held = IndexedFile(store, info, store.open_file(info.key), _NOTHING)
-            held.check()  # Before it is mapped: a map beyond the end of a file ends the process.
+            held.check()  # Before it is mapped: access beyond the end of a file kills the process.
             if len(self._files) >= self._open_max:
-                # Files close themselves with their last reader.
+                # A file is closed with its last reference, so threads that read it go on.
                 with suppress(KeyError, RuntimeError, StopIteration):
                     del self._files[next(iter(self._files))]
             self._files[name] = held
@@ -249,17 +248,17 @@ class SampleReader:
 
 
 class IndexedFile(NamedTuple):
-    """An object of a folder that stays open: the same file, whatever its name means by now."""
+    """An object of a folder that stays open: the same file, even if its name is replaced."""
 
     store: FolderStore
     info: ObjectInfo
-    """As it was indexed."""
+    """Its size and time in the index."""
     file: OpenFile
     data: Bytes
-    """All of it, where it is mapped."""
+    """All bytes, if it is mapped."""
 
     def check(self) -> None:
-        """Raise `ChangedError` unless all that was copied until now is what was indexed."""
+        """Raise `ChangedError` if the file has changed since it was indexed."""
         self.store.check(self.info, self.file)
 
 

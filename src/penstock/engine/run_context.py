@@ -1,4 +1,4 @@
-"""What the parts of a run share in their process: counters, tiers, and the other nodes."""
+"""The objects that the parts of a run share in their process: counters, tiers, other nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunContext:
 
     @property
     def recorder(self) -> Recorder | None:
-        """What records the run, if it is traced."""
+        """The recorder of the run, if it is traced."""
         return self.counters.recorder
 
     @property

@@ -1,10 +1,10 @@
-"""The threads of a running loader: plan, work, deliver in order.
+"""The threads of a run: they plan jobs, work on them, and deliver them in order.
 
-Workers take whatever can be done next: a piece of a planned batch; when there is none and the stage
-has room, the planning of the next batch; and when that is done too, the planning of what the tiers
-need later. What takes a round trip is left to the fetcher. The consumer only waits. All share one
-lock and one state; nobody holds the loader itself, so that a loader nobody holds can be collected,
-and its threads end.
+A work thread takes the first of these that there is: a piece of a planned job; the planning of the
+next job, if the stage has room; the planning of fills that the tiers need later. The fetcher has
+threads of its own for reads that take a round trip. The consumer only waits. All threads share one
+lock and one state. None of them refers to the loader, so a loader that nobody holds is collected,
+and then its threads end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from penstock.trace.loop import WorkTimes
 _JOIN_S = 5.0
 _SMALL_BYTES = 32
 _FILL_LOOK_S = 0.2
-"""Between two looks whether homes have moved, which nobody tells the filling thread."""
+"""Between two looks whether homes have moved: nothing wakes the filling thread for that."""
 
 
 class Runner:
-    """Makes jobs, in any order inside and in their own order outside."""
+    """Makes jobs, several at once, and hands them out in order."""
 
     def __init__(
         self,
@@ -55,34 +55,34 @@ class Runner:
         self._work_times = WorkTimes()
         self._num_threads = num_threads
         self._stage_bytes_max = stage_bytes_max
-        # Reentrant, because `stop` may be called by the garbage collector, which may run inside
+        # Guards all state below. Reentrant, because the garbage collector may call `stop` inside
         # any of these threads, at any allocation, also where the lock is held.
         lock = threading.RLock()
-        self._work_here = threading.Condition(lock)
-        self._ready = threading.Condition(lock)
-        self._fetched_here = threading.Condition(lock)
-        self._fill_here = threading.Condition(lock)
+        self._work_here = threading.Condition(lock)  # Work threads wait for work.
+        self._ready = threading.Condition(lock)  # `next` waits for the first job to be done.
+        self._fetched_here = threading.Condition(lock)  # `fetched` waits for the bytes of a job.
+        self._fill_here = threading.Condition(lock)  # The filling thread waits for a quiet fetcher.
         self._stage: deque[BatchJob] = deque()
         self._stage_bytes = 0
         self._pieces: deque[tuple[BatchJob, GroupPiece]] = deque()
         self._num_planned = self._num_slots = 0
-        """Jobs that were planned, and the batches of all of them."""
+        """The number of jobs that were planned, and of their batches."""
         self._num_allowed: int | None = None
-        """Batches that may be planned, where somebody else decides when; None: all."""
+        """The number of batches that may be planned, set by `allow`; None: all."""
         self._num_known: int | None = None
-        """Batches whose samples are known, where later ones depend on losses; None: all."""
+        """The number of batches whose samples are known, set by `known`; None: all."""
         self._num_taken = 0
         self._was_near = False
-        """Whether the latest job had all its bytes near."""
+        """Whether the latest planned job waits for no read."""
         self._is_planning = self._is_filling = False
         self._is_exhausted = self._is_stopped = False
         self._broken: BaseException | None = None
         self._job_bytes = 0
-        """What the latest finished job took: decoded samples are larger than stored ones."""
+        """Memory of the latest finished job: decoded samples are larger than stored ones."""
         self._threads = [self._thread(self._work_loop, f"work-{i}") for i in range(num_threads)]
         self._fills_apart = fill_planner is not None and stager.cluster is not None
-        """Whether a thread of its own fills the tiers: other nodes wait for what is at home here,
-        however busy the workers are with batches."""
+        """Whether a thread of its own plans fills: other nodes wait for units whose home is here,
+        even while the work threads are busy with batches."""
         if self._fills_apart:
             self._threads.append(self._thread(self._fill_loop, "fill"))
 
@@ -93,7 +93,7 @@ class Runner:
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of its threads, as far as they are alive."""
+        """Processor time of those of its threads that are alive."""
         return sum(_cpu_of(thread) for thread in self._threads)
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class Runner:
             thread.start()
 
     def stop(self) -> None:
-        """End all threads; reads that are under way are waited for, what they bring is dropped."""
+        """End all threads; waits a bounded time for reads in flight, and drops their bytes."""
         with self._work_here:
             self._is_stopped = True
             self._pieces.clear()
@@ -113,7 +113,7 @@ class Runner:
             self._fill_planner.progress.stop()
         self._fetcher.stop()
         if threading.current_thread() in self._threads:
-            return  # One of our own cannot wait for the others; they end by themselves.
+            return  # A thread cannot join itself; the others end by themselves.
         deadline_s = time.monotonic() + _JOIN_S
         for thread in self._threads:
             if thread.is_alive():
@@ -122,8 +122,8 @@ class Runner:
     def next(self, *, held: bool = False) -> BatchJob | None:
         """Return the next job when it is done, or None when there are no more.
 
-        With `held`, its memory counts as used, and its consumer as working on an earlier one, until
-        `used` says otherwise: it is only on its way to the consumer.
+        With `held`, the job is only on its way to the consumer: its memory counts, and the consumer
+        counts as working on an earlier job, until `used` is called.
         """
         if not held and not self._is_next_ready():
             self.waiting()
@@ -144,14 +144,14 @@ class Runner:
         return job
 
     def waiting(self) -> None:
-        """Take note that the consumer waits for the job that it has not got yet."""
+        """Record that the consumer waits for the next job."""
         self._fetcher.waiting(self._num_taken)
 
     def used(self, job: BatchJob) -> None:
-        """Take note that the consumer has a job."""
+        """Record that the consumer has a job; its memory does not count any more."""
         with self._work_here:
             self._stage_bytes -= job.size_bytes
-            self._work_here.notify()
+            self._work_here.notify()  # There may be room to plan the next job.
         self._num_taken = job.number + 1
         if self._stager.residency is not None:
             self._stager.residency.taken(job.number)
@@ -167,13 +167,13 @@ class Runner:
         return bool(self._stage) and self._stage[0].is_done
 
     def allow(self, num_batches: int) -> None:
-        """Plan no more batches than that, counted from the first; what has begun goes on."""
+        """Plan at most so many batches, counted from the first."""
         with self._work_here:
             self._num_allowed = num_batches
             self._work_here.notify()
 
     def known(self, num_batches: int | None) -> None:
-        """Take note that the samples of so many batches are known; None: of all of them."""
+        """Record that the samples of so many batches are known; None: of all."""
         with self._work_here:
             self._num_known = num_batches
             self._work_here.notify()
@@ -181,7 +181,7 @@ class Runner:
     def fetched(self, number: int) -> BatchJob | None:
         """Return a job when its bytes are here, or None when there is no such job.
 
-        It must be one that has not been taken by `next` yet.
+        `next` must not have returned it yet.
         """
         with self._ready:
             is_late = (job := self._staged_job(number)) is None or not job.is_fetched
@@ -203,7 +203,7 @@ class Runner:
     # -- threads -----------------------------------------------------------------------------
 
     def _guarded(self, loop: Callable[[], None]) -> None:
-        """Run a thread's loop; should it break, the consumer learns of it instead of waiting."""
+        """Run a thread's loop; if that raises, the consumer raises it instead of waiting."""
         error = _error_of(loop)
         if error is not None:
             with self._ready:
@@ -242,7 +242,7 @@ class Runner:
                 self._do(*item)
             elif not plans:
                 self._fill_next()
-            item = None  # Or its batch would stay as long as this thread has nothing to do.
+            item = None  # Else this frame would keep the batch while the thread is idle.
 
     def _may_plan(self) -> bool:
         if self._is_planning or self._is_exhausted:
@@ -257,14 +257,11 @@ class Runner:
             was_near=self._was_near,
             num_makers=self._num_threads,
             stage_bytes_max=self._stage_bytes_max,
-            look_ahead_bytes=self._look_ahead_bytes,
+            look_ahead_bytes=lambda: self._fetcher.look_ahead_bytes,
         )
 
-    def _look_ahead_bytes(self) -> int:
-        return self._fetcher.look_ahead_bytes
-
     def _may_fill(self) -> bool:
-        """Return whether the fetcher has so little to do that the tiers can be filled ahead."""
+        """Return whether the fetcher has so little to do that tiers can be filled ahead."""
         if self._fill_planner is None or self._is_filling or self._fill_planner.is_exhausted:
             return False
         return may_fill(
@@ -274,8 +271,7 @@ class Runner:
     def _fill_next(self) -> None:
         assert self._fill_planner is not None
         assert self._stager.fills is not None
-        fills = self._fill_planner.next()
-        for number, read in fills:
+        for number, read in self._fill_planner.next():
             self._fetcher.want([(read, partial(self._filled, read))], number, _AHEAD)
         with self._work_here:
             self._is_filling = False
@@ -307,7 +303,7 @@ class Runner:
                 staged = self._stager.stage(job)
                 job.stored_bytes = job.size_bytes
                 job.size_bytes += job.staged_bytes
-        except BaseException as caught:  # Whatever it is, the consumer must see it.
+        except BaseException as caught:  # The consumer raises it.
             error, job = caught, BatchJob(slots=[], groups=[], num_samples=0)
         if self._recorder is not None and job is not None and job.slots:
             num_reads = len(staged.reads) + len(staged.fill_reads)
@@ -338,14 +334,15 @@ class Runner:
             if not (staged.reads or staged.fills):
                 self._is_here(job, begin)
                 self._pieces.extend((job, piece) for piece in pieces[1:])
+                # One thread for each piece but the one done here, and one to plan the next job.
                 self._work_here.notify(len(pieces) - 1 + self._may_plan())
                 return job, pieces[0]
-            self._work_here.notify()
+            self._work_here.notify()  # Another thread may plan on while this one wants the reads.
         self._want(job, staged, pieces)
         return None
 
     def _want(self, job: BatchJob, staged: StagedReads, pieces: list[GroupPiece]) -> None:
-        """Have a job's reads done; whichever comes last sets its pieces free."""
+        """Have a job's reads done; the last one to finish sets its pieces free."""
         countdown = _PendingReads(len(staged.reads) + len(staged.fills), pieces)
         done = partial(self._read_done, job, countdown)
         what_for = ReadPurpose(job.slots[0].step, job.slots[0].epoch)
@@ -356,7 +353,7 @@ class Runner:
             fill.when_done(done)
 
     def _is_here(self, job: BatchJob, now_ns: int) -> None:
-        """Take note that the bytes of a job are here; the lock is held."""
+        """Record that the bytes of a job are here; the caller holds the lock."""
         job.fetched_ns, job.is_fetched = now_ns, True
         self._fetched_here.notify_all()
 
@@ -387,9 +384,9 @@ class Runner:
         self._settle(job, 1, error)
 
     def _begin_work(self, recorder: Recorder, job: BatchJob) -> tuple[int, int] | None:
-        """Have what this thread does recorded as work on a job; return its times so far.
+        """Set the recorder of this thread to a job; return the thread's times so far.
 
-        None where it will wait for workers: the kernel's account of that is not worth its time.
+        None where the thread will wait for workers: its times would say nothing.
         """
         recorder.working_on(job.slots[0].step, job.slots[0].epoch)
         return None if self._maker.waits_here else self._work_times.begin()
@@ -410,7 +407,7 @@ class Runner:
         self._settle(job, len(countdown.pieces), error)
 
     def _settle(self, job: BatchJob, num_pieces: int, error: BaseException | None) -> None:
-        """Count pieces as done; who does the last one finishes the job."""
+        """Count pieces as done; the thread of the last one finishes the job."""
         with self._work_here:
             job.error = job.error or error
             job.pieces_left -= num_pieces
@@ -422,7 +419,7 @@ class Runner:
         job.state = None
         job.staged = {}
         end = time.perf_counter_ns()
-        # What the user's own collate made may hide its size; then what was planned counts.
+        # The result of the user's collate may not show its size; then the planned size counts.
         size_bytes = max(size_of(job.results), job.stored_bytes)
         if self._recorder is not None and job.slots:
             self._recorder.span(
@@ -443,7 +440,7 @@ class Runner:
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of all arrays in some fields, whatever they lie in."""
+    """Return the bytes of all arrays in a value, also inside of mappings and lists."""
     size_bytes = getattr(value, "nbytes", None)
     if isinstance(size_bytes, int):
         return size_bytes  # Arrays, tensors, cuts.
@@ -460,7 +457,7 @@ _AHEAD = ReadPurpose(flags=Flag.FILL)
 
 
 class _PendingReads:
-    """Reads of a job that have not come back yet, and what can be done when they have."""
+    """The number of reads that a job waits for, and the pieces that they set free."""
 
     __slots__ = ("left", "pieces")
 
@@ -481,6 +478,6 @@ def _cpu_of(thread: threading.Thread) -> float:
 def _error_of(call: Callable[[], Any]) -> BaseException | None:
     try:
         call()
-    except BaseException as error:  # It is raised where the batch is asked for.
+    except BaseException as error:  # Raised again in the thread that asks for the batch.
         return error
     return None

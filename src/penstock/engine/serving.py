@@ -43,10 +43,10 @@ class HomeFill:
         self._fill_planner: FillPlanner | None = None
         self._is_closed = False
         self.are_at_home: Callable[[Ints], bool] = lambda units: True
-        """Whether units have their home here; set once homes are known."""
+        """Whether units have their home here; True for all until homes are known."""
 
     def may_be_home(self, units: Ints) -> bool:
-        """Return whether units have their home here; True until homes are known."""
+        """Return whether units have their home here; looked up anew, since homes come later."""
         return self.are_at_home(units)
 
     def watch(self, fill_planner: FillPlanner) -> None:
@@ -137,15 +137,14 @@ class LocalTierServer:
         self._nodes = {member.name: member.node for member in joined.members}
         self._secrets[joined.run_id] = joined.secret
         home_fill = self._home_fill
-        self._shelves.add(
-            TierShelf(
-                shelf,
-                tiers,
-                home_fill.cursor,
-                home_fill.is_filling,
-                home_fill.may_be_home,
-            )
+        shelf_of_run = TierShelf(
+            shelf,
+            tiers,
+            home_fill.cursor,
+            home_fill.is_filling,
+            home_fill.may_be_home,
         )
+        self._shelves.add(shelf_of_run)
 
     def _served(self, peer: str, asked_ns: int, size_bytes: int, num_ranges: int) -> None:
         """Record an answer."""

@@ -1,12 +1,13 @@
-"""Memory that several processes of a loader see: segments, and values that lie in them.
+"""Memory that several processes of a loader share: segments, and values that lie in them.
 
 A *segment* is memory without a name (memfd): it ends with the last process that has it, also after
 kill -9, and needs no room in /dev/shm. One process owns a segment and leases it out, as
-`BufferPool` does with private memory. Others map it when they first hear of it.
+`BufferPool` does with private memory. Others map it with the first message that refers to it.
 
-A *parcel* is a value on its way to another process. Large arrays inside it stay where they are, as
-references to segments; the rest is pickled. Whoever opens a parcel gets arrays that look into the
-segments. When the last of them is gone, the sender is told, and the memory can be used again.
+A *parcel* is a value on its way to another process. Large arrays inside it stay where they are and
+travel as references to segments; the rest is pickled. The receiver gets arrays that look into the
+segments. When the last view of a reference is gone, the receiver tells the sender, whose pool then
+leases the memory again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from penstock.engine.buffers import BufferPool, Bytes, Memory, holder_type, room
 from penstock.engine.convert import tensor_reducers
 
 _IN_BAND_BYTES = 16 << 10
-"""Arrays up to here are copied into the message: a reference would cost as much."""
+"""Arrays of this size are copied into the message: a reference would cost as much."""
 _NUM_SPARE = 8
-"""Buffers beyond the look-ahead: batches on their way, in use by the training loop, and read by a
-GPU. A new segment costs as much as several batches: it is made, and mapped in every process."""
+"""Buffers kept beyond the look-ahead: for batches on their way, in use by the training loop, and
+copied to a GPU. A new segment costs as much as several batches: every process has to map it."""
 _numbers = itertools.count(1)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -53,20 +54,20 @@ class SharedSegment:
     """Shared memory that is mapped here."""
 
     def __init__(self, file: int, size_bytes: int) -> None:
-        # Not by Python's own mmap, which keeps a descriptor open for each: whoever keeps a
-        # thousand batches would run out of them. Populated at once: a fault for each page costs
-        # more than all of them together.
+        # Not with Python's own mmap, which keeps a descriptor open for each map: a training loop
+        # that keeps a thousand batches would run out of descriptors. Populated at once, because
+        # one call costs less than a fault for each page.
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         address = _libc.mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
         if address == _MAP_FAILED:
             code = ctypes.get_errno()
             raise OSError(code, f"{size_bytes} bytes of shared memory: {os.strerror(code)}")
         self.number = next(_numbers)
-        """Its name among the segments of this process."""
+        """Its number among the segments of this process."""
         self.address = int(address)
         self.size_bytes = size_bytes
         self.memory: Memory = holder_type(size_bytes).from_address(address)
-        """The bytes; mapped as long as somebody looks into them."""
+        """The bytes; they stay mapped as long as an array looks into them."""
         weakref.finalize(self.memory, _libc.munmap, address, size_bytes).atexit = False
         self._file: int | None = None
         self.is_own = False
@@ -99,18 +100,19 @@ class SharedSegment:
 
 
 class SharedSegments:
-    """The segments that a process has mapped, its own and those of others."""
+    """The segments that a process has mapped, those it has made and those of others."""
 
     def __init__(self) -> None:
-        # Changed while the garbage collector runs, so without a lock: single steps are atomic.
+        # No lock, because finalizers change it while the garbage collector runs, in any thread,
+        # also inside of these methods. Single operations of a dict are atomic.
         self._segments: dict[int, SharedSegment] = {}
 
     def add(self, segment: SharedSegment) -> None:
-        """Take note of a segment."""
+        """Add a segment."""
         self._segments[segment.number] = segment
 
     def remove(self, number: int) -> SharedSegment | None:
-        """Forget a segment; its memory goes when nobody looks into it."""
+        """Forget a segment; its memory is unmapped when no array looks into it any more."""
         return self._segments.pop(number, None)
 
     def __contains__(self, number: int) -> bool:
@@ -121,7 +123,7 @@ class SharedSegments:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all segments."""
         return sum(segment.size_bytes for segment in list(self._segments.values()))
 
     def at(self, address: int) -> SharedSegment | None:
@@ -129,7 +131,7 @@ class SharedSegments:
         return next((s for s in list(self._segments.values()) if s.address == address), None)
 
     def find(self, address: int, size_bytes: int) -> tuple[SharedSegment, int] | None:
-        """Return the segment that some memory lies in, and where in it."""
+        """Return the segment that some memory lies in, and the offset in it."""
         for segment in list(self._segments.values()):
             offset = address - segment.address
             if offset >= 0 and offset + size_bytes <= segment.size_bytes:
@@ -144,7 +146,7 @@ class SharedPool(BufferPool):
         super().__init__(size_bytes_max, num_spare=_NUM_SPARE)
         self.segments = segments
         self._spoilt: set[int] = set()
-        """Addresses of segments that are not used again."""
+        """Addresses of segments that are never leased again: a forked child may look at them."""
 
     def spoil(self, array: npt.NDArray[Any]) -> bool:
         """Never lease the segment of an array again; return whether it is one of this pool's."""
@@ -169,7 +171,7 @@ class SharedPool(BufferPool):
             self._spoilt.discard(segment.address)
 
     def reference(self, array: npt.NDArray[Any]) -> Reference | None:
-        """Return where in shared memory an array lies, if it does."""
+        """Return the place of an array in shared memory; None if it lies elsewhere."""
         found = self.segments.find(array.__array_interface__["data"][0], array.nbytes)
         return None if found is None else (found[0].number, found[1], array.nbytes)
 
@@ -185,11 +187,11 @@ class SharedParcel:
     data: bytes | bytearray
     references: list[Reference] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
-    """What keeps the references valid, in their order; it stays with the sender."""
+    """The arrays that keep the memory of the references leased; they stay with the sender."""
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes that are not copied."""
+        """Bytes that travel as references, uncopied."""
         return sum(length for _, _, length in self.references)
 
 
@@ -228,21 +230,21 @@ def packed(value: Any, pool: SharedPool) -> SharedParcel:
 
 
 class Inbox:
-    """The segments of another process, by the numbers that it gave them."""
+    """The segments of another process that are mapped here, by its numbers for them."""
 
     def __init__(self, segments: SharedSegments, *, passes_on: bool = False) -> None:
         self._segments = segments
         self._passes_on = passes_on
-        """Whether third processes are to get them from this one."""
+        """Whether this process passes them on to others, and keeps their files open for that."""
         self._mine: dict[int, SharedSegment] = {}
 
     @property
     def segments(self) -> list[SharedSegment]:
-        """All that are mapped."""
+        """All segments that are mapped."""
         return list(self._mine.values())
 
     def add(self, fresh: Sequence[tuple[int, int]], files: Sequence[int]) -> list[SharedSegment]:
-        """Map segments: their numbers and sizes, and as many files; return them."""
+        """Map segments, given by numbers, sizes and files; return them."""
         out = []
         for (number, size_bytes), file in zip(fresh, files, strict=True):
             try:
@@ -260,18 +262,18 @@ class Inbox:
         return out
 
     def forget(self, numbers: Sequence[int]) -> list[int]:
-        """Let go of segments; return what they are called here."""
+        """Let go of segments; return the numbers that they have here."""
         gone = [self._mine.pop(n) for n in numbers if n in self._mine]
         for segment in gone:
             self._segments.remove(segment.number)
         return [segment.number for segment in gone]
 
     def array(self, reference: Reference) -> Bytes:
-        """Return memory that another process has lent, for as long as that process says."""
+        """Return memory of another process; it is valid until that process reuses it."""
         return self._held(reference)[1]
 
     def _held(self, reference: Reference) -> tuple[Memory, Bytes]:
-        """Return memory that another process has lent, and what lives as long as views of it."""
+        """Return memory of another process, and an object that lives as long as views of it."""
         number, offset, length = reference
         segment = self._mine[number]
         room = room_for(length)
@@ -282,13 +284,13 @@ class Inbox:
     def open(self, parcel: SharedParcel, released: Callable[[int], None] | None = None) -> Any:
         """Return the value of a parcel.
 
-        `released` is told the number of each reference when nobody looks at it any more; the
+        `released` is called with the number of each reference when nobody looks at it any more; the
         garbage collector may call it, in any thread.
         """
         return pickle.loads(parcel.data, buffers=self._lent(parcel, released))
 
     def passed_on(self, parcel: SharedParcel, released: Callable[[int], None]) -> SharedParcel:
-        """Return a parcel for a third process, which this one need not open."""
+        """Return the same parcel for a third process, without opening it here."""
         references = [(self._mine[n].number, o, length) for n, o, length in parcel.references]
         return SharedParcel(parcel.data, references, self._lent(parcel, released))
 
@@ -303,7 +305,7 @@ class Inbox:
 
 
 class Outbox:
-    """What another process holds of ours: the segments that it knows, the parcels it has open."""
+    """What another process has of ours: segments that it has mapped, parcels that it has open."""
 
     def __init__(self, segments: SharedSegments) -> None:
         self._segments = segments
@@ -312,25 +314,25 @@ class Outbox:
         self._numbers = itertools.count()
 
     def new_files(self, numbers: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return number and size of those segments that the other end lacks, and their files."""
+        """Return numbers, sizes and files of those segments that the other end has not mapped."""
         fresh = [n for n in dict.fromkeys(numbers) if n not in self._known]
         self._known.update(fresh)
         found = [self._segments[n] for n in fresh]
         return [(s.number, s.size_bytes) for s in found], [s.file for s in found]
 
     def stale(self) -> list[int]:
-        """Return segments that the other end knows and that are gone here."""
+        """Return the segments that the other end has mapped and that are gone here."""
         gone = [n for n in self._known if n not in self._segments]
         self._known.difference_update(gone)
         return gone
 
     def keep(self, parcel: SharedParcel) -> int:
-        """Keep what a parcel refers to until the other end has released it; return its number."""
+        """Keep the memory of a parcel until the other end releases it; return its number."""
         number = next(self._numbers)
         for index, held in enumerate(parcel.held):
             self._held[number, index] = held
         return number
 
     def release(self, number: int, index: int) -> Any:
-        """Take note that the other end does not look at a reference any more; return its memory."""
+        """Let go of the memory of a reference, and return it: the other end has released it."""
         return self._held.pop((number, index), None)

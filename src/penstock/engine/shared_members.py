@@ -1,7 +1,7 @@
-"""The membership of a job, as the threads of one process share it.
+"""The membership of a job, shared by the threads of one process.
 
-`peers.members` knows neither clock nor lock; here it gets both. Client and server tell it what they
-see, and carry what it has to say.
+`peers.members` has neither clock nor lock; this class adds both. Client and server report what they
+see of other nodes, and carry the gossip.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class SharedMembers:
         """`voice` tells the processes of a node apart."""
         self._members = Members(members, me=me, voice=voice)
         self._clock = clock or SystemClock()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # Guards the members: client, server and readers share them.
         self._latest = ""
         self.names = [member.name for member in members]
         self.me = me
 
-    # -- what is known -----------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Changes when somebody was lost or came back."""
+        """A number that changes when a node is lost or comes back."""
         return self._members.version
 
     @property
     def lost(self) -> frozenset[str]:
-        """Nodes that the whole job goes on without."""
+        """Nodes that are lost to the whole job."""
         with self._lock:
             return self._members.lost
 
@@ -51,22 +51,22 @@ class SharedMembers:
 
     @property
     def was_missed(self) -> bool:
-        """Whether some node has said that it could not reach this one."""
+        """Whether some node reports that it could not reach this one."""
         return self._members.was_missed
 
     @property
     def log(self) -> list[str]:
-        """What happened, in sentences."""
+        """Losses and returns, in sentences."""
         with self._lock:
             return self._members.log
 
     def member(self, name: str) -> Member:
-        """Return what is known of a node."""
+        """Return a node as it is known now."""
         with self._lock:
             return self._members.member(name)
 
     def usable(self) -> list[bool]:
-        """Return which nodes can be asked now; oneself cannot."""
+        """Return which nodes can be asked now; this node itself cannot."""
         with self._lock:
             now_s = self._clock.now_s()
             return [n != self.me and self._members.is_usable(n, now_s) for n in self.names]
@@ -77,39 +77,39 @@ class SharedMembers:
             return name != self.me and self._members.is_usable(name, self._clock.now_s())
 
     def due(self) -> list[Member]:
-        """Return the nodes that should be tried again, beside the steps."""
+        """Return the nodes that should be tried again now, outside of steps."""
         with self._lock:
             return [self._members.member(n) for n in self._members.due(self._clock.now_s())]
 
-    # -- what client and server tell: `peers.base.Gossip` ------------------------------------
+    # -- called by client and server: `peers.base.Gossip` ------------------------------------
 
     def say(self) -> bytes:
-        """Return what others should know."""
+        """Return the gossip for other nodes."""
         with self._lock:
             return self._members.say()
 
     def hear(self, peer: str, data: bytes) -> None:
-        """Take what a peer tells."""
+        """Take the gossip of a peer."""
         with self._lock:
             self._members.hear(peer, data, self._clock.now_s())
             self._tell()
 
     def reached(self, peer: str) -> None:
-        """Be told that a peer has answered."""
+        """Record that a peer has answered."""
         with self._lock:
             if peer in self.names:
                 self._members.heard(peer, self._clock.now_s())
                 self._tell()
 
     def silent(self, peer: str, kind: str) -> None:
-        """Be told that a peer failed."""
+        """Record that a peer failed."""
         with self._lock:
             if peer in self.names:
                 self._members.silent(peer, kind, self._clock.now_s())
                 self._tell()
 
     def _tell(self) -> None:
-        """Warn of what has happened since the last time."""
+        """Log what has happened since the last call."""
         fresh = []
         for sentence in reversed(self._members.log):
             if sentence is self._latest:

@@ -1,5 +1,4 @@
-"""Where the values of samples go: straight into the batch's memory while they fit together, into a
-list when not.
+"""The fields of a batch while the values of its samples arrive.
 
 Arrays, tensors and images of one type and shape are copied side by side into one leased buffer, by
 the thread that made them. Numbers become one array. Bytes become pieces of one buffer. Everything
@@ -35,16 +34,16 @@ class FieldPiece:
     """The values that one field has in some samples, as another process sends them."""
 
     in_place: bytes = b""
-    """1 for each sample whose value was written into the batch's array."""
+    """One byte a sample: 1 if its value was written into the batch's array."""
     stacked: npt.NDArray[Any] | None = None
-    """All values, where they have one type and shape and no array was there for them."""
+    """All values, if they have one type and shape and the batch had no array for them."""
     special: Special | None = None
     values: Mapping[int, Any] = field(default_factory=dict)
-    """Other values, by the number of the sample among these."""
+    """All other values, by the number of the sample in the piece."""
 
 
 Pieces = dict[str, FieldPiece]
-"""What a worker has made of some samples, by field."""
+"""The values that a worker has made of some samples, by field."""
 
 
 class Sinks:
@@ -54,7 +53,7 @@ class Sinks:
         self._num_samples = num_samples
         self._pool = pool
         self._lock = threading.Lock()
-        """Guards that a field gets one sink, and a sink one array, whoever comes first."""
+        """Held while a sink or its array is made: several threads may bring its first value."""
         self._sinks: dict[str, FieldSink] = {}
 
     def put(self, i: int, sample: Mapping[str, Any]) -> None:
@@ -123,14 +122,7 @@ class FieldSink:
             self._others[i] = value
             return
         array, special = found
-        target = self._array
-        if target is None:
-            with self._lock:
-                if self._array is None:
-                    self._special = special
-                    # The array comes last: who sees it without the lock sees its type as well.
-                    self._array = self._pool.array((self._num_samples, *array.shape), array.dtype)
-                target = self._array
+        target = self.prepare(array.shape, array.dtype, special)
         fits = target.shape[1:] == array.shape and target.dtype == array.dtype
         if fits and special is self._special:
             target[i] = array
@@ -138,12 +130,17 @@ class FieldSink:
         else:
             self._others[i] = array if special is None else special_of(array, special)
 
-    def prepare(self, shape: tuple[int, ...], kind: np.dtype[Any], special: Special | None) -> None:
-        """Make the array for values of a shape and type."""
-        with self._lock:
-            if self._array is None:
-                self._special = special
-                self._array = self._pool.array((self._num_samples, *shape), kind)
+    def prepare(
+        self, shape: tuple[int, ...], kind: np.dtype[Any], special: Special | None
+    ) -> npt.NDArray[Any]:
+        """Return the array of the values; made for this shape and type if there is none."""
+        if self._array is None:
+            with self._lock:
+                if self._array is None:
+                    self._special = special
+                    # The array is set last: a thread that sees it without the lock sees its type.
+                    self._array = self._pool.array((self._num_samples, *shape), kind)
+        return self._array
 
     @property
     def array(self) -> tuple[npt.NDArray[Any], Special | None] | None:
@@ -175,9 +172,7 @@ class FieldSink:
     def _take_stacked(
         self, places: list[int], stacked: npt.NDArray[Any], special: Special | None
     ) -> None:
-        self.prepare(stacked.shape[1:], stacked.dtype, special)
-        target = self._array
-        assert target is not None
+        target = self.prepare(stacked.shape[1:], stacked.dtype, special)
         fits = target.shape[1:] == stacked.shape[1:] and target.dtype == stacked.dtype
         if fits and special is self._special:
             target[places] = stacked
@@ -191,7 +186,7 @@ class FieldSink:
     def values(self) -> list[Any]:
         """Return the values one by one, None where a sample had none.
 
-        An array without axes stays one: whether it came first in its batch must not show.
+        An array without axes stays an array, whether or not it came first in its batch.
         """
         rows = None if self._array is None else self._restored(self._array)
         in_array = self._in_array
@@ -213,11 +208,11 @@ class FieldSink:
             return _numbers(values)
         if all(v is None or isinstance(v, _BYTES) for v in values):
             return self._pieces(values)
-        # A view of memory that the batch does not own must not leave it.
+        # A memoryview looks into memory that the batch does not own.
         return [bytes(v) if isinstance(v, memoryview) else v for v in values]
 
     def _pieces(self, values: list[Any]) -> Any:
-        """Return bytes as pieces of one buffer, as batches of nothing but bytes have them."""
+        """Return bytes as pieces of one buffer, as `ColumnMaker` does."""
         if all(v is None for v in values):
             return values
         arrays = [np.frombuffer(b"" if v is None else v, np.uint8) for v in values]
@@ -258,7 +253,7 @@ class FieldSink:
         if found is None and isinstance(value, _BYTES):
             found = np.frombuffer(value, np.uint8), None
         if found is None and isinstance(value, (*_NUMBERS, list, tuple)):
-            with suppress(ValueError):  # Lists inside of lists, of different lengths.
+            with suppress(ValueError):  # A list of lists of different lengths.
                 found = np.asarray(value), None
         if found is None or found[0].dtype.kind not in "biufc":
             what = "no value in one sample" if value is None else f"values of {type(value)}"
@@ -270,10 +265,10 @@ class FieldSink:
 
 
 def _numbers(values: list[Any]) -> Any:
-    """Return numbers as an array, or as they are where no type of NumPy's holds them all."""
+    """Return numbers as an array, or unchanged if no type of NumPy holds them all."""
     array = np.array(values)
     if array.dtype.kind == "f" and all(isinstance(v, int | np.integer) for v in values):
-        return values  # Of -1 and 2**63 NumPy would make floats that are neither.
+        return values  # NumPy turns -1 and 2**63 into floats, which lose digits.
     return values if array.dtype == object else array
 
 

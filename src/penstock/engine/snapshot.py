@@ -1,9 +1,8 @@
-"""A rank as it is now: what `penstock top` shows, and what a Prometheus endpoint answers.
+"""The state of a rank now, as `penstock top` and a Prometheus endpoint show it.
 
 Everything that grows is a count since the run began (`LiveCounts`); rates are differences of two
-counts, taken by whoever shows them. Seconds that several threads or requests spent at once are
-added up, so that their rate is how many of them there were on average: reads in flight, workers
-that decode.
+counts, and the page that shows them computes them. Seconds of several threads or requests are added
+up, so their rate is how many there were on average: reads in flight, workers that decode.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.engine.stats import SourceStats
+from penstock.engine.stats import SourceStats, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCounts:
-    """What has been counted: since the run began, or between two looks at it."""
+    """Counts since the run began, or between two looks at it."""
 
     samples: int = 0
     """Samples handed to the training loop."""
@@ -40,17 +39,17 @@ class LiveCounts:
 
     @property
     def reads_in_flight(self) -> float:
-        """Reads that were under way at a time, on average."""
+        """Mean number of reads in flight."""
         return self._at_a_time(sum(source.seconds for source in self.sources.values()))
 
     @property
     def decodes_at_a_time(self) -> float:
-        """Threads or processes that decoded, on average."""
+        """Mean number of threads or processes that decoded."""
         return self._at_a_time(self.decode_s)
 
     @property
     def loader_cores(self) -> float:
-        """Cores that engine and workers used; those of the training process where it loads."""
+        """Cores that engine and workers used, or the training process if it makes the batches."""
         apart = {role: s for role, s in self.cpu_s.items() if role != "train"}
         return self._at_a_time(sum((apart or self.cpu_s).values()))
 
@@ -64,17 +63,13 @@ class LiveCounts:
         return self._with(other, -1)
 
     def _with(self, other: LiveCounts, sign: int) -> LiveCounts:
-        none = SourceStats()
         return LiveCounts(
             samples=self.samples + sign * other.samples,
             batches=self.batches + sign * other.batches,
             elapsed_s=self.elapsed_s + sign * other.elapsed_s,
             stall_s=self.stall_s + sign * other.stall_s,
             decode_s=self.decode_s + sign * other.decode_s,
-            sources={
-                name: _joined(self.sources.get(name, none), other.sources.get(name, none), sign)
-                for name in dict.fromkeys((*self.sources, *other.sources))
-            },
+            sources=summed(self.sources, other.sources, sign),
             cpu_s={
                 role: self.cpu_s.get(role, 0.0) + sign * other.cpu_s.get(role, 0.0)
                 for role in dict.fromkeys((*self.cpu_s, *other.cpu_s))
@@ -91,38 +86,30 @@ class LiveSnapshot:
     at_s: float = 0.0
     """When, in seconds since 1970."""
     epoch: int = -1
-    """Of the latest batch; -1 where nobody says."""
+    """The epoch of the latest batch; -1 where it is unknown."""
     counts: LiveCounts = field(default_factory=LiveCounts)
-    """What was counted since the run began."""
+    """Counts since the run began."""
     ready_batches: float | None = None
-    """Batches that are made and not taken yet; None where nobody says."""
+    """Batches that are made and not taken yet; None where that is unknown."""
     memory_bytes: int = 0
-    """Memory of engine and workers, or of the training process where it loads."""
+    """Memory of engine and workers, or of the training process where it makes the batches."""
     state: str = "running"
     """`running`, `starting`, `ended`, `killed`, or `silent` (not heard of for a while)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRank:
-    """A rank now, and what it did in the last seconds."""
+    """A rank now, and its counts of the last seconds."""
 
     now: LiveSnapshot
     recent: LiveCounts
-    """Counted in the last seconds; `elapsed_s` says how many."""
+    """Counts of the last seconds; `elapsed_s` says how many seconds."""
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second, of late."""
+        """Samples a second, in the last seconds."""
         return self.recent.samples / self.recent.elapsed_s if self.recent.elapsed_s > 0 else 0.0
 
     def in_state(self, state: str) -> LiveRank:
         """Return the rank in another state."""
         return replace(self, now=replace(self.now, state=state))
-
-
-def _joined(left: SourceStats, right: SourceStats, sign: int) -> SourceStats:
-    return SourceStats(
-        size_bytes=left.size_bytes + sign * right.size_bytes,
-        requests=left.requests + sign * right.requests,
-        seconds=left.seconds + sign * right.seconds,
-    )

@@ -1,14 +1,14 @@
-"""Processes that start processes: nothing of the training process is inherited.
+"""The processes that start engine and workers; nothing of the training process is inherited.
 
 The *starter* is a fresh interpreter beside the training process, one for all its loaders. It has
-imported this module and what that imports, and has no thread, so it can fork at any time. For each
-loader it forks a *spawner*, which imports what the user's functions need, and then forks the engine
-and, when the engine asks for them, workers. A worker costs milliseconds and shares what was
-imported. The user's main module is never run again.
+imported this module, and has no thread, so it can fork at any time. For each loader it forks a
+*spawner*, which imports what the user's functions need, and then forks the engine and, when the
+engine asks for them, workers. A worker starts in milliseconds and shares the imported modules. The
+user's main module is never run again.
 
 The first batch waits for all of that. So this module imports only what every batch needs, and the
-garbage collector is off in starter and spawner: they import, fork and wait. Engine and workers
-have it on.
+garbage collector is off in starter and spawner, which only import, fork and wait. In engine and
+workers it is on.
 
 All of them end with the training process, however that ends.
 """
@@ -37,13 +37,13 @@ from penstock.engine.worker import WorkerProcess
 from penstock.trace.recorder import close_recorders
 
 ENGINE_NICE, WORKER_NICE = 5, 15
-"""How far they stand back behind the training process. Workers stand back behind the engine, too:
-it has little to do, but they wait for it. Starter and spawner do not: while they import, the
-training process waits for its first batch; after that they do nothing."""
+"""Their nice values: the training process comes first, then the engine, for which workers wait,
+then the workers. Starter and spawner keep the priority of the training process: while they import,
+it waits for its first batch; after that they do nothing."""
 _LEAVE_S = 10.0
-"""How long an engine has to leave its tiers and the other nodes in order."""
+"""How long an engine may take to close its tiers and leave the other nodes."""
 _CHILDREN_S = 20
-"""How long a process waits for children that were killed."""
+"""How long a process waits for the end of killed children."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _libc = ctypes.CDLL(None)
@@ -66,7 +66,7 @@ def stand_back(nice: int) -> None:
 
 
 class SpawnerProcess:
-    """Forks on request, and tells who has ended."""
+    """Forks engine and workers on request, and reports how they end."""
 
     def __init__(self, front: FrameChannel, front_pid: int) -> None:
         start_process_name("penstock-spawn")
@@ -90,7 +90,7 @@ class SpawnerProcess:
         poll.register(self._front.fileno(), select.POLLIN)
         poll.register(self._wake.fileno(), select.POLLIN)
         with suppress(OSError, AttributeError):
-            # Another process may hold the other end of our socket: a fork of the front.
+            # The socket alone does not tell: a fork of the training process may hold its other end.
             self._front_file = os.pidfd_open(self._front_pid)
             poll.register(self._front_file, select.POLLIN)
         engine_file = -1
@@ -149,7 +149,7 @@ class SpawnerProcess:
         self._front.send(b"E" + str(self._engine_pid).encode())
 
     def _from_engine(self, engine: FrameChannel) -> bool:
-        """Do what the engine asks for; return whether it still can ask."""
+        """Fork the worker that the engine asks for; return whether the engine still can ask."""
         try:
             frame, files = engine.receive()
         except ChannelClosed:
@@ -174,7 +174,7 @@ class SpawnerProcess:
 
     def _fork(self, run: Callable[[], None], keep: list[int]) -> int:
         parent = os.getpid()
-        gc.freeze()  # Or the collector of each child would write to all that they share.
+        gc.freeze()  # Else the collectors of the children would write to the pages that they share.
         pid = os.fork()
         if pid:
             return pid
@@ -185,7 +185,7 @@ class SpawnerProcess:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent()
             if os.getppid() != parent:
-                os._exit(1)  # It died before the kernel was told.
+                os._exit(1)  # The parent died before `die_with_parent`.
             self._close_files(keep)
             run()
             code = 0
@@ -198,7 +198,7 @@ class SpawnerProcess:
             os._exit(code)
 
     def _close_files(self, keep: list[int]) -> None:
-        """Close what belongs to the spawner: a copy would hide from others that it is gone."""
+        """Close the spawner's files: copies of its sockets would hide that it is gone."""
         ours = {self._front.fileno(), self._wake.fileno(), self._wakes.fileno()}
         ours.add(getattr(self, "_front_file", -1))
         if self._engine is not None:
@@ -230,14 +230,14 @@ class SpawnerProcess:
                         self._engine.send(pickle.dumps((number, pid, code)))
 
     def _end_workers(self) -> None:
-        """End workers whose engine is gone, also those that are inside of a transform."""
+        """Kill workers whose engine is gone, also those that are inside of a transform."""
         for pid in self._numbers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._numbers.clear()
 
     def leave(self) -> NoReturn:
-        """End when the training process has closed its end: let the engine put things in order."""
+        """End after the training process has closed its end; the engine may finish first."""
         poll = select.poll()
         poll.register(self._wake.fileno(), select.POLLIN)
         if hasattr(self, "_front_file"):
@@ -261,7 +261,7 @@ class SpawnerProcess:
 
 
 def wait_for_children() -> None:
-    """Wait until all children are gone: whoever they are left to may not take note of their end."""
+    """Wait until all children are gone, so that none is left as a zombie to another process."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.alarm(_CHILDREN_S)
     with suppress(ChildProcessError):
@@ -270,47 +270,40 @@ def wait_for_children() -> None:
 
 
 def one_thread_each() -> None:
-    """Have libraries that were imported compute in one thread: workers are the parallelism."""
+    """Limit imported libraries to one thread: the parallelism is in the workers."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
 
 
-class StarterProcess:
-    """Forks a spawner for each loader of a training process."""
-
-    def __init__(self, front: FrameChannel, front_pid: int) -> None:
-        self._front = front
-        self._front_pid = front_pid
-
-    def run(self) -> None:
-        """Serve until the training process is gone."""
-        poll = select.poll()
-        poll.register(self._front.fileno(), select.POLLIN)
-        files: list[int] = []
-        with suppress(OSError, AttributeError):
-            files.append(os.pidfd_open(self._front_pid))
-            poll.register(files[0], select.POLLIN)
-        while True:
-            if any(file in files for file, _ in poll.poll()):
-                return
-            try:
-                frame, ends = self._front.receive()
-            except ChannelClosed:
-                return
-            place: ProcessSurroundings = pickle.loads(frame)
-            place.enter()
-            for name in place.modules:
-                with suppress(ImportError):
-                    importlib.import_module(name)
-            gc.freeze()  # As in `SpawnerProcess._fork`.
-            if os.fork() == 0:
-                self._front.close()
-                for file in files:
-                    os.close(file)
-                _be_spawner(ends[0], self._front_pid)
-            os.close(ends[0])
+def serve_front(front: FrameChannel, front_pid: int) -> None:
+    """Fork a spawner for each loader of a training process, until that is gone."""
+    poll = select.poll()
+    poll.register(front.fileno(), select.POLLIN)
+    files: list[int] = []
+    with suppress(OSError, AttributeError):
+        files.append(os.pidfd_open(front_pid))
+        poll.register(files[0], select.POLLIN)
+    while True:
+        if any(file in files for file, _ in poll.poll()):
+            return
+        try:
+            frame, ends = front.receive()
+        except ChannelClosed:
+            return
+        place: ProcessSurroundings = pickle.loads(frame)
+        place.enter()
+        for name in place.modules:
+            with suppress(ImportError):
+                importlib.import_module(name)
+        gc.freeze()  # As in `SpawnerProcess._fork`.
+        if os.fork() == 0:
+            front.close()
+            for file in files:
+                os.close(file)
+            _be_spawner(ends[0], front_pid)
+        os.close(ends[0])
 
 
 def _be_spawner(end: int, front_pid: int) -> NoReturn:
@@ -329,7 +322,7 @@ def _be_spawner(end: int, front_pid: int) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSurroundings:
-    """What a process takes over from the training process: not its memory, but where it is."""
+    """Environment, import path, folder and cores, taken over from the training process."""
 
     environment: dict[str, str]
     path: list[str]
@@ -340,12 +333,12 @@ class ProcessSurroundings:
 
     @classmethod
     def here(cls, modules: tuple[str, ...] = ()) -> ProcessSurroundings:
-        """Return those of this process."""
+        """Return the surroundings of this process."""
         environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
         return cls(environment, list(sys.path), os.getcwd(), os.sched_getaffinity(0), modules)  # noqa: PTH109
 
     def enter(self) -> None:
-        """Be there."""
+        """Take them over."""
         os.environ.clear()
         os.environ.update(self.environment)
         sys.path[:] = self.path
@@ -360,6 +353,6 @@ def main(file: int, front_pid: int) -> None:
     start_process_name("penstock-start")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training loop.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody asks how a spawner ended.
-    StarterProcess(FrameChannel(socket.socket(fileno=file)), front_pid).run()
+    serve_front(FrameChannel(socket.socket(fileno=file)), front_pid)
     wait_for_children()
     os._exit(0)

@@ -1,10 +1,13 @@
-"""Reads of a store for batches that are planned: a range for one batch, a block for several."""
+"""Reads from a store for planned batches: a range for one batch, or a block for several."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from penstock.dataset.bound import BoundPart
 from penstock.dataset.part import Ints
@@ -13,6 +16,40 @@ from penstock.engine.job import SampleGroup
 
 if TYPE_CHECKING:
     from penstock.engine.staging import Stager
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRuns:
+    """The runs of an order that goes block by block: the blocks as units of reading.
+
+    In such an order all samples of a block are used within one window, so a block is worth one
+    large read. On a node with several ranks, each rank uses only its share of a block. Whether it
+    reads the whole block all the same depends on the cost of a request, which the flow measures.
+    """
+
+    starts: Ints
+    """The first sample of each, and the number of samples at the end."""
+    first_epoch_only: bool
+    """Whether later epochs have another order."""
+    read_whole: Callable[[], bool]
+    """Whether one rank's share of a run is worth reading all of it."""
+
+    def are_used_in(self, epoch: int) -> bool:
+        """Return whether the order of an epoch goes by runs."""
+        return epoch == 0 or not self.first_epoch_only
+
+    def are_read_whole(self, epoch: int) -> bool:
+        """Return whether runs are read whole in an epoch, where no tier keeps them."""
+        return self.are_used_in(epoch) and self.read_whole()
+
+    def numbers(self, ids: Ints) -> Ints:
+        """Return the run that each sample lies in."""
+        return np.searchsorted(self.starts, ids, side="right") - 1
+
+    def ends(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Return the first sample of each run that some samples lie in, and where it ends."""
+        numbers = np.unique(self.numbers(ids))
+        return self.starts[numbers], self.starts[numbers + 1]
 
 
 class StorePlace(NamedTuple):
@@ -37,7 +74,7 @@ class RangeRead:
         self._at = at
         self._ids = ids
         self._view: memoryview | None = view
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # Guards `_view`: only one attempt may write to it.
         self.size_bytes = len(view)
 
     @property
@@ -46,11 +83,11 @@ class RangeRead:
         return (self._at.bound.store.source,)
 
     def __call__(self, attempt: int) -> ReadOutcome:
-        """Read it into its place, unless another copy was first."""
+        """Read it into its place, unless another attempt was first."""
         data, num_retries = self._stager.read(self._at, self._ids, self.size_bytes)
         with self._lock:
             view, self._view = self._view, None
-        if view is not None:  # Else another copy was first, and its bytes may be in use.
+        if view is not None:  # Else another attempt was first, and its bytes may be in use.
             view[:] = data
         return ReadOutcome(moved=True, num_retries=num_retries)
 
@@ -81,7 +118,7 @@ class BlockRead:
         return (self._group.bound.store.source,)
 
     def __call__(self, attempt: int) -> ReadOutcome:
-        """Read it and keep it; a second copy reads beside the first."""
+        """Read it into the cache; a second attempt reads beside the first."""
         beside = attempt > 0
         if self._group.bound.by_block:
             self._stager.block(self._group, self._j, self._name, beside=beside)

@@ -1,10 +1,10 @@
-"""What is read ahead of the workers: units for the tiers, ranges of remote objects, and blocks.
+"""Reads ahead of the workers: units for the tiers, ranges of remote objects, and blocks.
 
-Samples of local files are read on the spot, while their bytes are warm. Everything that takes a
-round trip is wanted as soon as its batch is planned. Samples that a tier is to hold are fetched
-into it, once; those at home on another node are asked of it; of the others near ranges are read
-together. Where samples come in blocks, or the order itself goes block by block, a block is read
-once for all the batches that use it.
+Samples of local files are read by the worker that needs them. Every read that takes a round trip is
+wanted as soon as its batch is planned. Samples that belong in a tier are fetched into it, once.
+Samples whose home is another node are asked of that node. Of all others, near ranges of one object
+are read with one request. Where samples come in blocks, or the order itself goes block by block, a
+block is read once for all the batches that use it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,16 +23,14 @@ from penstock.dataset.checks import first_damaged, has_checksums, read_checked
 from penstock.dataset.part import Ints
 from penstock.engine.block_cache import BlockCache
 from penstock.engine.buffers import BufferPool
-from penstock.engine.fetcher import SourceRead
-from penstock.engine.fills import Fill, FillRun, Fills, PeerFillSource
+from penstock.engine.fetcher import Fetcher, SourceRead
+from penstock.engine.fills import Fill, FillRun, Fills
 from penstock.engine.job import BatchJob, BatchSlot, SampleGroup
 from penstock.engine.local_tiers import Flags, LocalTiers, SamplePlaces
 from penstock.engine.reads import is_local
 from penstock.engine.run_context import RunContext
-from penstock.engine.runs import BlockRuns
-from penstock.engine.stage_reads import BlockRead, RangeRead, StorePlace
+from penstock.engine.stage_reads import BlockRead, BlockRuns, RangeRead, StorePlace
 from penstock.engine.stages import BlocksStage, RangesStage, Raw, SpreadStage, TierStage
-from penstock.flow import SourceRates
 from penstock.flow.layout.units import GAP_BYTES, RUN_BYTES
 from penstock.flow.routes import Route, routes_of, store_route
 from penstock.storage.base import ObjectInfo, Store
@@ -42,7 +40,7 @@ from penstock.trace import Flag, Kind, Recorder
 
 if TYPE_CHECKING:
     from penstock.engine.cluster import Cluster
-    from penstock.engine.peer_reads import PeerRanges, RangesRead
+    from penstock.engine.peer_reads import PeerFills, PeerRanges, RangesRead
     from penstock.engine.tier_residency import TierResidency
 
 _RANGE_BYTES_MAX = 8 << 20
@@ -51,34 +49,23 @@ _OBJECT_SPACING = 1 << 42
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedReads:
-    """What a job waits for."""
+    """The reads that a job waits for."""
 
     reads: list[SourceRead] = field(default_factory=list)
-    """To be done for it alone."""
+    """Reads for this job alone."""
     fills: list[Fill] = field(default_factory=list)
-    """Units that it needs, some of which others wait for as well."""
+    """Units that it needs; other jobs may wait for them as well."""
     fill_reads: list[FillRun] = field(default_factory=list)
-    """The requests for those that nobody has begun."""
+    """The reads of those units that nobody has begun."""
 
 
 Unpacked = Callable[[float], None]
-"""Is told how many times its stored length the first unpacked block takes; may refuse to go on."""
-
-
-class MeasuredStores(Protocol):
-    """What is known of the stores by now."""
-
-    def gap_bytes(self, range_bytes: int) -> int:
-        """Return the largest gap between two ranges that is read rather than asked around."""
-        ...
-
-    def stores(self) -> list[SourceRates]:
-        """Return what was measured of stores."""
-        ...
+"""Is called with the memory of the first unpacked block, as a multiple of its stored length; may
+raise to refuse the run."""
 
 
 class Stager:
-    """Plans and does the reads ahead of a run."""
+    """Plans the reads ahead of a run, and reads from stores."""
 
     def __init__(
         self,
@@ -87,7 +74,7 @@ class Stager:
         *,
         stage_bytes: int,
         runs: BlockRuns | None,
-        measured: MeasuredStores,
+        measured: Fetcher,
         unpacked: Unpacked | None = None,
         residency: TierResidency | None = None,
     ) -> None:
@@ -98,7 +85,7 @@ class Stager:
         self._blocks = BlockCache(stage_bytes)
         self._runs = runs
         self._bare_runs: dict[int, bool] = {}
-        """Runs seen so far, and whether no tier holds anything of them."""
+        """Whether no tier holds anything of a run, for the runs seen so far."""
         self._local_tiers = local_tiers = context.local_tiers
         self._measured = measured
         self.cluster = cluster = context.cluster
@@ -106,7 +93,7 @@ class Stager:
         """The batch that was planned last, and the number of its job."""
         self._num_jobs = 0
         self.residency = residency
-        """What decides which units the tiers keep, where they come and go."""
+        """Decides which units the tiers keep, where units come and go."""
         self.fills = None
         if local_tiers is not None:
             self.fills = Fills(
@@ -123,10 +110,10 @@ class Stager:
     # -- planning ----------------------------------------------------------------------------
 
     def split(self, job: BatchJob) -> None:
-        """Part the samples of a job by the route of their bytes: `job.routes`, one for each group.
+        """Split the groups of a job by the route of their bytes, and set `job.routes`.
 
-        From a tier that holds them or is to hold them, from other nodes, in a run that is read
-        whole, or each alone.
+        The routes are: a tier that holds the samples or will hold them, other nodes, a run that is
+        read whole, or the store for each sample alone.
         """
         if self.cluster is not None:
             self.cluster.follow()
@@ -165,16 +152,16 @@ class Stager:
 
     @property
     def fills_for_others(self) -> bool:
-        """Whether this rank fills what other ranks of its node leave undone."""
+        """Whether this rank also fetches units that other ranks of its node should have fetched."""
         return self.cluster is not None and self.cluster.holders.fills_for_others
 
     @property
     def homes_version(self) -> int:
-        """What grows when other units have become this node's to keep."""
+        """A number that grows when units have a new home on this node."""
         return self.cluster.homes_version if self.cluster is not None else 0
 
     def _is_spread(self, group: SampleGroup) -> Flags:
-        """Return which samples have all their units on nodes that can be asked, or here."""
+        """Return which samples have all their units here or on nodes that can be asked."""
         assert self._local_tiers is not None
         assert self.cluster is not None
         flags = np.ones(len(group.where), bool)
@@ -184,7 +171,7 @@ class Stager:
         return flags
 
     def _is_run_bare(self, group: SampleGroup) -> Flags:
-        """Return which samples lie in a run that no tier holds anything of."""
+        """Return which samples lie in a run of which no tier holds anything."""
         assert self._runs is not None
         assert self._local_tiers is not None
         numbers = self._runs.numbers(group.local_ids + group.bound.first)
@@ -198,7 +185,7 @@ class Stager:
         return np.array([bare[number] for number in numbers.tolist()], bool)
 
     def stage(self, job: BatchJob) -> StagedReads:
-        """Decide how each group of a job gets its bytes; return the reads to be done ahead."""
+        """Give each group of a job its stage; return the reads that the job waits for."""
         staged = StagedReads()
         for number, route in enumerate(job.routes):
             if route == Route.TIER:
@@ -213,9 +200,7 @@ class Stager:
         assert self._local_tiers is not None
         group = job.groups[number]
         places = self._local_tiers.places(group)
-        stage = TierStage(
-            self._local_tiers, group, places, self._counters, blocks=self, source=self
-        )
+        stage = TierStage(self, group, self._local_tiers, places, self._counters)
         job.staged[number] = stage
         fills = [self._fills_of(self._not_unpacked(group, table.units)) for table in places]
         for fill, _ in itertools.chain(*fills):
@@ -226,7 +211,7 @@ class Stager:
             staged.fill_reads.extend(self._fill_reads(group, new, job.slots[0].epoch))
 
     def _not_unpacked(self, group: SampleGroup, units: Ints) -> Ints:
-        """Return the units that are needed; of blocks of other nodes, only those not at hand."""
+        """Return the units of a group; among several nodes, without blocks in the cache."""
         if self.cluster is None or not group.bound.by_block:
             return units
         is_here = [self._blocks.has(unit) for unit in units.tolist()]
@@ -234,15 +219,16 @@ class Stager:
         return wanted
 
     def _stage_spread(self, job: BatchJob, number: int, staged: StagedReads) -> None:
-        """Ask other nodes for samples; what of them belongs here comes into the tiers as ever."""
+        """Ask other nodes for samples; units that belong here come into the tiers as usual."""
         local_tiers, group = self._local_tiers, job.groups[number]
         assert local_tiers is not None
         if group.bound.by_block:
-            self._stage_tiered(job, number, staged)  # Blocks are whole units, for several batches.
+            # Blocks are whole units that several batches use, so they come into the tiers.
+            self._stage_tiered(job, number, staged)
             return
         places = local_tiers.places(group)
-        near = TierStage(local_tiers, group, places, self._counters, blocks=self, source=self)
-        stage = SpreadStage(near, group, places, blocks=self)
+        near = TierStage(self, group, local_tiers, places, self._counters)
+        stage = SpreadStage(self, group, near)
         job.staged[number] = stage
         new: list[Fill] = []
         for number_of_table, table in enumerate(places):
@@ -261,7 +247,7 @@ class Stager:
     def _ranges_of_peers(
         self, group: SampleGroup, number: int, table: SamplePlaces, far: Ints
     ) -> Iterator[tuple[RangesRead, list[Ints]]]:
-        """Yield what each peer is asked for, and the samples of the group that each range is."""
+        """Yield a read for each peer, with the samples of the group in each of its ranges."""
         from penstock.engine.peer_reads import PeerRanges, RangesRead
 
         cluster, local_tiers = self.cluster, self._local_tiers
@@ -269,7 +255,7 @@ class Stager:
         assert local_tiers is not None
         units, inside = table.units[far], table.inside[far]
         lengths = group.extents[number].length[far]
-        # Samples of one block want the same bytes.
+        # Samples with the same bytes, such as those of one block, are asked for once.
         same = np.stack([units, inside, lengths], axis=1)
         _, first, back = np.unique(same, axis=0, return_index=True, return_inverse=True)
         back = back.reshape(-1)
@@ -289,16 +275,16 @@ class Stager:
                 start = stop
 
     def _read_range(self, wanted: PeerRanges, number: int) -> tuple[memoryview, int]:
-        """Return from its store what a peer did not send, and the number of retries."""
+        """Return the bytes that a peer did not send from their store, and the number of retries."""
         ids = wanted.ids[number : number + 1]
         e = wanted.bound.part.tables[wanted.table].extents(ids)
         at = StorePlace(wanted.bound, wanted.table, int(e.object[0]), int(e.offset[0]))
         return self.read(at, ids, int(e.length[0]))
 
     def _is_damaged(self, unit: int, data: memoryview) -> bool:
-        """Return whether bytes are not what was indexed as a unit, as far as that is known."""
+        """Return whether the index knows checksums of a unit and bytes do not match them."""
         assert self._local_tiers is not None
-        e = self._local_tiers.extent(unit)
+        e = self._local_tiers.units.extent(unit)
         bound = self._local_tiers.bounds[e.bound_number]
         if not has_checksums(bound):
             return False
@@ -306,18 +292,18 @@ class Stager:
         return bool(first_damaged(bound, np.arange(first, first + count), e.offset, data))
 
     def _fills_of(self, units: Ints) -> list[tuple[Fill, bool]]:
-        """Return the fills of those units that are not there, and which of them are new."""
+        """Return the fills of the units that are absent, each with whether it is new."""
         assert self._local_tiers is not None
         assert self.fills is not None
         return [self.fills.of(unit) for unit in self._local_tiers.absent(units)]
 
     def _fill_reads(self, group: SampleGroup, new: list[Fill], epoch: int) -> list[FillRun]:
-        """Return requests for fills; where the order goes by blocks, for all of their blocks."""
+        """Return reads for fills; where the order goes by runs, for the whole runs around them."""
         assert self.fills is not None
         if new and self._runs is not None and self._runs.are_used_in(epoch):
             context = self._units_around(group)
             new = new + [fill for fill, is_new in self._fills_of(context) if is_new]
-        # Between two units lies no more than a unit itself may hold between two samples.
+        # A unit may contain gaps of GAP_BYTES between samples, so a read may as well.
         return self.fills.reads(new, max(GAP_BYTES, self._measured.gap_bytes(RUN_BYTES)))
 
     def _units_around(self, group: SampleGroup, *, placed_only: bool = True) -> Ints:
@@ -338,10 +324,10 @@ class Stager:
     def fills_ahead(
         self, group: SampleGroup, jobs: Ints, epoch: int, *, of_others: bool = False
     ) -> tuple[list[tuple[int, FillRun]], list[Fill]]:
-        """Return requests for what a group needs and nobody has begun, with the job of each.
+        """Return reads for those units of a group that nobody has begun, each with its job.
 
-        With `of_others` also for what other ranks of this node should have begun. Beside that, what
-        batches of this rank have begun already.
+        With `of_others`, units are included that other ranks of this node should have begun. The
+        second list holds the fills that batches of this rank have begun already.
         """
         assert self._local_tiers is not None
         places = self._local_tiers.places(group)
@@ -397,16 +383,17 @@ class Stager:
                 first_use.setdefault(name, (table, j))
         wanted = [(n, t, j) for n, (t, j) in first_use.items() if not self._blocks.has(n)]
         if group.bound.by_block:
-            # What would not stay until it is used is better read when it is.
+            # A block that would be evicted before its use is read when it is used instead.
             lengths = group.extents[0].length
             wanted = wanted[: max(1, self._stage_bytes // 2 // max(1, int(lengths.max())))]
         return [BlockRead(self, group, table, j, name) for name, table, j in wanted]
 
     def _stage_ranges(self, group: SampleGroup) -> tuple[RangesStage, list[SourceRead]]:
-        stage = RangesStage()
+        stage = RangesStage(self, group)
         reads: list[SourceRead] = []
         for table, e in enumerate(group.extents):
-            # All objects in one call, numbered anew and so far apart that no two are ever merged.
+            # One call merges the ranges of all objects: each object gets an address space of its
+            # own, so far from the next one that no range crosses.
             objects, numbers = np.unique(e.object, return_inverse=True)
             assert int(e.offset.max()) < _OBJECT_SPACING
             assert len(objects) < 2**63 // _OBJECT_SPACING
@@ -436,7 +423,7 @@ class Stager:
 
     @contextmanager
     def pinned(self, names: list[Any]) -> Iterator[None]:
-        """Keep some blocks while they are in use."""
+        """Keep some blocks in the cache while they are in use."""
         distinct = list(dict.fromkeys(names))
         self._blocks.pin(distinct)
         try:
@@ -455,7 +442,7 @@ class Stager:
     ) -> Any:
         """Return the unpacked block of a sample, reading it if need be.
 
-        With `beside` it is read even if another thread is at it, which takes too long.
+        With `beside` it is read even if another thread is reading it: that thread is slow.
         """
 
         def load() -> tuple[Any, int]:
@@ -465,7 +452,7 @@ class Stager:
             block = group.bound.unpack_raw(number, offset, data)
             if (unpacked := self._unpacked) is not None:
                 unpacked(block.size_bytes / max(1, len(data)))
-                self._unpacked = None  # Blocks of one set are alike: the first ones tell.
+                self._unpacked = None  # Blocks of one data set are alike: the first one is enough.
             return block, block.size_bytes
 
         return self._blocks.get(name, load, beside=beside)
@@ -484,7 +471,7 @@ class Stager:
         return found
 
     def run_extent(self, group: SampleGroup, table: int, j: int) -> tuple[StorePlace, Ints, int]:
-        """Return where the run begins that a sample lies in, its samples, and its length."""
+        """Return the place, the samples and the length of the run that a sample lies in."""
         assert self._runs is not None
         bound = group.bound
         first, stop = self._runs.ends(group.local_ids[j : j + 1] + bound.first)
@@ -502,9 +489,9 @@ class Stager:
         return self.read(at, group.local_ids[j : j + 1], int(e.length[j]))[0]
 
     def fetched_again(self, unit: int) -> memoryview | None:
-        """Fetch a unit that is damaged in its tier, and put it there; None where another is at it.
+        """Fetch a unit that is damaged in its tier; None if another thread is fetching it.
 
-        In the thread that found it out: its batch is already being made.
+        The thread that found the damage fetches it: its batch is already being made.
         """
         assert self.fills is not None
         return self.fills.fetched_now(unit)
@@ -513,7 +500,7 @@ class Stager:
         """Return the bytes of neighbouring units from their store, and the number of retries."""
         local_tiers = self._local_tiers
         assert local_tiers is not None
-        extents = [local_tiers.extent(u) for u in range(unit, unit + count)]
+        extents = [local_tiers.units.extent(u) for u in range(unit, unit + count)]
         e, last = extents[0], extents[-1]
         place = (e.bound_number, e.table, e.object)
         assert all((x.bound_number, x.table, x.object) == place for x in extents), extents
@@ -526,9 +513,9 @@ class Stager:
         return [whole[x.offset - e.offset :][: x.length] for x in extents], num_retries
 
     def read(self, at: StorePlace, ids: Ints, length: int) -> tuple[memoryview, int]:
-        """Return bytes, in which samples of a part lie, and how often the store was asked again.
+        """Return bytes in which samples of a part lie, and the number of retries at the store.
 
-        They are as the store's client hands them over, and what was indexed.
+        They are checked against the checksums of the index, if it has any, and not copied.
         """
         store = at.bound.store
         before = store.num_attempts_here if isinstance(store, RetryingStore) else 0
@@ -552,7 +539,7 @@ class Stager:
 def _recorded(
     recorder: Recorder, store: Store, info: ObjectInfo, offset: int, length: int
 ) -> memoryview:
-    """Return bytes from a store; each attempt is a row, and failed ones have no bytes."""
+    """Return bytes from a store; each attempt is a row of the trace, a failed one with 0 bytes."""
 
     def seen(attempt: int, begin_ns: int, error: BaseException | None) -> None:
         recorder.span(
@@ -582,13 +569,13 @@ def _recorded(
 
 
 def _by_range(ids: Ints, range_of: Ints) -> list[Ints]:
-    """Return the samples of each range."""
+    """Return the samples that lie in each range."""
     by_range = np.argsort(range_of, kind="stable")
     return np.split(ids[by_range], np.flatnonzero(np.diff(range_of[by_range])) + 1)
 
 
-def _fills_of_peers(local_tiers: LocalTiers, cluster: Cluster) -> PeerFillSource:
-    # Imported by runs that have other nodes; the first batch of all others would wait for it.
-    from penstock.engine.peer_fills import PeerFills
+def _fills_of_peers(local_tiers: LocalTiers, cluster: Cluster) -> PeerFills:
+    # Imported here, because the first batch of a run without other nodes would wait for it.
+    from penstock.engine.peer_reads import PeerFills
 
     return PeerFills(local_tiers, cluster)

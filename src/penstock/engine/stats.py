@@ -1,8 +1,9 @@
-"""What a loader counted: bytes and requests by source, samples, waits."""
+"""The counts of a loader: bytes and requests by source, samples, waits."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.engine.cache_hits import CacheHits
@@ -14,12 +15,29 @@ from penstock.units import show_bytes, show_count, show_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStats:
-    """What was read from one kind of store."""
+    """Reads from one kind of store."""
 
     size_bytes: int = 0
     requests: int = 0
     seconds: float = 0.0
     """Time in reads, summed over threads."""
+
+    def plus(self, other: SourceStats, sign: int = 1) -> SourceStats:
+        """Return the sum of both; with `sign=-1` the difference."""
+        return SourceStats(
+            size_bytes=self.size_bytes + sign * other.size_bytes,
+            requests=self.requests + sign * other.requests,
+            seconds=self.seconds + sign * other.seconds,
+        )
+
+
+def summed(
+    left: Mapping[str, SourceStats], right: Mapping[str, SourceStats], sign: int = 1
+) -> dict[str, SourceStats]:
+    """Return the sums of reads by source; with `sign=-1` the differences."""
+    none = SourceStats()
+    names = dict.fromkeys((*left, *right))
+    return {name: left.get(name, none).plus(right.get(name, none), sign) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +45,13 @@ class TierStats:
     """A tier of this node."""
 
     source: str
-    """Its name among the sources: tier:memory, tier:disk."""
+    """The name of the tier among the sources: tier:memory, tier:disk."""
     folder: str
-    """Where it lies."""
+    """The folder that it lies in."""
     capacity_bytes: int
-    """What it may hold of this data set."""
+    """Bytes of this data set that it may hold."""
     held_bytes: int
-    """What it holds."""
+    """Bytes that it holds."""
     num_damaged: int = 0
     """Units in it that this process found damaged and fetched again."""
 
@@ -46,7 +64,7 @@ class PeerStats:
     node: int
     """Its number in the world."""
     size_bytes: int
-    """What this rank got from it."""
+    """Bytes that this rank got from it."""
     requests: int
     state: str
     """"there", "suspect" (this rank cannot ask it now) or "lost" (to the whole job)."""
@@ -54,19 +72,19 @@ class PeerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStats:
-    """What engine and workers take, beside the training process."""
+    """Memory of engine and workers, beside the training process."""
 
     shared_bytes: int
     """Shared memory: batches that are made ahead, on their way or kept by the training loop."""
     private_bytes: int
-    """Memory that each of them has for itself, all together; what they were forked with and did
-    not change counts for none of them."""
+    """Sum of the memory that each process has for itself; pages that they share since the fork
+    count for none of them."""
     num_processes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """What an engine has counted so far."""
+    """The counts of an engine so far."""
 
     sources: dict[str, SourceStats] = field(default_factory=dict)
     """Reads by source: folder, memory, s3, tier:memory, tier:disk, …"""
@@ -89,14 +107,7 @@ class EngineStats:
         return self.sources["peers"].size_bytes if "peers" in self.sources else 0
 
     def __add__(self, other: EngineStats) -> EngineStats:
-        sources = dict(self.sources)
-        for name, more in other.sources.items():
-            had = sources.get(name, SourceStats())
-            sources[name] = SourceStats(
-                size_bytes=had.size_bytes + more.size_bytes,
-                requests=had.requests + more.requests,
-                seconds=had.seconds + more.seconds,
-            )
+        sources = summed(self.sources, other.sources)
         return EngineStats(sources=sources, decode_s=self.decode_s + other.decode_s)
 
 
@@ -113,31 +124,31 @@ class Stats(EngineStats):
     hand_over_s: float = 0.0
     """Time inside of `next` after a batch was there."""
     cpu_here_s: float = 0.0
-    """Processor time of Penstock inside the training process: what the loop cannot use."""
+    """Processor time of Penstock inside the training process; the loop cannot use it."""
     sent_bytes: int = 0
     """Bytes of batches that were copied to the training process, not shared with it."""
     workers: str = ""
     """Where batches were made, and why there."""
     memory: MemoryStats | None = None
-    """What processes of their own take; None where there are none."""
+    """Memory of engine and workers; None where there are none."""
     elapsed_s: float = 0.0
-    """Time spent inside iterations, waits and the training loop's own work together."""
+    """Time inside iterations: waits and the training loop's own work together."""
     tiers: tuple[TierStats, ...] = ()
     """The tiers of this node."""
     bound_bytes: int | None = None
     """The least that this rank's part of the job could have read from stores so far, with these
-    tiers; None where samples are read where they lie. Exact at the end of an epoch, for all ranks
-    together: one rank may fetch what another uses. `loader.least` says what is counted."""
+    tiers; None for local data without tiers. Exact at the end of an epoch, for all ranks together:
+    one rank may fetch what another uses. `loader.least` defines the bound."""
     epochs: float = 0.0
     """Epochs that were delivered."""
     peers: tuple[PeerStats, ...] = ()
-    """The other nodes, where they lend each other what they hold."""
+    """The other nodes, where nodes use each other's tiers."""
     events: tuple[str, ...] = ()
-    """What happened to other nodes, in sentences."""
+    """Losses and returns of nodes, engines and workers, in sentences."""
     draws: DrawSummary | None = None
     """The windows that were trained on, where samples are drawn by importance."""
     about_draws: tuple[str, ...] = ()
-    """The same, in sentences."""
+    """The draws, in sentences."""
     cache_hits: CacheHits | None = None
     """With importance sampling and tiers: hits, and the most that were possible."""
 
@@ -145,8 +156,8 @@ class Stats(EngineStats):
     def bound_ratio(self) -> float | None:
         """Bytes from stores as a multiple of the least possible; 1 is best.
 
-        None where there is no such bound: samples are read where they lie, or other ranks or jobs
-        of the node have read for this one.
+        None where there is no such bound: the data is local, or other ranks or jobs of the node
+        have read for this rank.
         """
         if not self.bound_bytes or self.store_bytes < _NEARLY * self.bound_bytes:
             return None
@@ -209,34 +220,34 @@ class Stats(EngineStats):
 
 @dataclass(slots=True)
 class ClusterStats:
-    """What was last seen of tiers and other nodes: they may be closed when it is asked for."""
+    """The latest state of tiers and other nodes; they may be closed when somebody asks for it."""
 
     tiers: tuple[TierStats, ...] = ()
     peers: tuple[PeerStats, ...] = ()
     events: tuple[str, ...] = ()
     cache_bytes: int = 0
-    """What all nodes together may keep."""
+    """Bytes that all nodes together may keep."""
     kept: KeptUnits | None = None
-    """What of the data set that is; None without tiers."""
+    """The units of the data set that these bytes keep; None without tiers."""
     warm_bytes: int | None = None
-    """What they held when they were first opened."""
+    """Bytes that the tiers held when they were first opened."""
     draws: DrawSummary | None = None
-    """What was drawn by importance."""
+    """The draws by importance."""
     cache_hits: CacheHits | None = None
-    """Of tiers whose units come and go."""
+    """Hits of tiers whose units come and go."""
 
 
 class Counters:
-    """Reads and work while they are counted; safe to use from many threads.
+    """Counts reads and work; safe to use from many threads.
 
-    Whoever counts a read records it as well, if there is a recorder: so the bytes of a trace are
+    The code that counts a read also records it, if there is a recorder: so the bytes of a trace are
     the bytes that were counted.
     """
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        """Of this process, once a run begins that is traced."""
-        self._lock = threading.Lock()
+        """The recorder of this process, once a traced run begins."""
+        self._lock = threading.Lock()  # Held for a few additions: all threads of a run count.
         self._decode_s = 0.0
         self._sources: dict[str, tuple[int, int, float]] = {}
 
@@ -247,7 +258,7 @@ class Counters:
             self._sources[source] = (b + size_bytes, r + requests, s + seconds)
 
     def taken_reads(self) -> list[tuple[str, int, int, float]]:
-        """Return what was counted, and begin anew."""
+        """Return the reads so far, and begin anew."""
         with self._lock:
             counted, self._sources = self._sources, {}
         return [(source, *numbers) for source, numbers in counted.items()]
@@ -271,7 +282,7 @@ class Counters:
 
 @dataclass(slots=True)
 class DeliveryCounters:
-    """What the training process counts: batches handed over, and where its time went."""
+    """The counts of the training process: batches handed over, and where its time went."""
 
     samples: int = 0
     batches: int = 0
@@ -290,7 +301,7 @@ class DeliveryCounters:
 
 
 _NEARLY = 0.99
-"""The bound takes samples of an unfinished epoch for equally large, so it may be a little high."""
+"""In an unfinished epoch the bound takes samples for equally large, so it may be a bit high."""
 
 
 def _is_near(source: str) -> bool:

@@ -1,4 +1,4 @@
-"""The stream of batches: which samples, in which order, from which place on. No bytes in sight."""
+"""The stream of batches: which samples, in which order, from which place on. It reads no bytes."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ if TYPE_CHECKING:
     from penstock.engine.options import LoaderOptions
 
 RUN_BYTES = 4 << 20
-"""Runs of samples that `blocks` keeps together, where a format has no blocks of its own."""
+"""Size of the runs that `blocks` keeps together, where a format has no blocks of its own."""
 WINDOW_BYTES = 256 << 20
-"""Samples that `blocks` mixes with each other; not the machine's memory decides, but the order."""
+"""Size of the samples that `blocks` mixes. It is part of the order, so no machine may change it."""
 _WINDOW_SAMPLES_MIN = 4096
 _POSITIONS_AHEAD = 16_384
 _SHARES_TOGETHER_MAX = 16
-"""Up to so many, computing everybody's ids at once is quicker than one's own step by step."""
+"""Up to this number, computing the ids of all ranks at once is faster than step by step."""
 
 
 Assign = Callable[[Ints, Ints], Ints]
-"""Returns for the samples of a global batch and the sizes of all ranks' shares the places in the
-batch of rank 0's samples, then those of rank 1, and so on; the same on all ranks."""
+"""Takes the samples of a global batch and the size of each rank's share. Returns places in the
+global batch: first those of rank 0's samples, then those of rank 1, and so on. The result must be
+the same on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStream:
-    """All that decides which batch comes when, on one rank."""
+    """Everything that decides which batch comes when, on one rank."""
 
     dataset: Dataset | Mixture
     order: Order
@@ -57,10 +58,10 @@ class BatchStream:
     global_batch_size: int
     drop_last: bool
     assign: Assign | None = None
-    """Who computes which sample of a global batch, if not each rank its run of positions."""
+    """Assigns the samples of a global batch to ranks; None: each rank has a run of positions."""
 
     def everybody(self) -> BatchStream:
-        """Return the same stream as one rank alone would have it: whole global batches."""
+        """Return the same stream in whole global batches, as a world of one rank has it."""
         return replace(self, world=World(), assign=None)
 
     def steps(self, start: int = 0) -> Steps:
@@ -89,8 +90,8 @@ class BatchStream:
     ) -> Iterator[BatchSlot]:
         """Yield the batches of this rank from a place on, epoch after epoch.
 
-        With `part=(k, n)` only every n-th of them from the k-th on, counted across epochs: the
-        others are left to other processes.
+        With `part=(k, n)`, yield only every n-th batch from the k-th on, counted across epochs;
+        other processes make the others.
         """
         skip, every = part
         for e in count(epoch):
@@ -114,7 +115,7 @@ class BatchStream:
         size = self.global_batch_size
         for first in range(0, len(chosen), ahead):
             several = chosen[first : first + ahead]
-            # One row a batch: an array for each would take longer than its ids.
+            # One row a batch, because making an array for each takes longer than its ids.
             begins = start + np.array(several)[:, None] * size
             positions = begins + np.arange(*share)
             masks = np.ones(positions.shape, bool)
@@ -148,7 +149,7 @@ class BatchStream:
     def _assigned_slots(
         self, assign: Assign, epoch: int, start: int, chosen: range
     ) -> Iterator[BatchSlot]:
-        """Yield this rank's batches where samples go to ranks for a reason."""
+        """Yield this rank's batches where `assign` gives samples to ranks."""
         shares = [self.steps(start).share(rank) for rank in range(self.world.num_ranks)]
         sizes = np.array([stop - first for first, stop in shares])
         mine = slice(*shares[self.world.rank])
@@ -165,7 +166,7 @@ class BatchStream:
             )
 
     def _ids(self, epoch: int, steps: Steps, several: range, share: tuple[int, int]) -> list[Ints]:
-        """Return this rank's ids for some steps; computing a few thousand at once costs least."""
+        """Return this rank's ids for some steps; a few thousand ids at once are fastest."""
         low, high = share
         size = self.global_batch_size
         out = []
@@ -189,7 +190,7 @@ class BatchStream:
     def _padded(self, epoch: int, steps: Steps, step: int) -> Ints:
         positions, mask = steps.positions(step, self.world.rank)
         if self.course is not None:
-            # The beginning of the epoch is not known any more, so the last sample fills up.
+            # Ids at the beginning of the epoch are not known any more, so the last one fills up.
             positions = np.where(mask, positions, self.order.num_samples - 1)
         runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         return np.concatenate([self.order.ids(epoch, int(r[0]), int(r[-1]) + 1) for r in runs])
@@ -201,7 +202,7 @@ def stream_of(
     assign: Assign | None = None,
     course: ImportanceCourse | None = None,
 ) -> BatchStream:
-    """Return the stream that a user's options mean for one rank."""
+    """Return the stream of one rank for a user's options."""
     total = options.global_batch_size or (options.batch_size or 0) * world.num_ranks
     return BatchStream(
         dataset=options.dataset,
@@ -216,9 +217,9 @@ def stream_of(
 def jobs_of(
     stream: BatchStream, slots: Iterator[BatchSlot], batches_a_job: int
 ) -> Iterator[BatchJob]:
-    """Yield jobs: where the samples of the next batches lie."""
+    """Yield jobs: the next batches, with the places of their samples."""
     dataset = stream.dataset
-    num_batches = 1  # The first is waited for: it comes alone.
+    num_batches = 1  # The training loop waits for the first batch, so it is made alone.
     while several := _several(stream, slots, num_batches):
         num_batches = batches_a_job
         ids = several[0].ids if len(several) == 1 else np.concatenate([s.ids for s in several])
@@ -227,7 +228,7 @@ def jobs_of(
 
 
 def _several(stream: BatchStream, slots: Iterator[BatchSlot], num_batches: int) -> list[BatchSlot]:
-    """Return the next batches, as many as one job makes; later ones may not be known yet."""
+    """Return the batches of the next job; batches that are not known yet are left for later."""
     several = list(islice(slots, 1))
     while several and len(several) < num_batches and stream.is_next_known(several[-1]):
         found = next(slots, None)
@@ -239,7 +240,7 @@ def _several(stream: BatchStream, slots: Iterator[BatchSlot], num_batches: int) 
 
 def _group(bound: BoundPart, where: Ints, local_ids: Ints) -> SampleGroup:
     if bound.by_block:
-        # Samples of one block side by side: each piece then needs few of them.
+        # Samples of one block side by side, so that each piece needs few blocks.
         by_block = np.argsort(local_ids, kind="stable")
         where, local_ids = where[by_block], local_ids[by_block]
     return SampleGroup(bound=bound, where=where, local_ids=local_ids)
@@ -251,7 +252,7 @@ def make_order(
     seed: int,
     global_batch_size: int | None,
 ) -> Order:
-    """Return the order that a user's words mean."""
+    """Return the order for a user's `shuffle`."""
     shuffle = shuffle_of(shuffle)
     if isinstance(shuffle, Importance):
         plain = make_order(dataset, "global", seed, global_batch_size)
@@ -285,10 +286,10 @@ def make_order(
 
 
 def shuffle_of(shuffle: Importance | str | bool | None) -> Importance | str | None:
-    """Return the kind of order that was asked for; None, False and "sequential" are as stored.
+    """Return the kind of order for a user's `shuffle`; None, False and "sequential" are as stored.
 
-    True is what torch's users write: the default, which is "global" unless that would read blocks
-    over and over.
+    True, which torch's users write, is the default: "global", unless that would read blocks over
+    and over.
     """
     if isinstance(shuffle, bool | np.bool_):
         return "default" if shuffle else None
@@ -314,7 +315,7 @@ def _window_blocks(dataset: Dataset, starts: Ints) -> int:
 def block_starts(dataset: Dataset) -> Ints:
     """Return the first sample of each block: the format's own, or runs of a few megabytes."""
     if dataset.selection is not None:
-        # A selection may jump about: runs of equal length in the view keep the order exact.
+        # A selection may have any order, so its runs have equal numbers of samples.
         mean = max(1, dataset.size_bytes // int(dataset.starts[-1]))
         return _even_starts(len(dataset), max(1, RUN_BYTES // mean))
     starts = [np.zeros(1, np.int64)]

@@ -1,13 +1,13 @@
 """Tiers whose units come and go, as the windows of an importance order ask for it.
 
-`flow.residency` decides which units are kept. Here its decisions are carried out, step by step and
-in the order of planning: a unit that is admitted gets a place in a tier, and whoever uses it first
-fetches it. A unit that is evicted loses its place at once, so that later batches do not count on
-it. Its bytes are dropped when the batches that were planned before are over.
+`flow.residency` decides which units are kept. This module carries out its decisions, step by step
+and in the order of planning: an admitted unit gets a place in a tier, and the first batch that uses
+it fetches it. An evicted unit loses its place at once, so that later batches do not count on it.
+Its bytes are dropped when the batches that were planned before are over.
 
-All ranks of a node go through the same string, each at its own pace and with what it knows when it
-plans, so they may decide differently. Should one drop what another still wants to read, the other
-finds it gone and reads the store: slower, never wrong.
+All ranks of a node go through the same string of uses, each at its own pace and with what it knows
+when it plans, so they may decide differently. If one drops a unit that another still wants to read,
+the other finds it gone and reads the store: slower, never wrong.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from penstock.order.importance import WindowDraws
 from penstock.storage.tier_places import NOWHERE
 
 _PARTS = 4
-"""Parts of a window that are decided at a time: the next window may be known by then."""
+"""A window is decided in this many parts: the next window may be known by the later ones."""
 _STEPS_LATER = 2
-"""Batches between the last use of a unit and its end: other ranks of the node may be behind."""
+"""Batches between the last use of a unit and its drop: other ranks of the node may be behind."""
 _SLACK_SHARE = 10
-"""This part of the capacity, at most, is for units that come before others have gone."""
+"""At most one part in this many of the capacity is for units that come before others have gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _StepPlan:
 
 
 class TierResidency:
-    """What the tiers of a node keep while a run goes on."""
+    """The units that the tiers of a node keep while a run goes on."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class TierResidency:
         self._plans: deque[_StepPlan] = deque()
         self._leaving: Ints = np.empty(0, np.int64)
         self._drops: deque[tuple[int, Ints]] = deque()
-        """Units to drop, with the batch after which nobody here needs them."""
+        """Units to drop, each with the last batch here that needs them."""
         self._num_taken = 0
         self.is_coming: Callable[[int], bool] = lambda unit: False
-        """Whether an earlier batch is having a unit fetched."""
+        """Whether a unit is being fetched for an earlier batch."""
         self._gaps_of: WindowDraws | None = None
         self._known_gaps: Gaps = np.empty(0)
         self._unit_ids: tuple[Ints, Ints] | None = None
         self._step_units: dict[tuple[int, int], Ints] = {}
-        """Of the steps that are known and not decided, by epoch and first position."""
+        """Units of the steps that are known and not decided, by epoch and first position."""
         self._hold_what_is_there()
 
     def _hold_what_is_there(self) -> None:
-        """Keep what lies in the tiers, of an earlier iteration or of an earlier run."""
+        """Keep the units that an earlier iteration or run has left in the tiers."""
         local_tiers, residency = self._local_tiers, self._residency
         units = np.arange(len(self._lengths))
         local_tiers.keeps[:] = False
@@ -94,7 +94,7 @@ class TierResidency:
     # -- carrying out ------------------------------------------------------------------------
 
     def begin(self, groups: list[SampleGroup]) -> None:
-        """Give places to what a batch brings in."""
+        """Give places to the units that a batch admits."""
         self._drop_due()
         if not self._plans:
             self._decide()
@@ -115,7 +115,7 @@ class TierResidency:
         self._hits.count(self._lengths[units], is_hit)
 
     def _admit(self, unit: int) -> None:
-        """Let a unit belong to the fastest tier that has room for it."""
+        """Give a unit a place in the fastest tier that has room."""
         local_tiers, length = self._local_tiers, int(self._lengths[unit])
         where = local_tiers.tiers.tier_of_one(unit)
         if where == NOWHERE:
@@ -129,7 +129,7 @@ class TierResidency:
         local_tiers.keeps[unit] = True
 
     def end(self, number: int) -> None:
-        """Take the places of what makes room, now that the batch itself is planned."""
+        """Take the places of evicted units, now that the batch itself is planned."""
         local_tiers = self._local_tiers
         units = self._leaving[local_tiers.keeps[self._leaving]]
         tier_of = local_tiers.tiers.tier_of(units)
@@ -141,14 +141,14 @@ class TierResidency:
             self._drops.append((number, units))
 
     def taken(self, number: int) -> None:
-        """Take note that the training loop has a batch."""
+        """Record that the training loop has a batch."""
         self._num_taken = number + 1
 
     def _drop_due(self) -> None:
         local_tiers = self._local_tiers
         while self._drops and self._drops[0][0] + _STEPS_LATER < self._num_taken:
             number, units = self._drops.popleft()
-            units = units[~local_tiers.keeps[units]]  # Some may have come back since.
+            units = units[~local_tiers.keeps[units]]  # Some may have been admitted again.
             busy = [unit for unit in units.tolist() if not local_tiers.tiers.drop(unit)]
             if busy:
                 self._drops.append((number + _STEPS_LATER, np.array(busy)))
@@ -156,7 +156,7 @@ class TierResidency:
     # -- deciding ----------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Decide about the next steps, with all that is known by now."""
+        """Decide about the next steps, with everything that is known now."""
         order = self._course.order
         window = order.num_samples // order.num_windows
         num_steps = max(1, window // (_PARTS * self._stream.global_batch_size))
@@ -172,21 +172,21 @@ class TierResidency:
             came = np.flatnonzero(found.is_admitted[first:stop]) + first
             admitted = dict(zip(used[came].tolist(), came.tolist(), strict=True))
             left = zip(found.evicted[is_here].tolist(), found.evicted_at[is_here], strict=True)
-            # One that left and came back in the same step stays.
+            # A unit that is evicted and admitted again in the same step stays.
             evicted = [unit for unit, at in left if admitted.get(unit, -1) <= at]
             came_and_left = [np.array(list(u), np.int64) for u in (admitted, set(evicted))]
             self._plans.append(_StepPlan(used[first:stop], *came_and_left))
             first = stop
 
     def _taken_units(self) -> Ints:
-        """Return the units of the next step, and go on to the one after it."""
+        """Return the units of the next step, and advance."""
         epoch, first, stop = self._steps.next()
         units = self._units(epoch, first, stop)
         del self._step_units[epoch, first]
         return units
 
     def _future(self) -> Ints:
-        """Return the units that this node uses in all later steps that are known."""
+        """Return the units of this node in all later steps that are known."""
         steps = self._steps.copy()
         parts = [np.empty(0, np.int64)]
         while self._course.is_known(*steps.end):
@@ -218,7 +218,7 @@ class TierResidency:
         return found
 
     def _gaps(self) -> Gaps:
-        """Return by unit how many uses are expected until it comes again."""
+        """Return the expected number of uses until each unit comes again."""
         draws = self._course.draws(self._course.known_windows[-1])
         if draws is not self._gaps_of:
             self._gaps_of = draws
@@ -235,7 +235,7 @@ class TierResidency:
         return self._known_gaps
 
     def _ids_of_units(self) -> tuple[Ints, Ints]:
-        """Return samples and units that belong together."""
+        """Return pairs of samples and units, as two arrays."""
         ids, units = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for bound, where, local_ids in self._stream.dataset.groups(
             np.arange(self._course.order.num_ids)
@@ -277,5 +277,5 @@ class _RunSteps:
         return epoch, first, stop
 
     def copy(self) -> _RunSteps:
-        """Return the same steps, to go on by themselves."""
+        """Return the same steps, which advance independently."""
         return _RunSteps(self._stream, self._epoch, self._position)

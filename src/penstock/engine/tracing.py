@@ -1,7 +1,7 @@
-"""What is recorded of a traced run beside its work: tiers, counters once a second, clocks.
+"""Records of a traced run beside the rows of its work: tiers, counters once a second, clocks.
 
-The counters of all processes of a rank are read here, in the engine's process, so that the training
-process has nothing to do with it.
+The engine's process reads the counters of all processes of the rank, so that this takes no time of
+the training process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.world import World
 
 
 class Tracing:
-    """Records beside the work, from the first run of an engine to its end."""
+    """Records tiers, counters and clocks from the first run of an engine to its end."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Tracing:
         world: World,
         clock: Callable[[], int] | None,
     ) -> None:
-        """`clock` asks the first node for its time, where there are several that can be asked."""
+        """`clock` asks the first node for its time; None where there is no other node to ask."""
         self._recorder = recorder
         self._sampler = Sampler(recorder, pids, of_node=world.local_rank == 0)
         is_asked = clock is not None and world.is_first_of_node

@@ -1,4 +1,4 @@
-"""Pages for those who look after machines, /metrics among them."""
+"""A small HTTP server for /metrics and /healthz."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class WebPages:
         )
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Begin to answer."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -61,6 +61,7 @@ class _WebServer(ThreadingHTTPServer):
         self, address: Address, pages: dict[str, Callable[[], tuple[int, str, str]]]
     ) -> None:
         self.pages = pages
+        # Bounds the pages made at once: each request has a thread, and anybody may ask.
         self.room = threading.BoundedSemaphore(_AT_ONCE_MAX)
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__((address.host, address.port), _PageHandler)
@@ -108,5 +109,5 @@ class _PageHandler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say it only to those who want every detail."""
+        """Log requests at level DEBUG."""
         _log.debug(format, *args)

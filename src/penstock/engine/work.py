@@ -1,8 +1,8 @@
-"""What the engine asks a worker process for, and what comes back.
+"""Requests of the engine to a worker process, and the worker's reply.
 
-A request names some samples of one batch, tells where their bytes are and where their values go. A
-worker writes values that have the expected shape straight into the batch's memory. All others come
-back in a parcel.
+A request names some samples of one batch, the place of their bytes, and the memory for their
+values. The worker writes values of the expected shape straight into that memory. All other values
+come back in a parcel.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class RowTarget:
 
 
 WorkFor = tuple[int, int, int]
-"""Rank, step and epoch that work is done for, in runs that are traced. A plain tuple is unpickled
-without looking for its class."""
+"""Rank, step and epoch of the work, in runs that are traced; a plain tuple, because pickle need not
+look up its class."""
 
 
 class CopyTarget(NamedTuple):
-    """Where in a batch samples go."""
+    """The memory of a batch that samples are copied into."""
 
     memory: Reference
     places: Ints | None
-    """Their rows, None: one after the other; or, where they have no common width, their starts."""
+    """With a width, the row of each sample (None: one after the other); else the start of each."""
     width: int
-    """Of a row; 0: samples have no common one."""
+    """Bytes of a row; 0 where samples differ in length."""
 
 
 class CopyRequest(NamedTuple):
@@ -93,16 +93,16 @@ class WorkRequest(NamedTuple):
     gone: Sequence[int] = ()
     """Segments to forget."""
     released: Sequence[tuple[int, int]] = ()
-    """Parcels and references of the worker's that nobody looks at any more."""
+    """References of the worker's parcels that nobody looks at any more."""
 
 
 class WorkReply(NamedTuple):
-    """What became of a request."""
+    """The outcome of a request."""
 
     parcel: SharedParcel | None = None
-    """The fields of the samples (`dict[str, FieldPiece]`), or what was made of the whole batch."""
+    """The fields of the samples (`dict[str, FieldPiece]`), or the whole batch."""
     number: int = 0
-    """Of the parcel, for its release."""
+    """Number of the parcel, for its release."""
     error: bytes | None = None
     """The exception that ended it, pickled, with the traceback as its cause."""
     fresh: Sequence[tuple[int, int]] = ()
@@ -110,4 +110,4 @@ class WorkReply(NamedTuple):
     reads: Sequence[Read] = ()
     decode_s: float = 0.0
     size_bytes: int = 0
-    """Of a whole batch."""
+    """Bytes of a whole batch; 0 for a piece of one."""

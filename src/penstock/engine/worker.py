@@ -1,7 +1,8 @@
 """A worker process: decodes and transforms samples, one at a time, and writes them into batches.
 
-It is forked by the spawner, which has imported what the user's functions need and has no thread. It
-knows nothing of orders, stores or tiers. Bytes that are not in local files come from the engine.
+The spawner forks it, after importing what the user's functions need; the spawner has no thread. A
+worker knows nothing of orders, stores or tiers. Bytes that are not in local files come from the
+engine, in shared memory.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from penstock.trace.loop import WorkTimes
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob:
-    """What all workers of a loader have from their birth."""
+    """What all workers of a loader start with."""
 
     dataset: Dataset | Mixture
     sample_options: SampleOptions
     kept_bytes: int
-    """Memory that a worker keeps for the bytes of samples, and as much shared memory for results
-    that have no place yet."""
+    """Memory that a worker keeps for the bytes of samples; it keeps as much shared memory for
+    values that the engine has provided no memory for."""
     at_random: bool
     trace: str | None = None
     """The folder that the run is recorded in."""
@@ -63,7 +64,8 @@ class WorkerProcess:
         self._channel = channel
         self._job = job
         self._maker = SampleMaker(job.sample_options, seeds=True)
-        # Two tables: what goes out must refer to segments of this process, never to the engine's.
+        # Two tables of segments: a parcel for the engine may refer to segments of this process
+        # only, never to the engine's own, though both are mapped here.
         own = SharedSegments()
         self._pool = SharedPool(job.kept_bytes, own)
         self._outbox = Outbox(own)
@@ -74,7 +76,7 @@ class WorkerProcess:
         self._times = WorkTimes()
 
     def run(self) -> None:
-        """EngineAnswer requests."""
+        """Answer requests until the engine has closed the channel."""
         while True:
             try:
                 frame, files = self._channel.receive()
@@ -103,7 +105,7 @@ class WorkerProcess:
                 size_bytes = parcel.shared_bytes + len(parcel.data)
             else:
                 parcel = packed(self._pieces(request), self._pool)
-        except BaseException as caught:  # It is raised where the batch is asked for.
+        except BaseException as caught:  # Raised again in the thread that asks for the batch.
             error = packed_error(caught)
         if begun is not None and recorder is not None and isinstance(request, WorkRequest):
             self._record(recorder, request, *begun, is_error=error is not None)
@@ -122,11 +124,11 @@ class WorkerProcess:
         self._channel.send(pickle.dumps(reply, 5), files)
 
     def _recorder_for(self, request: WorkRequest | CopyRequest) -> Recorder | None:
-        """Return what records a request, and have all that is recorded belong to it."""
+        """Return the recorder of a request, set to the step that the request is for."""
         if request.work_for is None or self._job.trace is None:
             return None
         if self._counters.recorder is None:
-            # Not before: the rank is known when a run begins, and this process may be older.
+            # Not in `__init__`: this process may start before a run begins and the rank is known.
             self._counters.recorder = self._maker.recorder = recorder_of(
                 self._job.trace, role="worker", rank=request.work_for[0]
             )
@@ -188,7 +190,7 @@ class WorkerProcess:
         for reference, lengths in zip(source.references, source.lengths, strict=True):
             lent = self._inbox.array(reference)
             if not self._maker.only_copies:
-                # A transform may keep what it is given, and the engine uses its memory again.
+                # A transform may keep its sample, and the engine uses this memory again.
                 own = self._private.array(lent.shape, np.uint8)
                 own[:] = lent
                 lent = own
@@ -201,7 +203,7 @@ class WorkerProcess:
     # -- batches -----------------------------------------------------------------------------
 
     def _pieces(self, request: WorkRequest) -> Pieces:
-        """Make samples of a batch that others work on, too."""
+        """Make some samples of a batch; other workers make the rest."""
         targets = {name: self._target(request, t) for name, t in request.targets.items()}
         columns = PieceColumns(targets)
         for some in request.samples:
@@ -217,7 +219,7 @@ class WorkerProcess:
         return data.view(np.dtype(target.kind)).reshape(shape), target.special
 
     def _whole(self, request: WorkRequest) -> Any:
-        """Make a batch alone, and join it as the user wishes."""
+        """Make a whole batch, and join it with the user's collate or padding."""
         sample_options = self._job.sample_options
         if sample_options.collate is not None:
             samples: list[Any] = [None] * request.num_samples
@@ -236,7 +238,7 @@ class WorkerProcess:
         return fields
 
     def _joined(self, join: Callable[[], Any]) -> Any:
-        """Return what joins samples, and record how long that took."""
+        """Call a function that joins samples, and record how long that took."""
         begin_ns = time.perf_counter_ns()
         joined = join()
         if self._counters.recorder is not None:
@@ -290,7 +292,7 @@ class PieceColumns:
         return True
 
     def pieces(self) -> Pieces:
-        """Return what the engine needs to know of each field."""
+        """Return the values of each field that are not in the batch's memory yet."""
         return {name: self._piece(name) for name in dict.fromkeys([*self._in_place, *self._values])}
 
     def _piece(self, name: str) -> FieldPiece:

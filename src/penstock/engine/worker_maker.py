@@ -1,20 +1,20 @@
 """Batches whose samples are made by worker processes.
 
-The engine says which samples, brings their bytes, and has places for their values. Worker processes
-decode and transform. Where the user joins samples himself, or ragged values are filled up, one
-worker makes the whole batch; else a batch is cut into pieces, so that all workers have something to
-do (`flow.planning.pieces_of_batch`).
+The engine names the samples, brings their bytes, and provides the memory for their values. Worker
+processes decode and transform. With `collate=` or `pad=`, one worker makes the whole batch; else a
+batch is cut into pieces, so that all workers have something to do
+(`flow.planning.pieces_of_batch`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.dataset.bound import BoundPart
-from penstock.dataset.part import Ints
 from penstock.engine.decode import SampleOptions, owned_lists, uses_of
 from penstock.engine.errors_apart import unpacked_error
 from penstock.engine.job import BatchJob, GroupPiece, SampleGroup, cut
@@ -23,7 +23,7 @@ from penstock.engine.sinks import Layout, Sinks
 from penstock.engine.stages import GroupStage
 from penstock.engine.stats import Counters
 from penstock.engine.work import RawBytes, RowTarget, SomeSamples, WorkFor, WorkRequest
-from penstock.engine.workers import DEPTH, WorkerHandle, Workers
+from penstock.engine.workers import DEPTH, MakeRequest, WorkerHandle, Workers
 from penstock.flow.planning import pieces_of_batch
 
 _SAMPLES_A_PIECE_MIN = 4
@@ -53,9 +53,10 @@ class WorkerMaker:
         self._look_ahead_bytes = look_ahead_bytes
         self._num_planned = 0
         self._is_whole = sample_options.collate is not None or bool(sample_options.padding)
-        self._copies_lists = sample_options.transform is None
+        self._makes_views = sample_options.transform is None
+        """Whether values may look into memory of the engine, which uses it again."""
         self._layout: Layout = {}
-        """Of the latest batch: the next one probably has the same."""
+        """Shapes and types of the latest batch; the next one probably has the same."""
 
     def plan(self, job: BatchJob) -> list[GroupPiece]:
         """Prepare the places of a batch and cut it into pieces."""
@@ -84,15 +85,8 @@ class WorkerMaker:
         some, held = self._some(job, piece)
         targets = self._targets(job.state)
         make = partial(self._request, job, [some], targets, held)
-        handle, reply = self._workers.ask(make, _named(job, piece))
-        for read in reply.reads:
-            self._counters.add_reads(*read)
-        self._counters.add_decode(reply.decode_s)
-        if reply.error is not None:
-            raise unpacked_error(reply.error)
-        assert reply.parcel is not None
-        pieces = handle.inbox.open(reply.parcel, handle.releaser(reply.number))
-        job.state.take(some.places, pieces)
+        handle, parcel, releaser = self._asked(make, _named(job, piece))
+        job.state.take(some.places, handle.inbox.open(parcel, releaser))
 
     def _work_whole(self, job: BatchJob) -> None:
         pieces = [
@@ -101,14 +95,21 @@ class WorkerMaker:
         found = [self._some(job, piece) for piece in pieces]
         held = [each for _, some in found for each in some]
         make = partial(self._request, job, [some for some, _ in found], {}, held)
-        handle, reply = self._workers.ask(make, _named(job, None))
+        handle, parcel, releaser = self._asked(make, _named(job, None))
+        job.state = handle.inbox.passed_on(parcel, releaser)
+
+    def _asked(
+        self, make: MakeRequest, what: str
+    ) -> tuple[WorkerHandle, SharedParcel, Callable[[int], None]]:
+        """Have a worker do a request; return it, its parcel, and how the parcel is released."""
+        handle, reply = self._workers.ask(make, what)
         for read in reply.reads:
             self._counters.add_reads(*read)
         self._counters.add_decode(reply.decode_s)
         if reply.error is not None:
             raise unpacked_error(reply.error)
         assert reply.parcel is not None
-        job.state = handle.inbox.passed_on(reply.parcel, handle.releaser(reply.number))
+        return handle, reply.parcel, handle.releaser(reply.number)
 
     def finish(self, job: BatchJob) -> list[Any]:
         """Return the batch."""
@@ -116,7 +117,7 @@ class WorkerMaker:
             return [job.state]
         self._layout = job.state.layout()
         fields = job.state.fields({})
-        if self._copies_lists:
+        if self._makes_views:
             fields = owned_lists(fields, [g.bound for g in job.groups])
         return [fields]
 
@@ -130,7 +131,10 @@ class WorkerMaker:
         held: list[Any],
         handle: WorkerHandle,
     ) -> tuple[WorkRequest, list[int]]:
-        """Return what a worker is asked, with the files of segments that it does not know yet."""
+        """Return the request for a worker, with the files of segments that it has not mapped.
+
+        `held` is not used here: the partial function that calls this keeps the memory leased.
+        """
         numbers = [t.reference[0] for t in targets.values()]
         for some in samples:
             numbers += [n for n, _, _ in getattr(some.source, "references", ())]
@@ -164,7 +168,7 @@ class WorkerMaker:
         return out
 
     def _some(self, job: BatchJob, piece: GroupPiece) -> tuple[SomeSamples, list[Any]]:
-        """Return samples as a worker is told of them, and what keeps their bytes meanwhile."""
+        """Return samples as a request describes them, and the memory that holds their bytes."""
         group = job.groups[piece.group]
         source, held = self._source(group, piece, job.staged.get(piece.group))
         some = SomeSamples(
@@ -187,8 +191,9 @@ class WorkerMaker:
         references, lengths, held = [], [], []
         for table, extents in enumerate(group.extents):
             sizes = extents.length[piece.start : piece.stop].astype(np.int64)
-            target, starts = self._shared(sizes)
-            stage.copy_into(table, piece, target, starts)
+            ends = np.cumsum(sizes)
+            target = self._pool.lease(max(1, int(ends[-1])))
+            stage.copy_into(table, piece, target, (ends - sizes).tolist())
             reference = self._pool.reference(target)
             assert reference is not None
             references.append(reference)
@@ -196,13 +201,9 @@ class WorkerMaker:
             held.append(target)
         return RawBytes(references=references, lengths=lengths), held
 
-    def _shared(self, sizes: Ints) -> tuple[Any, list[int]]:
-        ends = np.cumsum(sizes)
-        return self._pool.lease(max(1, int(ends[-1]))), (ends - sizes).tolist()
-
 
 class _InSharedMemory:
-    """Bytes that travel in shared memory and arrive as what they were."""
+    """Bytes or a memoryview that travel in shared memory and arrive with their own type."""
 
     def __init__(self, value: bytes | memoryview) -> None:
         self._value = value

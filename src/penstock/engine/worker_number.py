@@ -1,4 +1,4 @@
-"""How many workers a loader has: measured once a second, decided by `flow.worker_count`."""
+"""The number of workers of a loader: measured once a second, decided by `flow.worker_count`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTimes:
-    """What the training loop has done so far."""
+    """Waits and batches of the training loop so far."""
 
     wait_s: float
     num_batches: int
 
 
 class WorkerCountControl:
-    """Keeps the number of workers right while an iteration runs."""
+    """Adapts the number of workers while an iteration runs."""
 
     def __init__(self, workers: Workers, *, most: int, told: Callable[[], LoopTimes]) -> None:
         self._workers = workers
@@ -34,7 +34,7 @@ class WorkerCountControl:
         self._thread = threading.Thread(target=self._run, name="penstock-count", daemon=True)
 
     def start(self) -> None:
-        """Begin with a number that is rather too high, and look at it from now on."""
+        """Begin with a number that is rather too high, and adapt it from now on."""
         self._workers.resize(self._count.target)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class WorkerCountControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorkerReading:
-    """What is known at one moment."""
+    """The measurements of one moment."""
 
     at_s: float
     loop: LoopTimes
@@ -81,7 +81,7 @@ class _WorkerReading:
 
 
 def idle_s(cores: set[int]) -> float:
-    """Return the time that some cores had nothing to do, all together, since the machine began."""
+    """Return the idle time of some cores since the machine began, summed."""
     ticks = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *numbers = line.split()

@@ -1,8 +1,8 @@
 """Samples of local files that worker processes copy into the batch.
 
-Threads of one interpreter that copy hundreds of samples a batch stand in each other's way: each
-takes the interpreter's lock after every copy, and waits while another one plans or joins a batch.
-Workers have an interpreter each. They also bear what a mapped file can do to a process (SIGBUS).
+Threads of one interpreter that copy hundreds of samples a batch hold each other up: each takes the
+interpreter's lock after every copy, and waits while another thread plans or joins a batch. Each
+worker has an interpreter of its own. When a mapped file is cut off (SIGBUS), only a worker dies.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.engine.work import CopyRequest, CopyTarget
 from penstock.engine.workers import WorkerHandle, Workers
 
 _HERE_BYTES = 1 << 20
-"""Up to here a copy takes about as long as asking somebody else for it."""
+"""A copy of this size takes about as long as a request to a worker."""
 _HINT = "a file that is cut off while it is read does that"
 _NUM_NAMED = 8
-"""Samples that are named when a worker dies of them."""
+"""Samples that the error names when a worker dies."""
 
 
 class WorkerReader(SampleReader):
@@ -75,7 +75,7 @@ class WorkerReader(SampleReader):
             places = group.where[piece.start : piece.stop]
             width, first, count = target.shape[1], int(places[0]), len(places)
             where: Ints | None = places
-            if int(places[-1]) - first == count - 1:  # They rise, so they follow each other.
+            if int(places[-1]) - first == count - 1:  # Places rise, so they are neighbours.
                 number, offset, _ = reference
                 reference, where = (number, offset + first * width, count * width), None
             self._ask(group, table, piece, CopyTarget(reference, where, width))
@@ -83,7 +83,7 @@ class WorkerReader(SampleReader):
     def _reference(
         self, group: SampleGroup, table: int, target: Bytes, size_bytes: int
     ) -> Reference | None:
-        """Return where in shared memory a target lies; None if a worker is not to write there."""
+        """Return the place of a target in shared memory; None if this process copies itself."""
         if size_bytes < _HERE_BYTES or not self.can_map(group.bound, table):
             return None
         return self._shared.reference(target)

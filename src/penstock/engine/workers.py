@@ -1,20 +1,19 @@
 """The worker processes, as the engine sees them.
 
-Each worker has two requests at most: one that it works on and one that waits in its socket, so that
-it never waits for the engine. A worker that dies is named, and its requests are given to others, a
-bounded number of times.
+Each worker has at most two requests: one that it works on and one that waits in its socket, so that
+it never waits for the engine. When a worker dies, the log says how, and other workers get its
+requests, a bounded number of times.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.shared import Inbox, Outbox, SharedSegments
@@ -24,51 +23,76 @@ from penstock.errors import WorkerError
 DEPTH = 2
 """Requests that a worker has at once."""
 _TRIES_MAX = 3
-"""Workers that may die of the same samples."""
+"""Workers that get the same request, each after the one before has died."""
 _TRANSFORM_HINT = 'workers="here" runs the transform in this process, where a debugger sees it'
 _DEATHS_MAX = 64
-"""Workers that may die in all, before it is an error."""
+"""Deaths of workers in a run of the engine; one more is an error."""
 _STATUS_S = 2.0
 """How long the spawner may take to say how a worker ended."""
 
 _log = logging.getLogger("penstock.loader")
 
-
 AnyRequest = WorkRequest | CopyRequest
 MakeRequest = Callable[["WorkerHandle"], tuple[AnyRequest, list[int]]]
-"""Makes a request for the worker that gets it, with the files of segments that it lacks."""
+"""Makes the request for one worker, with the files of those segments that it has not mapped yet."""
 
 
-class Spawner(Protocol):
-    """Whoever can start worker processes."""
+class SpawnerClient:
+    """Asks the spawner for workers, and hears how they ended."""
+
+    def __init__(self, channel: FrameChannel) -> None:
+        self._channel = channel
+        self._pids: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._ended = threading.Condition()  # Guards `_ends`; `status` waits for an entry.
+        threading.Thread(target=self._listen, name="penstock-spawner", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                frame, _ = self._channel.receive()
+            except ChannelClosed:
+                os._exit(1)  # The spawner is gone; nobody else would end this process.
+            number, pid, code = pickle.loads(frame)
+            self._pids[number] = pid
+            if code is not None:
+                with self._ended:
+                    self._ends[number] = code
+                    self._ended.notify_all()
 
     def start(self, number: int, end: int) -> None:
         """Start a worker that speaks through a descriptor."""
-        ...
-
-    def status(self, number: int, wait_s: float) -> int | None:
-        """Return how a worker has ended, as `os.waitpid` says it; None if nobody knows."""
-        ...
+        self._channel.send(str(number).encode(), [end])
 
     def pid(self, number: int) -> int | None:
         """Return the process of a worker, once it is known."""
-        ...
+        return self._pids.get(number)
+
+    def status(self, number: int, wait_s: float) -> int | None:
+        """Return the exit code of a worker, negative for a signal; None if it is not known yet."""
+        with self._ended:
+            self._ended.wait_for(lambda: number in self._ends, wait_s)
+            return self._ends.get(number)
 
 
 class WorkerHandle:
-    """One worker process and what the engine knows of it."""
+    """One worker process: its channel, its requests and the memory that it shares."""
 
     def __init__(self, number: int, channel: FrameChannel, segments: SharedSegments) -> None:
         self.number = number
         self.num_asked = 0
-        """Requests that it has now."""
+        """Requests that it has and has not answered."""
         self.is_dead = False
         self.inbox = Inbox(segments, passes_on=True)
         self.outbox = Outbox(segments)
         self._channel = channel
         self._released: deque[tuple[int, int]] = deque()
-        self._sending = threading.Lock()  # Tickets are drawn in the order of requests.
-        self._turn = threading.Condition()  # Guards whose reply comes next.
+        # Held from the making of a request until its ticket is drawn: the worker answers in the
+        # order of requests, and a request may name segments that only the one before brings.
+        self._sending = threading.Lock()
+        # Guards `_num_answered`, the ticket whose reply comes next: the thread that has drawn it
+        # reads the channel, all others wait.
+        self._turn = threading.Condition()
         self._num_sent = self._num_answered = 0
 
     def ask(self, make: MakeRequest) -> WorkReply:
@@ -92,23 +116,25 @@ class WorkerHandle:
                 self._turn.notify_all()
 
     def releaser(self, number: int) -> Callable[[int], None]:
-        """Return what is called when a reference of a parcel is not looked at any more."""
-        # The garbage collector may call it, so no lock: a deque appends atomically.
+        """Return a function that releases a reference of a parcel with the next request."""
+        # No lock, because the garbage collector may call it anywhere: a deque appends atomically.
         released = self._released
         return lambda index: released.append((number, index))
 
     def close(self) -> None:
-        """End it."""
+        """Close its channel; the worker then ends."""
         self._channel.close()
 
 
 class Workers:
     """All worker processes of a loader."""
 
-    def __init__(self, spawner: Spawner, segments: SharedSegments, num_workers: int) -> None:
+    def __init__(self, spawner: SpawnerClient, segments: SharedSegments, num_workers: int) -> None:
         self._spawner = spawner
         self._segments = segments
-        self._changed = threading.Condition()  # Guards everything below.
+        # Guards everything below; notified when a worker has room for a request or the number of
+        # workers changes.
+        self._changed = threading.Condition()
         self._handles: list[WorkerHandle] = []
         self._num_wanted = num_workers
         self._num_started = 0
@@ -121,16 +147,16 @@ class Workers:
 
     @property
     def num_workers(self) -> int:
-        """How many there should be."""
+        """The number of workers that there should be."""
         return self._num_wanted
 
     @property
     def num_alive(self) -> int:
-        """How many there are; they are started when there is work for them."""
+        """The number of workers that there are; each is started when there is work for it."""
         return len(self._handles)
 
     def resize(self, num_workers: int) -> None:
-        """Have more workers, or fewer; those that are too many end when they have nothing to do."""
+        """Change the number of workers; surplus ones end as soon as they have no request."""
         with self._changed:
             self._num_wanted = num_workers
             self._retire()
@@ -145,7 +171,7 @@ class Workers:
     def ask(
         self, make: MakeRequest, what: str, hint: str = _TRANSFORM_HINT
     ) -> tuple[WorkerHandle, WorkReply]:
-        """Have samples made by some worker; by another one, should it die of something."""
+        """Have some worker do a request; if it dies, another one."""
         for attempt in range(_TRIES_MAX):
             handle = self._acquired()
             try:
@@ -197,7 +223,7 @@ class Workers:
             self._changed.notify_all()
 
     def _buried(self, handle: WorkerHandle) -> str:
-        """Take a dead worker out; return what became of it."""
+        """Remove a dead worker; return a sentence that says how it ended."""
         with self._changed:
             if handle in self._handles:
                 self._handles.remove(handle)
@@ -235,11 +261,3 @@ def _end_of(status: int | None) -> str:
         hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
         return f"was ended by {name}{hint}"
     return f"ended with exit status {status}"
-
-
-def wait_for(condition: Callable[[], Any], wait_s: float, every_s: float = 0.005) -> Any:
-    """Return what a condition returns once that is true, or after a while."""
-    end_s = time.monotonic() + wait_s
-    while not (found := condition()) and time.monotonic() < end_s:
-        time.sleep(every_s)
-    return found

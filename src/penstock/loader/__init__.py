@@ -1,8 +1,8 @@
 """The loader: the part of the data path that lives in the training process.
 
-`Loader` takes what a user asks for, has `engine` make the batches, and hands them over. What comes
-when is decided in `order`, where it lies in `dataset`. `torch` holds what PyTorch asks for beside
-the loader, `dlio` the plug-in for DLIO.
+`Loader` takes the user's options, lets `engine` make the batches, and hands them over. `order`
+decides which sample comes when, `dataset` knows where it lies. `torch` holds the pieces that
+PyTorch needs beside the loader, `dlio` the plug-in for DLIO.
 """
 
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ from penstock.trace import Kind, Recorder
 
 
 class _CopyRecorder:
-    """Who records copies to the device. Not the batch: batches are pickled and kept."""
+    """Holds the recorder of copies to the device; batches cannot, because they are pickled."""
 
     recorder: Recorder | None = None
 
@@ -22,7 +22,7 @@ _copies = _CopyRecorder()
 
 
 def record_copies(recorder: Recorder) -> None:
-    """Have copies of all batches of this process recorded from now on."""
+    """Record the copies of all batches of this process from now on."""
     _copies.recorder = recorder
 
 
@@ -31,9 +31,9 @@ _KINDS_SHOWN = 3
 
 
 class Batch(dict[str, Any]):
-    """Field → array, tensor or list, one entry a sample.
+    """A dictionary of fields: array, tensor or list, with one entry a sample.
 
-    A plain dict for every tool that moves batches about; the rest are attributes.
+    Tools that move dictionaries of tensors work with it; all else is in attributes.
     """
 
     ids: Any = None
@@ -62,7 +62,7 @@ class Batch(dict[str, Any]):
         positions: Any = None,
         weights: Any = None,
     ) -> Batch:
-        """Return a batch with all that belongs to it."""
+        """Return a batch with its attributes."""
         batch = cls(fields)
         batch.ids, batch.mask, batch.epoch, batch.step = ids, mask, epoch, step
         batch.positions, batch.weights = positions, weights
@@ -135,7 +135,7 @@ def _moved(value: Any, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _shown(value: Any) -> str:
-    """Return what a field is: type, shape and place of its elements."""
+    """Return a description of a field: type, shape and device."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         kind = str(getattr(value, "dtype", "")).removeprefix("torch.")

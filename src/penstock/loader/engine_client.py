@@ -1,8 +1,8 @@
 """The engine in its own process, as the training process sees it.
 
-Nothing runs here but the hand-over: a batch arrives as a short message, its arrays look into shared
-memory. No thread is started. What the user does not look at any more is noted by the garbage
-collector, and the engine is told with the next batch. `apart` has the iterations.
+The training process only takes batches over: a batch arrives as a short message, and its arrays
+look into shared memory. No thread is started here. When the user drops an array, its finalizer
+notes that, and the engine is told with the next batch. `EngineRun` is one iteration.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from penstock.machine import Machine
 from penstock.world import World
 
 _CLOSE_S = 15.0
-"""How long engine and workers have to end."""
+"""How long engine and workers may take to end."""
 _LARGE = ("torch", "torchvision")
 """Packages that take long to import, and start no thread when they are imported."""
 _WORKER_BYTES_MAX, _WORKER_SHARE = 32 << 20, 64
-"""Memory that a worker keeps for the next samples: at most so much, and such a part of what may be
-made ahead."""
+"""Memory that a worker keeps for the next samples: at most this, and one part in this many of the
+look-ahead."""
 _log = logging.getLogger("penstock.loader")
 
 
 class _PayloadPacker(cloudpickle.Pickler):  # type: ignore[misc]
-    """Packs what a process on this machine needs: indexes travel as the names of their files."""
+    """Pickles the payload for processes of this machine: indexes travel as file names."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Dataset):
@@ -75,7 +75,7 @@ class _PayloadPacker(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def payload_of(options: LoaderOptions, num_workers: int | None) -> bytes:
-    """Return what engine and workers are born with; raises if it cannot be pickled."""
+    """Return the pickled payload of engine and workers; raises if it cannot be pickled."""
     job = WorkerJob(
         dataset=options.dataset,
         sample_options=sample_options_of(options),
@@ -113,37 +113,40 @@ class EngineClient:
         self._batches: FrameChannel | None = None
         self._inbox = Inbox(SharedSegments())
         self._released: deque[tuple[int, int]] = deque()
-        """Filled by the garbage collector: no lock, a deque appends atomically."""
+        """References that were dropped here. Finalizers fill it, so it has no lock: a deque appends
+        atomically."""
         self._looked_at: set[tuple[int, int]] = set()
-        """References of parcels that somebody looks at."""
+        """References of parcels that arrays of this process look into."""
         self._seen_by_forks: set[tuple[int, int]] = set()
-        """Those that a forked child may look at, whatever becomes of them here."""
+        """References that a forked child may look at, even after they are dropped here."""
         self._num_runs = 0
         self._met_by: int | None = None
-        """The engine that has met the other nodes."""
+        """The process of the engine that has met the other nodes."""
         self.run_id: str | None = None
         self._world = World()
         self.engine_pid = 0
         self._pinned: Any = None
-        """What page-locks segments, once this process uses a GPU."""
+        """Page-locks segments, once this process uses a GPU."""
         self.waited_s = 0.0
         """Time that was spent waiting for messages."""
         self._counted_before = self._counted_now = EngineStats()
-        """What engines that are gone have counted, and what this one has."""
+        """The counts of engines that are gone, and of the present one."""
         self._told = EngineReport(seen=ClusterStats(), counted=EngineStats(), events=())
         self.events: list[str] = []
-        """What happened to engines, in sentences."""
+        """Ends of engines, in sentences."""
         self._open: list[FrameChannel] = []
         """The channels to the engine: it ends when they are closed."""
         self._finalizer: Callable[[], Any] | None = None
-        # One question at a time; `end` may be called by the garbage collector inside of another.
+        # Held for a question and its answer on the control channel. The garbage collector may call
+        # `end` inside of a question, so `end` does not wait for this lock.
         self._asking = threading.Lock()
-        # Threads of two iterations may meet here: one was replaced while it waited for a batch.
+        # Held while the batches channel is read or written: an iteration may have been replaced by
+        # another one while a thread of it still waits for a batch.
         self._receiving = threading.RLock()
         self._early: deque[MadeBatches] = deque()
         """Messages of the latest iteration that a thread of the one before has received."""
         self.losses: deque[LossNotice] = deque()
-        """What was observed since the engine was last told; a deque, as for `_released`."""
+        """Losses that were observed since the engine was last told."""
         self.beginning = threading.RLock()
         """Held while an iteration begins, and while a dead engine is replaced."""
         close_in_children(self)
@@ -158,7 +161,7 @@ class EngineClient:
         self._control, control = channel_pair()
         self._batches, batches = channel_pair()
         self._open[:] = [self._control, self._batches]
-        # Segments of an engine that is gone stay mapped while the user looks into them.
+        # A new inbox: segments of a dead engine stay mapped as long as arrays look into them.
         self._inbox = Inbox(SharedSegments())
         self._released = deque()
         self._early.clear()
@@ -171,7 +174,7 @@ class EngineClient:
         self._hand_over_passed()
 
     def _hand_over_passed(self) -> None:
-        """Give the engine what was read to index the data: it fills the tiers."""
+        """Give the engine the bytes that were read to index the data; they go into the tiers."""
         passed = [(n, d.passed) for n, d in enumerate(datasets_of(self._options.dataset))]
         given = [(n, p.handed_over()) for n, p in passed if p is not None]
         if given:
@@ -215,7 +218,7 @@ class EngineClient:
     def _asked(self, word: str, value: Any = None, files: Sequence[int] = ()) -> Any:
         control = self._control
         if control is None:
-            raise ChannelClosed("the engine has ended")  # Another thread has just seen it.
+            raise ChannelClosed("the engine has ended")  # Another thread has taken note of it.
         question = EngineQuestion(word=word, value=value)
         control.send(pickle.dumps(question), files)
         while True:
@@ -227,7 +230,7 @@ class EngineClient:
             self._meet(found)
 
     def _meet(self, call: MeetingCall) -> None:
-        """Do for the engine what only this process can: speak with torch's store."""
+        """Call the rendezvous for the engine: only this process can reach torch's store."""
         assert self._control is not None
         try:
             if call.method == "number":
@@ -246,8 +249,8 @@ class EngineClient:
     ) -> int:
         """Begin an iteration of the engine, which is started if there is none; return its number.
 
-        An engine that was started again does not meet the other nodes again: they do not expect it.
-        An iteration in stages has a channel for its fetches, whose other end is given.
+        An engine that replaces a dead one does not meet the other nodes: they do not expect it. An
+        iteration in stages passes the engine's end of the channel for its fetches.
         """
         self._world = start.world
         if self._control is None:
@@ -265,7 +268,7 @@ class EngineClient:
         if not self._is_mine() or self._control is None:
             return
         if not self._asking.acquire(blocking=False):
-            return  # The engine ends it when the next one begins.
+            return  # A question is under way. The engine ends this run when the next one begins.
         try:
             with suppress(ChannelClosed):
                 self._asked("end", run)
@@ -276,49 +279,46 @@ class EngineClient:
         return os.getpid() == self._pid
 
     def receive(self, run: int, *, taken: int, wait_s: float) -> MadeBatches:
-        """Return the next message of an iteration; `taken` batches were taken since the last."""
-        with self._receiving:
-            return self._received(run, taken=taken, wait_s=wait_s)
-
-    def _received(self, run: int, *, taken: int, wait_s: float) -> MadeBatches:
+        """Return the next message of a run; `taken` batches were taken since the last one."""
         is_told = False
-        while True:
-            if run != self._num_runs:
-                return MadeBatches(run=run)  # Another one has begun.
-            if self._early:
-                early = self._early.popleft()
-                if early.run == run:
-                    return early
-                self._drop(early)
-                continue
-            batches = self._batches
-            if batches is None:
-                raise ChannelClosed("the loader is closed")  # By another thread.
-            is_ready = batches.is_ready()
-            if not is_told or not is_ready:
-                self.tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
-                is_told = True
-            begin_s = time.perf_counter()
-            try:
-                frame, files = batches.receive()
-            finally:
-                self.waited_s += 0.0 if is_ready else time.perf_counter() - begin_s
-            found = pickle.loads(frame)
-            if isinstance(found, LogLine):
-                logging.getLogger(found.name).log(found.level, "%s", found.text)
-                continue
-            fresh = self._inbox.add(found.fresh, files)
-            self._inbox.forget(found.gone)
-            self._pin(fresh)
-            assert isinstance(found, MadeBatches)
-            self._counted_now = found.counted or self._counted_now
-            if found.run == self._num_runs:
-                self._early.append(found)
-            else:
-                self._drop(found)
+        with self._receiving:
+            while True:
+                if run != self._num_runs:
+                    return MadeBatches(run=run)  # Another iteration has begun, which ends this one.
+                if self._early:
+                    early = self._early.popleft()
+                    if early.run == run:
+                        return early
+                    self._drop(early)
+                    continue
+                batches = self._batches
+                if batches is None:
+                    raise ChannelClosed("the loader is closed")  # Another thread has closed it.
+                is_ready = batches.is_ready()
+                if not is_told or not is_ready:
+                    self.tell(run, 0 if is_told else taken, is_waiting=not is_ready, wait_s=wait_s)
+                    is_told = True
+                begin_s = time.perf_counter()
+                try:
+                    frame, files = batches.receive()
+                finally:
+                    self.waited_s += 0.0 if is_ready else time.perf_counter() - begin_s
+                found = pickle.loads(frame)
+                if isinstance(found, LogLine):
+                    logging.getLogger(found.name).log(found.level, "%s", found.text)
+                    continue
+                fresh = self._inbox.add(found.fresh, files)
+                self._inbox.forget(found.gone)
+                self._pin(fresh)
+                assert isinstance(found, MadeBatches)
+                self._counted_now = found.counted or self._counted_now
+                if found.run == self._num_runs:
+                    self._early.append(found)
+                else:
+                    self._drop(found)
 
     def _pin(self, fresh: list[SharedSegment]) -> None:
-        """Page-lock segments, if a GPU is in use."""
+        """Page-lock new segments, if a GPU is in use; all segments, the first time."""
         if self._pinned is None:
             self._pinned = pinned_memory()
             fresh = self._inbox.segments
@@ -327,35 +327,34 @@ class EngineClient:
                 self._pinned.lock(segment.memory, segment.address, segment.size_bytes)
 
     def tell(self, run: int, taken: int, *, wait_s: float, is_waiting: bool = False) -> None:
-        """Tell the engine what was taken, and what is not looked at any more."""
+        """Tell the engine which batches were taken and which references were dropped."""
         with self._receiving:
-            self._tell(run, taken, wait_s=wait_s, is_waiting=is_waiting)
-
-    def _tell(self, run: int, taken: int, *, wait_s: float, is_waiting: bool) -> None:
-        batches = self._batches
-        if batches is None:
-            return
-        released = [self._released.popleft() for _ in range(len(self._released))]
-        spoilt = [r for r in released if r in self._seen_by_forks] if self._seen_by_forks else []
-        if spoilt:
-            self._seen_by_forks.difference_update(spoilt)
-            released = [r for r in released if r not in spoilt]
-        if self._pinned is not None:
-            released = self._pinned.free(released)
-        losses = [self.losses.popleft() for _ in range(len(self.losses))]
-        notice = FrontNotice(
-            run=run,
-            num_taken=taken,
-            is_waiting=is_waiting,
-            wait_s=wait_s,
-            released=released,
-            spoilt=spoilt,
-            losses=losses,
-        )
-        batches.send(pickle.dumps(notice, 5))
+            batches = self._batches
+            if batches is None:
+                return
+            released = [self._released.popleft() for _ in range(len(self._released))]
+            spoilt = (
+                [r for r in released if r in self._seen_by_forks] if self._seen_by_forks else []
+            )
+            if spoilt:
+                self._seen_by_forks.difference_update(spoilt)
+                released = [r for r in released if r not in spoilt]
+            if self._pinned is not None:
+                released = self._pinned.free(released)
+            losses = [self.losses.popleft() for _ in range(len(self.losses))]
+            notice = FrontNotice(
+                run=run,
+                num_taken=taken,
+                is_waiting=is_waiting,
+                wait_s=wait_s,
+                released=released,
+                spoilt=spoilt,
+                losses=losses,
+            )
+            batches.send(pickle.dumps(notice, 5))
 
     def _drop(self, made: MadeBatches) -> None:
-        """Give back what came for an iteration that is over."""
+        """Release the memory of a message for an iteration that is over."""
         self._released.extend((made.number, i) for i in range(len(made.references or ())))
 
     def opened(self, made: MadeBatches) -> list[Any]:
@@ -374,13 +373,13 @@ class EngineClient:
 
     @property
     def counted(self) -> EngineStats:
-        """What all engines of this loader have counted."""
+        """The counts of all engines of this loader."""
         return self._counted_before + self._counted_now
 
     # -- ends --------------------------------------------------------------------------------
 
     def died(self) -> str:
-        """Take note that the engine is gone; return how it ended."""
+        """Close the channels of a dead engine; return a sentence that says how it ended."""
         self._close_channels()
         self._counted_before, self._counted_now = self.counted, EngineStats()
         self.events += self._told.events
@@ -394,7 +393,7 @@ class EngineClient:
         return f"the engine (process {self.engine_pid}) was ended {how}"
 
     def told(self) -> EngineReport:
-        """Return what the engine knows, or last said; counts are those of all engines."""
+        """Return the engine's report, or its latest one; counts are those of all engines."""
         told = self._asked_now("stats")
         if told is not None:
             self._take(told)
@@ -411,7 +410,7 @@ class EngineClient:
         return found
 
     def _asked_now(self, word: str) -> Any:
-        """Ask the engine that is there; None where there is none, or it has just died."""
+        """Ask the engine if there is one; None if there is none or it has just died."""
         if self._control is None or not self._is_mine():
             return None
         with suppress(ChannelClosed):
@@ -438,21 +437,21 @@ class EngineClient:
         self._control = self._batches = None
 
     def forked(self) -> None:
-        """Take note of a fork: the child sees the batches that are here now, for ever.
+        """Note that a forked child sees the batches that are here now, for as long as it lives.
 
-        Shared memory is not copied by a fork. So what a child may look at is not used again.
+        A fork does not copy shared memory, so memory that a child may look at is never used again.
         """
         self._seen_by_forks |= self._looked_at
 
     def close_after_fork(self) -> None:
-        """Close the sockets in a forked child: the engine must see when the parent is gone."""
+        """Close the sockets in a forked child; else the engine would not see the parent's end."""
         self._close_channels()
         if self._spawner is not None:
             self._spawner.close()
 
 
 def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
-    """Return modules that each worker will use, and that a process may import before it forks."""
+    """Return the modules that each worker needs and that are safe to import before a fork."""
     named = _named_by(options)
     used = [n for n in _LARGE if n in sys.modules and (n in named or n.encode() in payload)]
     if used and "torch" in sys.modules:
@@ -461,9 +460,9 @@ def _modules_of(options: LoaderOptions, payload: bytes) -> tuple[str, ...]:
 
 
 def _named_by(options: LoaderOptions) -> set[str]:
-    """Return the packages of what the modules of the user's functions have imported.
+    """Return the packages that the modules of the user's functions have imported.
 
-    Such a function travels as its name, so the payload does not tell what it uses.
+    Such a function is pickled as its name, so the payload does not show what it uses.
     """
     functions = [options.transform, options.collate]
     for bound in options.dataset.bound[:1]:
@@ -479,13 +478,13 @@ def _named_by(options: LoaderOptions) -> set[str]:
 def _end(open_: list[FrameChannel], spawner: FrameChannel, spawner_pid: int, pid: int) -> None:
     """End a spawner, and with it engine and workers; wait until they are gone."""
     if os.getpid() != pid:
-        return  # It is the parent's of a fork.
+        return  # After a fork it belongs to the parent.
     for channel in open_:
         channel.close()
     with suppress(ChannelClosed):
         spawner.send(b"Q")
         while spawner.is_ready(_CLOSE_S):
-            spawner.receive()  # Until it is gone.
+            spawner.receive()  # Raises `ChannelClosed` once the spawner is gone.
         with suppress(ProcessLookupError):
             os.kill(spawner_pid, signal.SIGKILL)  # Its children die with it.
     spawner.close()

@@ -1,6 +1,6 @@
 """One iteration whose batches an engine in its own process makes.
 
-Should the engine die, another one goes on behind the last batch that was taken.
+If the engine dies, another one goes on behind the last batch that was taken.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from penstock.order.importance import StepLosses
 
 _DEATHS_MAX = 5
 _DEATHS_S = 3600.0
-"""An iteration goes on after the death of its engine, so often within this time."""
+"""An iteration survives this many deaths of its engine within this time."""
 _log = logging.getLogger("penstock.loader")
 
 
 Scores = Callable[[Callable[[], None]], Mapping[str, Any]]
-"""Returns the scores as they are now, for an order that depends on losses; calls a function that
-forgets what was to be told of them."""
+"""Returns the present scores, for an order that depends on losses. Its argument is called under the
+lock of the scores and clears the losses that are still to be told: the scores contain them."""
 
 
 class EngineRun:
@@ -43,9 +43,9 @@ class EngineRun:
         self._num_delivered = 0
         self._cursor: tuple[int, int] | None = None
         self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
-        """When engines of this iteration died."""
+        """Times at which engines of this iteration died."""
         self._num_taken = 0
-        """Batches of the latest message; the engine is told of them with the next."""
+        """Batches of the latest message; the engine is told with the next `receive`."""
         self._waited_before_s = client.waited_s
         self.sent_bytes = 0
         self.decode_ns = (0, 0)
@@ -72,7 +72,7 @@ class EngineRun:
         return batches_of(slots, self._client.opened(made))
 
     def _made(self) -> MadeBatches:
-        """Return the next message; should the engine die, that of another one."""
+        """Return the next message; if the engine dies, that of another engine."""
         while True:
             try:
                 return self._client.receive(self._number, taken=self._num_taken, wait_s=self.wait_s)
@@ -81,7 +81,7 @@ class EngineRun:
                     return MadeBatches(run=self._number)
 
     def _begin_again(self) -> bool:
-        """Go on with another engine, since this one has died; False if another thread ended it."""
+        """Go on with another engine after the death of this one; False if the run was stopped."""
         begin_s = time.perf_counter()
         with self._client.beginning:
             if not self._is_stopped:
@@ -90,11 +90,11 @@ class EngineRun:
                 self._number = self._begin()
         self._client.waited_s += time.perf_counter() - begin_s
         if self._is_stopped:
-            self._end()  # It may have begun after it was stopped.
+            self._end()  # The new run may have begun after `stop` ended the old one.
         return not self._is_stopped
 
     def _begin(self) -> int:
-        """Begin with the engine that is there, or with a new one, where the last batch ended."""
+        """Begin behind the last batch, with the present engine or a new one."""
         span = self._start.span
         if self._num_delivered and span.part == (0, 1) and self._cursor is not None:
             span = replace(span, start=self._cursor)
@@ -135,20 +135,21 @@ class EngineRun:
 
     @property
     def cpu_s(self) -> float:
-        """It has no thread in this process."""
+        """0: the run has no thread in this process."""
         return 0.0
 
     def observed(self, steps: Sequence[StepLosses], closes_window: bool) -> None:
-        """Tell the engine about losses: with the next batch, or at once if a window is over."""
+        """Tell the engine about losses with the next batch; at once if a window is over."""
         self._client.losses.append(LossNotice(steps, closes_window))
         if closes_window:
-            # Several batches may have come at once, and the engine can plan no further now.
-            with suppress(ChannelClosed):  # The next batch takes note of it.
+            # At once, because the engine cannot plan beyond the window, and the loop may still have
+            # several batches of the latest message to use before it asks again.
+            with suppress(ChannelClosed):  # The next batch finds the engine dead.
                 self._client.tell(self._number, 0, wait_s=self.wait_s)
 
     def stop(self) -> None:
         """End the iteration."""
-        self._is_stopped = True  # Before the end, which wakes whoever waits.
+        self._is_stopped = True  # First: the end wakes a waiting thread, which looks at this.
         self._end()
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
-"""Importance sampling as the training process has it: scores, losses, and what they tell.
+"""Importance sampling in the training process: scores, losses, and reports about them.
 
-The scores here are the run's: they go into its state, and an engine that is started again begins
-with them. Draws are made where batches are planned.
+The scores here are those of the run: they go into its state, and an engine that replaces a dead one
+begins with them. The engine makes the draws, when it plans batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from penstock.dataset.part import Ints
 from penstock.engine.draw_summary import DrawSummary
 from penstock.engine.job import BatchSlot
-from penstock.engine.opening import number_of_meeting, rendezvous_for
+from penstock.engine.opening import is_data_worker, number_of_meeting, rendezvous_for
 from penstock.engine.stats import ClusterStats
 from penstock.errors import OptionError, StateError
 from penstock.loader.losses import LossExchange, ObservedLosses, SingleRankExchange
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _SUSPECTS_SHARE = 0.02
 _HARDNESS_MIN = 0.9
-"""A place in batches that is chance stays below this on average."""
+"""The mean hardness of a sample whose place in its batches is chance stays below this."""
 _SEEN_MIN = 4
 _FIELDS = ("score", "hardness", "num_seen", "sizes", "ids", "losses")
 
@@ -43,7 +43,7 @@ class SavedImportance(NamedTuple):
 
 
 class LoaderImportance:
-    """What a loader knows about the importance of its samples: `loader.importance`."""
+    """The scores of a loader's samples: `loader.importance`."""
 
     def __init__(self, order: ImportanceOrder, meets_at: bool | str) -> None:
         self.order = order
@@ -51,7 +51,7 @@ class LoaderImportance:
         self._world: World | None = None
         self._global_batch_size = 0
         self.seen: Callable[[], ClusterStats] = ClusterStats
-        """Returns what the engine has seen; set when an iteration begins."""
+        """Returns the state of the engine; set when an iteration begins."""
         self._take(ImportanceCourse(order))
 
     def _take(self, course: ImportanceCourse) -> None:
@@ -69,7 +69,7 @@ class LoaderImportance:
     ) -> None:
         """Prepare for an iteration from a place on."""
         order = self.order
-        if part != (0, 1) or _is_data_worker():
+        if part != (0, 1) or is_data_worker():
             raise OptionError(
                 "importance sampling needs the losses of every batch, and worker processes of a "
                 "DataLoader do not hear of them; iterate over the penstock.Loader itself, in the "
@@ -83,8 +83,8 @@ class LoaderImportance:
                 f"{global_batch_size:,}; give window={wide}, or go on with a saved state and a "
                 f"global batch of at most {window:,}"
             )
-        # What is queued belongs to windows of the iteration before; the queue stays bounded where
-        # loops are left early, again and again.
+        # The queue belongs to windows of the iteration before; it must not grow when loops are left
+        # early again and again.
         self._observed.take_all()
         if (world, global_batch_size) != (self._world, self._global_batch_size):
             self._world, self._global_batch_size = world, global_batch_size
@@ -96,8 +96,8 @@ class LoaderImportance:
                 self._course.move_to(first)
 
     def forward_to(self, forward: Callable[[Sequence[StepLosses], bool], None]) -> None:
-        """Name the method of whoever draws, for the iteration that begins."""
-        # Weak: a run knows these scores, and a loader that nobody holds must go at once.
+        """Pass losses on to this method, for the iteration that begins."""
+        # Weak, because a run refers to these scores: a cycle would keep a loader that nobody holds.
         method = weakref.WeakMethod(forward)
 
         def told(steps: Sequence[StepLosses], closes_window: bool) -> None:
@@ -108,17 +108,17 @@ class LoaderImportance:
         self._observed.forward = told
 
     def scores(self, begin_anew: Callable[[], None] = lambda: None) -> Mapping[str, Any]:
-        """Return the state of the course; whoever tells of its changes begins anew with it."""
+        """Return the state of the course; `begin_anew` is called before it can change again."""
         with self._observed.changing:
             begin_anew()
             return self._course.to_state()
 
     def delivered(self, slot: BatchSlot) -> None:
-        """Take note that a batch is handed to the training loop."""
+        """Record that a batch is handed to the training loop."""
         self._observed.delivered(slot)
 
     def observe(self, batch: Any, losses: Any) -> None:
-        """Take note of the losses of a batch."""
+        """Take the losses of a batch."""
         self._observed.observe(batch, losses)
 
     def _exchange(self) -> LossExchange:
@@ -251,7 +251,7 @@ class LoaderImportance:
 
     def __repr__(self) -> str:
         with self._observed.changing:
-            table = self._course.latest_table()  # Without what other ranks have to report first.
+            table = self._course.latest_table()  # Does not wait for other ranks.
         scored = float((table.num_seen > 0).mean())
         return (
             f"LoaderImportance(window {self._course.window}, {self.num_observed:,} batches "
@@ -267,18 +267,9 @@ class LoaderImportance:
         self.load(self.saved(self.order, state["scores"]))
 
 
-def _is_data_worker() -> bool:
-    """Return whether this is a worker process of torch's DataLoader."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
-
-
 def _array_of(value: Any) -> Any:
-    """Return a tensor, wherever it lies, as an array; anything else as it is."""
+    """Return a tensor on any device as an array; anything else unchanged."""
     array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
-    kinds = {
-        "<i4": np.uint32,
-        "<i2": np.uint16,
-    }  # As what they were saved: torch has no such types.
+    kinds = {"<i4": np.uint32, "<i2": np.uint16}  # Saved as signed: torch had no such types.
     kind = kinds.get(array.dtype.str) if isinstance(array, np.ndarray) else None
     return array if kind is None else array.view(kind)

@@ -45,7 +45,7 @@ _TIMES = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 64), (65, 255))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceView:
-    """What there is to show."""
+    """The data of the page."""
 
     order: ImportanceOrder
     table: ScoreTable
@@ -56,7 +56,7 @@ class ImportanceView:
     hardest: Ints
     suspects: Ints
     next_draws: WindowDraws
-    """What the next window would be, from all scores that are known."""
+    """The draws that a next window would have, with all scores that are known."""
 
 
 def importance_html(view: ImportanceView) -> str:

@@ -23,14 +23,14 @@ from penstock.trace.windows import ResidentWindows
 
 
 class BatchRun(Protocol):
-    """Whoever makes the batches of one iteration."""
+    """Makes the batches of one iteration."""
 
     sent_bytes: int
-    """Bytes of batches that were copied to this process."""
+    """Bytes of batches that were copied to this process, not shared with it."""
     decode_ns: tuple[int, int]
     """From when to when the latest batches were made (perf_counter_ns)."""
     made_bytes: int
-    """Bytes of the latest batches, as far as they are known."""
+    """Memory of the latest batches, as far as it is known."""
 
     def next(self) -> list[tuple[BatchSlot, Any]] | None:
         """Return the next batches, or None when there are no more."""
@@ -52,7 +52,7 @@ class BatchRun(Protocol):
 
 
 class ThreadedRun:
-    """Batches that are made in this process, by threads."""
+    """Makes batches in this process, with threads."""
 
     sent_bytes = 0
 
@@ -103,7 +103,7 @@ class IterationRecording:
 
 
 class Iteration(Iterator[Any]):
-    """What `iter(loader)` returns. What makes its batches works exactly as long as it lives."""
+    """The iterator of a loader; its run ends with it."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Iteration(Iterator[Any]):
         self.run = run
         self._windows = windows
         self._holds = holds
-        """What its threads use, for as long as they live: the loader may be gone before."""
+        """An object that its threads use; the loader may be gone before they end."""
         self._counters = counters
         self._convert = convert
         self._delivered = delivered
@@ -130,11 +130,11 @@ class Iteration(Iterator[Any]):
                 recorded.recorder, object_id=recorded.object_id, launches=recorded.is_loop
             )
         self._batch_bytes = 0
-        """Of each batch that is ready, where their job makes several."""
+        """Memory of each batch in `_ready`, for the recorder."""
         self._ready: deque[tuple[BatchSlot, Any]] = deque()
         self._pid = os.getpid()
         self._began = time.perf_counter()
-        # Runs when nobody holds this any more, at `close`, or when the interpreter ends.
+        # Called once: when this is collected, at `close`, or when the interpreter ends.
         self._finalizer = weakref.finalize(
             self, _end, run, counters, self._began, self._pid, self._loop
         )
@@ -184,7 +184,7 @@ class Iteration(Iterator[Any]):
         return batch
 
     def made(self) -> tuple[BatchSlot, Any]:
-        """Return the next batch, and what `deliver` wants when somebody has it."""
+        """Return the next batch, and its slot for `deliver`."""
         self.check_process()
         takes_job = not self._ready
         begin_cpu_s = time.thread_time() if takes_job else 0.0
@@ -206,12 +206,13 @@ class Iteration(Iterator[Any]):
             if self._loop is not None and slot is not None:
                 what = slot.step, slot.epoch, slot.num_counted, self._batch_bytes, 0
                 self._loop.took(begin_ns, end_ns, int(waited_s * 1e9), what)
-            # A batch that came with another one takes so long that asking would cost as much.
+            # A batch that came with another one: asking for the thread's time would cost as much
+            # as the hand-over itself, which does nothing but compute.
             cpu_s = time.thread_time() - begin_cpu_s if takes_job else hand_over_s
             self._counters.hand_over_cpu_s += cpu_s
 
     def check_process(self) -> None:
-        """Refuse to go on in a forked child."""
+        """Refuse to go on in a forked child, which has neither the threads nor the channels."""
         if os.getpid() != self._pid:
             raise StateError(
                 "this iteration belongs to the process that started it; what makes its batches "
@@ -241,7 +242,7 @@ class Iteration(Iterator[Any]):
         self._ready.extend(made)
         if self._recorded is not None:
             self._batch_bytes = self.run.made_bytes // len(made)
-            # The clock is the same in the process that made them.
+            # All processes of a machine have the same clock, so these times can be compared.
             self._recorded.recorder.span(
                 Kind.HAND_OVER,
                 self.run.decode_ns[1],
@@ -260,7 +261,7 @@ class Iteration(Iterator[Any]):
                     f"has made a {type(fields).__name__}; return a mapping of names to fields, "
                     'such as {"data": …}'
                 )
-            return fields  # The user's own collate decides what a batch is.
+            return fields  # The result of the user's collate is the batch.
         convert = self._convert
         return Batch.of(
             {name: convert(value) for name, value in fields.items()},
@@ -273,7 +274,7 @@ class Iteration(Iterator[Any]):
         )
 
     def close(self) -> None:
-        """End whatever makes its batches."""
+        """End the run."""
         self._ready.clear()
         self._finalizer()
 
@@ -282,7 +283,7 @@ def _end(
     run: BatchRun, counters: DeliveryCounters, began: float, pid: int, loop: LoopRecorder | None
 ) -> None:
     if os.getpid() != pid:
-        return  # A forked child has none of these threads and processes.
+        return  # In a forked child: the threads and processes belong to the parent.
     if loop is not None:
         loop.left()
     counters.elapsed_s += time.perf_counter() - began

@@ -1,15 +1,15 @@
-"""The least that a run can read from its store, stated for what is counted.
+"""The least that a run can read from its store, in the bytes that `Stats` counts.
 
-Tiers keep whole units: a unit of small samples holds what lies between them, headers and padding of
-a tar file, since it is fetched with one request. So of S bytes of samples, tiers keep K bytes of
-units, and L bytes of samples are left to the store:
+Tiers keep whole units. A unit of small samples is fetched with one request, so it also holds the
+bytes between them, such as headers and padding of a tar file. So of S bytes of samples, tiers keep
+K bytes of units, and L bytes of samples are left to the store:
 
     store bytes ≥ K + L + (E - 1) · L
 
-K + L is at least S: equal to it where samples are large, lie without gaps, or come in blocks. In a
-uniform shuffle a sample without a place is read alone, and L counts its own bytes. Where the order
-goes block by block and there is no tier, runs are read whole, and L counts what lies between
-samples, too. With a tier, runs of which it holds a part are not, so L counts samples again.
+K + L is at least S, and equal to S if samples are large, lie without gaps, or come in blocks. In a
+uniform shuffle a sample without a place is read alone, and L counts its own bytes. If the order
+goes block by block and there is no tier, runs are read whole, and L counts the bytes between
+samples as well. A run of which a tier holds a part is not read whole; there L counts samples again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def least_bytes(
 ) -> tuple[int, int]:
     """Return the least that the first epoch reads, and each later one, all ranks together.
 
-    `warm_bytes` were on the nodes before; blocks stay in `stage_bytes` of memory while there is
-    room. Only a rank that `is_alone` on its node reads runs whole in any case.
+    `warm_bytes` were on the nodes before the run. Blocks stay in `stage_bytes` of memory while
+    there is room. Only a rank that `is_alone` on its node reads runs whole in any case.
     """
     in_blocks = isinstance(order, BlocksOrder)
     kept_bytes = 0 if kept is None else kept.unit_bytes

@@ -1,7 +1,7 @@
-"""Metrics of a loader whose batches are made in the training process.
+"""Metrics of a loader that makes its batches in the training process.
 
-Where an engine makes them, its process has the endpoint. Here it takes a thread of the training
-process, and only if `PENSTOCK_METRICS_PORT` is set.
+With an engine process, that process has the endpoint. Without one, the endpoint takes a thread of
+the training process, and only if `PENSTOCK_METRICS_PORT` is set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_metrics(loader: Any, world: World) -> Callable[[], Any] | None:
-    """Return what ends the endpoint of a loader; it ends with the loader in any case."""
+    """Return a function that ends the endpoint of a loader; it ends with the loader anyway."""
     ref = weakref.ref(loader)
 
     def snapshot() -> LiveSnapshot:
@@ -39,7 +39,7 @@ def open_metrics(loader: Any, world: World) -> Callable[[], Any] | None:
 
 
 def _stop(web: WebPages, pid: int) -> None:
-    if os.getpid() == pid:  # A forked child has the socket, but no thread that could stop.
+    if os.getpid() == pid:  # A forked child has the socket, but not the thread.
         web.stop()
 
 

@@ -1,9 +1,9 @@
 """`Loader`: from a data set to batches in the training loop.
 
 A loader is cheap to make: no thread, file or connection exists before the first batch is asked for.
-Iterating it once goes through `epochs` epochs; iterating again goes on with the next. Leaving a
-loop early and starting anew begins the same epochs again, as torch's DataLoader does; `state_dict`
-is for going on.
+One iteration goes through `epochs` epochs; the next one goes on with the epochs after them. If a
+loop is left early, the next iteration begins the same epochs again, as torch's DataLoader does; to
+go on from inside an epoch, use `state_dict`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from penstock.arguments import count_of
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.mixture import Mixture
 from penstock.engine.build import StreamSpan
-from penstock.engine.choice import WorkerChoice, choose_workers
 from penstock.engine.convert import converter
 from penstock.engine.decode import Collate, Transform
 from penstock.engine.draw_summary import DrawSummary
@@ -39,15 +38,15 @@ from penstock.engine.reads import is_local
 from penstock.engine.stats import ClusterStats, DeliveryCounters, EngineStats, Stats
 from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
+from penstock.loader.choice import WorkerChoice, choose_workers, facts_of
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.engine_run import EngineRun
-from penstock.loader.facts import facts_of
 from penstock.loader.importance import LoaderImportance
 from penstock.loader.iteration import BatchRun, Iteration, IterationRecording, ThreadedRun
 from penstock.loader.least import least_bytes
 from penstock.loader.live import open_metrics
 from penstock.loader.recording import record_end, record_start, recorded_of, recorder_for
-from penstock.loader.stages import StagedEngineRun, StagedIteration, StagedThreadedRun, StageOptions
+from penstock.loader.stages import StagedEngineRun, StagedIteration, StagedThreadedRun
 from penstock.loader.versions import check_at_edge, newest_for_all, version_with
 from penstock.machine import Machine, default_machine_path, load_machine
 from penstock.order import Cursor
@@ -104,13 +103,13 @@ class Loader:
     """
 
     _moves: Callable[[BatchSlot], None] | None = None
-    """What moves the cursor: only the latest iteration does."""
+    """Moves the cursor behind a batch; only the latest iteration may."""
     _chosen_by = 0
-    """The process that has decided where batches are made."""
+    """The process that has decided where batches are made: after a fork, the child decides anew."""
     is_inner = False
     """Whether another loader stands between this one and the training loop."""
     _windows: ResidentWindows | None = None
-    """Where the training loop stands in a differential run."""
+    """The windows of a differential run, kept from one iteration to the next."""
     _end_metrics: Callable[[], Any] | None = None
     """Ends the metrics of batches that are made in this process."""
 
@@ -165,12 +164,12 @@ class Loader:
         )
         self._counters = DeliveryCounters()
         self._begun_before = EngineStats()
-        """What engines have counted that read another version of the data set."""
+        """The counts of engines that have read earlier versions of the data set."""
         self._cursor = self._begin_at = (0, 0)
         self._current: weakref.ref[Iteration] | None = None
 
     def _take(self, options: LoaderOptions) -> None:
-        """Read what checked options ask for, from the next iteration on."""
+        """Use these options from the next iteration on."""
         self._options = options
         self.dataset = options.dataset
         self.batch_size = options.batch_size
@@ -205,7 +204,7 @@ class Loader:
         return self.epochs * stream_of(self._options, self.world).steps().steps_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream stands: what was delivered, not what was made ahead."""
+        """Return the place of the stream behind the last delivered batch."""
         epoch, position = self._cursor
         cursor = Cursor.at(
             self.order, fingerprint=self.dataset.fingerprint, epoch=epoch, position=position
@@ -216,9 +215,9 @@ class Loader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved place, also on another number of ranks, at the next `iter`.
+        """Go on from a saved place at the next `iter`, also on another number of ranks.
 
-        If the data set has newer versions since, the one that the state was saved with is read.
+        If the data set has newer versions since, the loader reads the version of the state.
         """
         options = self._options
         saved = state.get("fingerprint") if isinstance(state, Mapping) else None
@@ -247,8 +246,8 @@ class Loader:
     def refresh(self) -> bool:
         """Move to the newest version of the data set; return whether there is a newer one.
 
-        Between epochs only. All ranks have to call it, and move to the same version: the one that
-        the first of them found.
+        Call it between epochs, on all ranks. All ranks move to the same version: the one that the
+        first of them has found.
         """
         check_at_edge(*self._cursor)
         if not isinstance(self.dataset, Dataset):
@@ -269,13 +268,13 @@ class Loader:
         return True
 
     def _run_key(self) -> str:
-        """Return what keys of this run begin with."""
+        """Return the prefix of the keys of this run."""
         engine = self._client or self._engine
         run_id = None if engine is None else engine.run_id
         return run_id or run_name()
 
     def _move_to(self, options: LoaderOptions) -> None:
-        """Read another version of the data set from now on, if these options name one."""
+        """Move to these options if they name another version of the data set."""
         if options.dataset is self.dataset:
             return
         self._end_iteration()
@@ -301,7 +300,7 @@ class Loader:
         return self.part(0, 1)
 
     def part(self, first: int, every: int) -> Iterator[Any]:
-        """Iterate over every n-th batch from the first on; others are other processes' work."""
+        """Iterate over every n-th batch from `first` on; other processes make the others."""
         return self._begin((count_of("first", first, least=0), count_of("every", every)))
 
     def stages(self, *, only_asked: bool = False) -> StagedIteration:
@@ -309,14 +308,15 @@ class Loader:
 
         With `only_asked`, nothing is read for batches that nobody has asked for.
         """
-        return StagedIteration(self._begin((0, 1), StageOptions(only_asked=only_asked)))
+        return StagedIteration(self._begin((0, 1), only_asked))
 
-    def _begin(self, part: tuple[int, int], stages: StageOptions | None = None) -> Iteration:
+    def _begin(self, part: tuple[int, int], only_asked: bool | None = None) -> Iteration:
+        """Begin an iteration; it is one in stages if `only_asked` is given."""
         self._end_iteration()
         world = self.world
         epoch, position = self._begin_at
         if stream_of(self._options, world).steps(position).num_steps == 0:
-            # Resumed where no full batch is left, since batches have another size now.
+            # Resumed where no full batch is left, because batches have another size now.
             self._begin_at = (epoch + 1, 0)
         self._cursor = self._begin_at
         epoch = self._begin_at[0]
@@ -326,9 +326,9 @@ class Loader:
             total = stream_of(self._options, world).global_batch_size
             self.importance.begin(span.start, world, total, part)
             self.importance.seen = _seer(weakref.ref(self))
-        # First: threads of this process record with the same one.
+        # Before the run: its threads record with the same recorder.
         recorder = recorder_for(self._options, world)
-        run, holds = self._run(span, world, stages)
+        run, holds = self._run(span, world, only_asked)
         self._moves = _mover(weakref.ref(self), end_epoch)
         if recorder is not None:
             record_start(recorder, self._options, world, str(self._choice))
@@ -337,15 +337,15 @@ class Loader:
             self._counters,
             converter(self._options.output),
             delivered=self._moves,
-            recorded=self._recorded(recorder, stages),
-            windows=None if stages is not None else self._differential(),
+            recorded=self._recorded(recorder, is_staged=only_asked is not None),
+            windows=self._differential() if only_asked is None else None,
             holds=holds,
         )
         self._current = weakref.ref(iteration)
         return iteration
 
     def _differential(self) -> ResidentWindows | None:
-        """Return the windows that the environment asks for, which go on over iterations."""
+        """Return the windows of a differential run, if the environment asks for one."""
         window = window_asked_for()
         if window == 0:
             return None
@@ -358,19 +358,17 @@ class Loader:
             self._windows = ResidentWindows(window)
         return self._windows
 
-    def _recorded(
-        self, recorder: Recorder | None, stages: StageOptions | None
-    ) -> IterationRecording | None:
-        """Return how an iteration is recorded; not at all inside of somebody else's loader."""
+    def _recorded(self, recorder: Recorder | None, *, is_staged: bool) -> IterationRecording | None:
+        """Return how an iteration is recorded; None inside of somebody else's loader."""
         if recorder is None or self.is_inner or recorder.role != "train":
             return None
-        # In stages, threads of lanes ask, and what they do in between is no step.
-        return recorded_of(self, recorder, is_loop=stages is None)
+        # In stages, the threads of lanes ask; what they do between two batches is no step.
+        return recorded_of(self, recorder, is_loop=not is_staged)
 
     def _run(
-        self, span: StreamSpan, world: World, stages: StageOptions | None
+        self, span: StreamSpan, world: World, only_asked: bool | None
     ) -> tuple[BatchRun, object]:
-        """Return what makes the batches of an iteration, and what it uses while it lives."""
+        """Return what makes the batches of an iteration, and an object that must live as long."""
         options = self._options
         if options.peers:
             refuse_workers()
@@ -380,10 +378,10 @@ class Loader:
         if self._choose().apart:
             client = self._client
             assert client is not None
-            if stages is None:
+            if only_asked is None:
                 run = EngineRun(client, start, scores)
             else:
-                run = StagedEngineRun(client, start, stages, scores)
+                run = StagedEngineRun(client, start, scores, only_asked=only_asked)
             if importance is not None:
                 importance.forward_to(run.observed)
             return run, client
@@ -395,14 +393,15 @@ class Loader:
         runner = engine.begin(replace(start, scores=None if scores is None else scores()))
         if importance is not None:
             importance.forward_to(engine.observed)
-        here = ThreadedRun(runner) if stages is None else StagedThreadedRun(runner, stages)
-        return here, engine.holds
+        if only_asked is None:
+            return ThreadedRun(runner), engine.holds
+        return StagedThreadedRun(runner, only_asked=only_asked), engine.holds
 
     def _choose(self) -> WorkerChoice:
         """Decide where batches are made, once for a data set."""
         if self._choice is None or self._chosen_by != os.getpid():
             self._chosen_by = os.getpid()
-            # Those of a parent, after a fork.
+            # After a fork, these belong to the parent.
             self._engine = self._client = self._end_metrics = None
             facts, payload = facts_of(self._options)
             self._choice = choose_workers(facts)
@@ -413,7 +412,7 @@ class Loader:
         return self._choice
 
     def machine(self) -> Machine:
-        """Return the machine that `penstock probe` measured, refined by what this loader saw."""
+        """Return the machine that `penstock probe` measured, refined by this loader's reads."""
         found = None if self._client is None else self._client.machine()
         live = None if self._engine is None else self._engine.live_rates()
         if found is None and live is not None:
@@ -423,7 +422,7 @@ class Loader:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the iteration that runs, with all its threads and processes, and leave the tiers.
+        """End the running iteration with all its threads and processes, and close the tiers.
 
         A summary of the run goes to the log `penstock.loader` (level INFO).
         """
@@ -437,7 +436,7 @@ class Loader:
         self._close_engine()
 
     def _close_engine(self) -> EngineStats:
-        """End what makes batches; return what it has counted."""
+        """End engine and workers; return their counts."""
         if self._end_metrics is not None:
             self._end_metrics()
             self._end_metrics = None
@@ -478,7 +477,7 @@ class Loader:
         self.close()
 
     def stats(self) -> Stats:
-        """Return what was counted since the loader was made."""
+        """Return the counts since the loader was made."""
         iteration = self._current() if self._current is not None else None
         told = self._told()
         seen, here = told.seen, self._counters
@@ -510,7 +509,7 @@ class Loader:
         )
 
     def _told(self) -> EngineReport:
-        """Return what is known of tiers, other nodes and our processes."""
+        """Return the state of tiers, other nodes and our processes."""
         if self._client is not None:
             return self._client.told()
         seen = ClusterStats() if self._engine is None else self._engine.seen()
@@ -523,11 +522,11 @@ class Loader:
     def _bound_bytes(self, seen: ClusterStats) -> int | None:
         """Return the least that this rank's part of the job could have read from stores."""
         if not isinstance(self.dataset, Dataset) or self.dataset.selection is not None:
-            return None  # Not every sample once an epoch.
+            return None  # An epoch does not use every sample once.
         if self.importance is not None:
             return None
         if not self._options.tiers and all(is_local(b) for b in self.dataset.bound):
-            return None  # Read where it lies.
+            return None  # Local data is not copied from anywhere.
         world, progress = self.world, self._progress()
         first, later = least_bytes(
             self.dataset,
@@ -562,7 +561,7 @@ class Loader:
 
 
 def _seer(loader: weakref.ref[Loader]) -> Callable[[], ClusterStats]:
-    """Return what asks a loader for what its engine has seen, and does not keep the loader."""
+    """Return a function that asks a loader for its engine's state, without keeping the loader."""
 
     def seen() -> ClusterStats:
         owner = loader()
@@ -572,7 +571,7 @@ def _seer(loader: weakref.ref[Loader]) -> Callable[[], ClusterStats]:
 
 
 def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[BatchSlot], None]:
-    """Return what moves the loader's cursor when a batch is delivered."""
+    """Return the function that moves the loader's cursor when a batch is delivered."""
 
     def delivered(slot: BatchSlot) -> None:
         owner = loader()
@@ -587,10 +586,10 @@ def _mover(loader: weakref.ref[Loader], end_epoch: int | None) -> Callable[[Batc
 
 
 def _world_here() -> World:
-    """Return the world of torch's process group if there is one, else what a launcher said.
+    """Return the world of torch's process group if there is one, else that of the environment.
 
-    Some launchers, Lightning's own among them, name no rank in the environment, but the group knows
-    it. Nothing is imported for that: without torch in this process there is no group.
+    Some launchers, such as Lightning's own, name no rank in the environment, but the group knows
+    it. This never imports torch: without torch in this process there is no group.
     """
     if "torch.distributed" not in sys.modules:
         return World.from_env()

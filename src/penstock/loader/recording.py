@@ -1,4 +1,4 @@
-"""What a loader records beside the rows of its run: parameters, and what was counted."""
+"""Facts that a loader records beside the rows of its run: parameters and final counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.engine.options import LoaderOptions
 from penstock.engine.stats import Stats
 from penstock.engine.stream import stream_of
 from penstock.loader.batch import record_copies
-from penstock.loader.facts import is_worker
+from penstock.loader.choice import is_worker
 from penstock.loader.iteration import IterationRecording
 from penstock.order.importance import Importance
 from penstock.trace import Kind, Recorder, recorder_of
@@ -26,12 +26,16 @@ from penstock.trace.host import system_facts
 from penstock.world import World
 
 _SAMPLES_LOOKED_AT = 10_000
-"""Of each part, to know how large samples are."""
+"""Samples of each part whose sizes are looked at."""
 _VERSIONS = ("penstock", "torch", "numpy")
+_FINAL_COUNTS = (
+    *("samples", "batches", "epochs", "stall_s", "hand_over_s", "cpu_here_s", "decode_s"),
+    *("elapsed_s", "sent_bytes", "store_bytes", "tier_bytes", "peer_bytes", "bound_bytes"),
+)
 
 
 def recorder_for(options: LoaderOptions, world: World) -> Recorder | None:
-    """Return what records the runs of a loader in this process, if it is traced."""
+    """Return the recorder of a loader in this process, if the loader is traced."""
     if options.trace is None:
         return None
     role = "worker" if is_worker() else "train"
@@ -39,7 +43,7 @@ def recorder_for(options: LoaderOptions, world: World) -> Recorder | None:
     for dataset in datasets_of(options.dataset):
         begin_ns, end_ns = dataset.opened_ns
         if end_ns:
-            dataset.opened_ns = (0, 0)  # Other loaders of this data set did not open it again.
+            dataset.opened_ns = (0, 0)  # Only once: other loaders use the same opened data set.
             recorder.span(
                 Kind.INDEX,
                 begin_ns,
@@ -54,13 +58,13 @@ def recorder_for(options: LoaderOptions, world: World) -> Recorder | None:
 
 
 _NAMES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Of the loaders of this process."""
+"""Names of the loaders of this process."""
 _NUMBERS = itertools.count()
-"""Theirs, in the order in which they were first iterated."""
+"""Numbers of loaders, in the order of their first iterations."""
 
 
 def recorded_of(loader: Any, recorder: Recorder, *, is_loop: bool) -> IterationRecording:
-    """Return how an iteration of a loader is recorded: under a name that no other one has."""
+    """Return how an iteration is recorded, under a name that no other loader has."""
     if loader not in _NAMES:
         uris = ", ".join(dataset.uri for dataset in datasets_of(loader.dataset))
         _NAMES[loader] = f"loader {next(_NUMBERS)} ({uris})"
@@ -86,24 +90,12 @@ def record_start(recorder: Recorder, options: LoaderOptions, world: World, worke
 
 
 def record_end(recorder: Recorder, stats: Stats) -> None:
-    """Record what was counted so far."""
+    """Record the counts so far."""
     recorder.facts(
         {
             "final_stats": {
                 "sources": {name: asdict(source) for name, source in stats.sources.items()},
-                "samples": stats.samples,
-                "batches": stats.batches,
-                "epochs": stats.epochs,
-                "stall_s": stats.stall_s,
-                "hand_over_s": stats.hand_over_s,
-                "cpu_here_s": stats.cpu_here_s,
-                "decode_s": stats.decode_s,
-                "elapsed_s": stats.elapsed_s,
-                "sent_bytes": stats.sent_bytes,
-                "store_bytes": stats.store_bytes,
-                "tier_bytes": stats.tier_bytes,
-                "peer_bytes": stats.peer_bytes,
-                "bound_bytes": stats.bound_bytes,
+                **{name: getattr(stats, name) for name in _FINAL_COUNTS},
                 "tiers": [asdict(tier) for tier in stats.tiers],
                 "peers": [asdict(peer) for peer in stats.peers],
                 "events": list(stats.events),
@@ -115,7 +107,7 @@ def record_end(recorder: Recorder, stats: Stats) -> None:
 
 
 def _at_end(stats_of: weakref.WeakMethod[Callable[[], Stats]], recorder: Recorder) -> None:
-    """Record what a loader has counted, if it still exists."""
+    """Record the counts of a loader, if it still exists."""
     stats = stats_of()
     if stats is not None:
         record_end(recorder, stats())
@@ -180,7 +172,7 @@ def _dataset(dataset: Any) -> dict[str, Any]:
 
 
 def _sample_bytes(dataset: Dataset) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return sizes of samples spread over a data set; of those in blocks, their share of one."""
+    """Return sizes of samples spread over a data set; in blocks, each sample's share."""
     found: list[np.ndarray[Any, np.dtype[np.float64]]] = []
     for bound in dataset.bound:
         num_samples = bound.part.num_samples

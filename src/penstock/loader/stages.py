@@ -1,8 +1,9 @@
 """An iteration in stages: the bytes of a batch, then the batch.
 
-A step program has a lane for fetches and one for decoding. It asks twice for each batch, with two
-threads. The work is done where the loader makes its batches: by threads of this process, or by an
-engine and workers of their own. Whoever asks waits, and is told when the work was done.
+A step program has one lane for fetches and one for decoding. It asks twice for each batch, from two
+threads: for its bytes, and for the batch itself. The work is done where the loader makes its
+batches: by threads of this process, or by an engine and workers of their own. The thread that asks
+waits, and learns from when to when the work was done.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.engine.channel import ChannelClosed, FrameChannel, channel_pair
 from penstock.engine.engine import RunStart
@@ -26,41 +27,25 @@ from penstock.engine.runner import Runner
 from penstock.errors import StateError
 from penstock.loader.engine_client import EngineClient
 from penstock.loader.engine_run import EngineRun, Scores
-from penstock.loader.iteration import BatchRun, Iteration, ThreadedRun
+from penstock.loader.iteration import Iteration, ThreadedRun
 from penstock.order.importance import StepLosses
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOptions:
-    """How an iteration goes in stages."""
-
-    only_asked: bool = False
-    """Nothing is read for a batch that nobody has asked for."""
-
-
-class StagedRun(BatchRun, Protocol):
-    """Whoever makes the batches of an iteration in stages."""
-
-    def fetched(self, num_asked: int) -> FetchedJob | None:
-        """Return when the bytes of so many batches are here; None if there are not so many.
-
-        The job that is returned brings the last of them, and counts it and those after it.
-        """
-        ...
 
 
 class StagedThreadedRun(ThreadedRun):
     """Batches in stages that are made in this process, by threads."""
 
-    def __init__(self, runner: Runner, options: StageOptions) -> None:
+    def __init__(self, runner: Runner, *, only_asked: bool) -> None:
         super().__init__(runner)
-        self._only_asked = options.only_asked
+        self._only_asked = only_asked
         self._num_jobs = 0
-        if options.only_asked:
+        if only_asked:
             runner.allow(0)
 
     def fetched(self, num_asked: int) -> FetchedJob | None:
-        """Return the next job when its bytes are here."""
+        """Return the next job when its bytes are here; None if there are not so many batches.
+
+        The job that is returned brings the last batch asked for, and counts it and those after it.
+        """
         if self._only_asked:
             self.runner.allow(num_asked)
         job = self.runner.fetched(self._num_jobs)
@@ -71,12 +56,12 @@ class StagedThreadedRun(ThreadedRun):
 
 
 class _Fetches:
-    """Fetches of one run of an engine; numbers are those of the iteration."""
+    """Fetches of one run of an engine; batches are counted from the beginning of the iteration."""
 
     def __init__(self, channel: FrameChannel, num_before: int) -> None:
         self.channel = channel
         self._num_before = num_before
-        """Batches that were taken before this run began."""
+        """Batches that earlier engines of this iteration have delivered."""
         self._num_asked = self._num_fetched = num_before
 
     def ask(self, num_asked: int) -> None:
@@ -106,13 +91,14 @@ class StagedEngineRun(EngineRun):
         self,
         client: EngineClient,
         start: RunStart,
-        options: StageOptions,
         scores: Scores | None = None,
+        *,
+        only_asked: bool,
     ) -> None:
-        self._only_asked = options.only_asked
+        self._only_asked = only_asked
         self._num_asked = 0
         self._is_window_over = False
-        # Held while a batch is taken, and while a dead engine is replaced: the next one begins
+        # Held while a batch is taken, and while a dead engine is replaced: the new engine begins
         # behind the last batch that was taken, which must not change meanwhile.
         self._taking = threading.Lock()
         self._fetches: _Fetches | None = None
@@ -126,7 +112,8 @@ class StagedEngineRun(EngineRun):
             undo.callback(mine.close)
             ends = [theirs.fileno()]
             number = self._client.begin_at(start, fetches=ends, only_asked=self._only_asked)
-            # Whoever was told that bytes are here may wait for the batch, and asks no more for it.
+            # A thread that was told that bytes are here waits for the batch and does not ask again,
+            # so the new engine must be asked for all that the old one was asked for.
             fetches.ask(self._num_asked)
             undo.pop_all()
         if self._fetches is not None:
@@ -138,9 +125,9 @@ class StagedEngineRun(EngineRun):
         """Return the next batches, or None when there are no more."""
         with self._taking:
             made = super().next()
-            # At once, and not with the next batch: a fetch comes first, and it may wait for the
-            # room that these batches had.
-            with suppress(ChannelClosed):  # The next fetch, or the next batch, takes note of it.
+            # At once, and not with the next batch: the next fetch comes before that, and it may
+            # wait for the memory of these batches.
+            with suppress(ChannelClosed):  # The next fetch or batch finds the engine dead.
                 self._client.tell(self._number, self._num_taken, wait_s=self.wait_s)
             self._num_taken = 0
             return made
@@ -157,7 +144,7 @@ class StagedEngineRun(EngineRun):
     def tell_window(self) -> None:
         """Tell the engine at once that a window is over: a fetch may wait for a later one."""
         if not self._is_window_over:
-            return  # Or the loop would wait here for the batch that is being taken.
+            return  # Else the loop would wait for `_taking` while another thread takes a batch.
         self._is_window_over = False
         with self._taking, suppress(ChannelClosed):
             self._client.tell(self._number, 0, wait_s=self.wait_s)
@@ -171,7 +158,8 @@ class StagedEngineRun(EngineRun):
             try:
                 return fetches.fetched(num_asked)
             except ChannelClosed:
-                # Who takes a batch now sees the end as well, and does the same: the first one does.
+                # The engine has died. A thread that takes a batch sees that as well; whichever of
+                # the two has the lock first begins again.
                 with self._taking:
                     if self._fetches is fetches and not self._begin_again():
                         return None
@@ -184,7 +172,7 @@ class StagedEngineRun(EngineRun):
     def _end(self) -> None:
         super()._end()
         if self._fetches is not None:
-            # Also where the engine could not be told: a thread of this process may wait.
+            # Even if the engine could not be told: a thread of this process may wait for it.
             self._fetches.channel.shut_down()
             self._fetches.channel.close()
 
@@ -193,8 +181,8 @@ class StagedEngineRun(EngineRun):
 class Ticket:
     """One batch whose bytes are here.
 
-    Times are of `perf_counter_ns`. On Linux that is CLOCK_MONOTONIC, one clock for all processes of
-    a machine, so those of an engine in its own process need no translation.
+    Times are those of `perf_counter_ns`. On Linux that is CLOCK_MONOTONIC, one clock for all
+    processes of a machine, so the times of an engine need no translation.
     """
 
     fetch_ns: tuple[int, int]
@@ -206,21 +194,21 @@ class Ticket:
 class StagedIteration:
     """An iteration whose batches are asked for twice: for their bytes, and when they are made.
 
-    Several batches are made at once where there is time ahead of who asks. With `only_asked`,
-    nothing is read for a batch that was not asked for: who asks decides when the wire is used.
-    `fetch` and `decode` may be called by two threads, each in order. The cursor moves when a batch
-    is said to be `used`, and not when it is made.
+    Batches are fetched and made ahead of the caller. With `only_asked`, nothing is read for a batch
+    that was not asked for: the caller decides when the network is used. `fetch` and `decode` may be
+    called by two threads, each in order. The cursor moves when `used` is called, not when a batch
+    is made.
     """
 
     def __init__(self, iteration: Iteration) -> None:
         assert isinstance(iteration.run, StagedThreadedRun | StagedEngineRun)
         self._iteration = iteration
-        self._run: StagedRun = iteration.run
+        self._run = iteration.run
         self._num_asked = 0
         self._left: deque[FetchedJob] = deque()
-        """One entry for each batch of the latest job that was not asked for yet."""
+        """The latest job, once for each of its batches that was not asked for yet."""
         self._made: deque[BatchSlot] = deque()
-        """Of the batches that are made and not used yet."""
+        """Slots of the batches that are made and not used yet."""
 
     def fetch(self) -> Ticket:
         """Return when the bytes of the next batch are here; StopIteration after the last."""
@@ -244,14 +232,14 @@ class StagedIteration:
         return batch
 
     def used(self) -> None:
-        """Take note that the oldest batch that was made has been used: the cursor moves on."""
+        """Record that the oldest batch that was made has been used; this moves the cursor."""
         if self._made:
             self._iteration.deliver(self._made.popleft())
             if isinstance(self._run, StagedEngineRun):
                 self._run.tell_window()
 
     def close(self) -> None:
-        """End what makes the batches; what was made and not used is not delivered."""
+        """End the run; batches that were made and not used are not delivered."""
         self._made.clear()
         self._iteration.close()
 

@@ -15,8 +15,9 @@ from penstock.engine.spawner import ProcessSurroundings
 from penstock.errors import EngineError
 
 _CLOSE_S = 5.0
-# What a module makes stays, so a collector that runs meanwhile finds next to nothing: without it,
-# importing torch takes a quarter less time. Engine and workers have one again (`engine.spawner`).
+# The garbage collector is off: objects of modules stay, so it would find almost nothing, and
+# without it importing torch takes a quarter less time. Engine and workers turn it on
+# (`engine.spawner`).
 _BOOT = (
     "import gc; gc.disable(); import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from penstock.engine.spawner import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -42,7 +43,7 @@ class Starter:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can start something."""
+        """Whether its process runs."""
         return self._process.poll() is None
 
     def spawner(self, modules: tuple[str, ...]) -> FrameChannel:
@@ -53,7 +54,7 @@ class Starter:
         return channel
 
     def close(self) -> None:
-        """End it; spawners go on."""
+        """End its process; spawners go on."""
         self._channel.close()
         try:
             self._process.wait(_CLOSE_S)
@@ -62,12 +63,12 @@ class Starter:
             self._process.wait()
 
     def forget(self) -> None:
-        """Let go of it in a forked child, whose parent uses it."""
+        """Close it in a forked child; the process belongs to the parent."""
         self._channel.close()
         self._process.returncode = 0
 
 
-_lock = threading.Lock()  # Two loaders may begin in two threads.
+_lock = threading.Lock()  # Held while a spawner is started: two threads may begin loaders.
 _starter: Starter | None = None
 
 

@@ -1,9 +1,8 @@
-"""Losses of several ranks by way of the store where they meet, where there is no process group.
+"""Exchange of losses through the store where ranks meet, for jobs without a process group.
 
-Ranks meet first, and agree on a name that no earlier run has used: what lies in the store from
-before is never read. Each rank has a ring of keys under that name. A value says which step it
-belongs to, and is written over when every rank has long used it: no rank is more than two windows
-ahead of another.
+Ranks meet first, and agree on a name that no earlier run has used, so that no old value is read.
+Each rank has a ring of keys under that name. A value names its step. It is overwritten when every
+rank has long used it: no rank is more than two windows ahead of another.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 600.0
 _LOOK_S = 0.002
 _HEAD = 5
-"""Whole numbers in front of a rank's losses: its step, the three of its mark, how many there are"""
+"""Integers in front of a rank's losses: the step, the three of its mark, the number of losses."""
 
 
 class StoreExchange:
-    """Puts this rank's losses where the others look for them."""
+    """Exchanges losses by keys of a store."""
 
     def __init__(self, place: Rendezvous, world: World, name: str, ring: int) -> None:
         """Meet the other ranks under a name; `ring` is more steps than two windows have."""
@@ -88,7 +87,7 @@ def _agreed(place: Rendezvous, world: World, name: str) -> str:
         place, name, num_ranks=world.num_ranks, timeout_s=JOIN_TIMEOUT_S, is_once=False
     )
     host = socket.gethostname()[:TEXT_MAX]
-    # Each rank comes for itself, as a node does that has one rank and lends nothing.
+    # Each rank meets the others as a node of one rank that has no tiers.
     record = NodeRecord(world.rank, "", (), 0, 0, host)
     hello = new_hello(
         rank=world.rank, num_local_ranks=1, num_ranks=world.num_ranks, record=record, digest={}
@@ -98,13 +97,13 @@ def _agreed(place: Rendezvous, world: World, name: str) -> str:
 
 
 class StoreLosses:
-    """Losses of a step that other ranks may still have to put."""
+    """Losses of a step; other ranks may not have put theirs yet."""
 
     def __init__(self, exchange: StoreExchange, number: int) -> None:
         self._exchange, self._number = exchange, number
 
     def is_here(self) -> bool:
-        """False: only asking tells, and that takes a round trip for each rank."""
+        """Return False: only a round trip for each rank could tell."""
         return False
 
     def result(self) -> StepLosses:

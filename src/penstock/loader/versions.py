@@ -1,9 +1,9 @@
-"""Which version of a data set a loader reads: the same on all ranks, and only ever changed between
+"""The version of a data set that a loader reads: the same on all ranks, and changed only between
 epochs.
 
-A version never changes, so a run that stays on its own is exact. One that wants what was appended
-meanwhile asks for it at an epoch's edge: the first rank to get there looks, all others take what it
-found. A run that is resumed goes on with the version that its state was saved with.
+A version never changes, so a run that stays on one version is exact. A run that wants appended
+samples asks for the newest version between two epochs: the first rank to ask looks it up, and all
+others take the version that it has found. A resumed run goes on with the version of its state.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from penstock.engine.peers.rendezvous import Rendezvous
 from penstock.errors import OptionError, PenstockError
 
 _WAIT_S_MAX = 120.0
-"""For a version that another node has seen, on file systems that show new files late."""
+"""Wait for a version that another node has seen: some file systems show new files late."""
 _VERSIONS_BACK_MAX = 256
-"""Versions that are looked through for the one of a saved state."""
+"""Versions that are searched for the one of a saved state."""
 
 
 def newest_for_all(dataset: Dataset, place: Rendezvous | None, key: str) -> Dataset:
-    """Return the newest version, as whoever asked first under a key has found it."""
+    """Return the newest version that the first rank to ask under a key has found."""
     found = dataset.latest()
     if place is None:
         return found
@@ -39,7 +39,7 @@ def version_with(dataset: Dataset, fingerprint: str) -> Dataset | None:
             if manifest is not None and manifest.fingerprint == fingerprint:
                 return dataset.at_version(version)
     except PenstockError:
-        return None  # A view, or versions that were removed: the error about the state says more.
+        return None  # A view, or removed versions: the error about the state will say more.
     return None
 
 

@@ -1,6 +1,6 @@
-"""What torch's own world asks for beside `Loader`; public names are in `penstock.torch`.
+"""The pieces that PyTorch needs beside `Loader`; the public names are in `penstock.torch`.
 
-With `penstock.step` this is the only room that imports torch. The engine looks up `tensors`,
-`pinning`, `ranges` and `rendezvous` by name where torch is installed. Nothing here starts a process
+Beside `penstock.step` this is the only room that imports torch. The engine imports `tensors`,
+`pinning`, `ranges` and `rendezvous` by name if torch is installed. Nothing here starts a process
 group, and nothing reads or decodes.
 """

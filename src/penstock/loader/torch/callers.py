@@ -1,8 +1,8 @@
-"""Who asks for the next item: what a DataLoader or a trainer does to a data set shows only there.
+"""Checks of the code that iterates over a data set, by its call stack.
 
-A data set is not told the batch size of the DataLoader that reads it, nor that a trainer has put a
-splitter between them. Both go wrong in silence: batches out of order, or half of all samples lost.
-So the call stack is looked at, once an iteration, for the few callers that are known to do so.
+A data set does not know the batch size of the DataLoader that reads it, nor whether a trainer has
+put a splitter between them. Both go wrong silently: batches out of order, or half of all samples
+lost. So once an iteration the call stack is searched for the few callers that are known to do so.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from penstock.errors import OptionError
 from penstock.world import World
 
 _SPLITTERS = ("IterableDatasetShard.", "DataLoaderDispatcher.")
-"""Of Accelerate and Transformers: both give each rank a part of what one data set yields."""
+"""Classes of Accelerate and Transformers that give each rank a part of what a data set yields."""
 _FRAMES_MAX = 200
 
 
 def refuse_splitters(world: World) -> None:
-    """Raise if what calls us splits a stream among ranks that is already one rank's share."""
+    """Raise if a caller would split this rank's share among all ranks once more."""
     if world.num_ranks == 1:
         return
     frame: FrameType | None = sys._getframe(1)
@@ -39,7 +39,7 @@ def refuse_splitters(world: World) -> None:
 
 
 def check_batch_size(caller: FrameType, expected: int | None) -> None:
-    """Raise if torch's DataLoader asks for other batches than it will get; None: whole ones."""
+    """Raise if torch's DataLoader expects another batch size; `expected` is None for batches."""
     if caller.f_code.co_qualname != "_IterableDatasetFetcher.fetch":
         return
     fetcher, index = caller.f_locals["self"], caller.f_locals["possibly_batched_index"]

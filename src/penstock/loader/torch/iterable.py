@@ -1,15 +1,15 @@
 """`IterableDataset`: a data set in the shape that torch's DataLoader reads.
 
-For those who need a DataLoader: trainers that insist on one, transforms that want worker processes.
-Whoever is free to choose takes `penstock.Loader`, which needs no processes and knows its own place.
+It is for trainers that insist on a DataLoader. Where you are free to choose, use `penstock.Loader`,
+which knows its own place in the stream.
 
 A DataLoader with W workers asks them in turn for batches. So worker w makes steps w, w + W,
-w + 2W, … of this rank, and what comes out is the stream of a single process, in its order. Each
-worker reads for itself: it makes its own loader, after the fork, and uses nothing of the parent's.
+w + 2W, … of this rank, and the DataLoader yields the stream of a single process, in its order. Each
+worker makes its own loader after the fork, and uses nothing of the parent's.
 
-Every `iter` goes on with the next epoch, also when the last one was left early: with worker
-processes nobody knows how much of it was used. `set_epoch` says otherwise, and `state_dict` is for
-going on inside of one.
+Every `iter` goes on with the next epoch, even if the last one was left early: with worker processes
+nobody knows how much of it was used. `set_epoch` chooses another epoch; to go on inside of an
+epoch, use `state_dict`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,24 @@ from penstock.dataset.mixture import Mixture
 from penstock.engine.convert import Convert, converter
 from penstock.engine.decode import Collate, Transform
 from penstock.engine.options import LoaderOptions
+from penstock.engine.stream import stream_of
 from penstock.errors import OptionError
 from penstock.loader.loader import Loader
 from penstock.loader.torch.callers import check_batch_size, refuse_splitters
 from penstock.loader.torch.shared_epochs import SharedEpochTable, tag_here
 from penstock.loader.torch.worker_position import WorkerPosition, worker_here
 from penstock.loader.torch.world import world_here
-from penstock.order import Cursor, Order, Steps
+from penstock.order import Cursor, Steps
 from penstock.order.importance import Importance
 from penstock.storage.tier_sizes import Disk, Memory
-from penstock.units import bytes_of
 from penstock.world import World
 
 _THREADS_MAX = 2
-"""In each worker process: one reads and makes, one more hides what the first waits for."""
-_LOOK_AHEAD = "512MB"
+"""Threads of a worker process: one works while the other waits for a read."""
 
 
 class ViewOptions(TypedDict, total=False):
-    """Options that mean here what they mean for `penstock.Loader`."""
+    """The options of `penstock.Loader` that `IterableDataset` has as well."""
 
     batch_size: int | None
     global_batch_size: int | None
@@ -67,9 +66,9 @@ class IterableDataset(data.IterableDataset[Any]):
     """This rank's share of a data set, for `torch.utils.data.DataLoader`.
 
     Yields whole batches for `DataLoader(view, batch_size=None, num_workers=…)`. With
-    `samples=True` it yields samples for `DataLoader(view, batch_size=b)`, where b is the batch
-    size that the view was given too. Then nothing can tell padding from samples: on one rank there
-    is none, on several the last batch is filled up from the start of the epoch, as
+    `samples=True` it yields samples for `DataLoader(view, batch_size=b)`, where b is also the
+    `batch_size` of the view. Then no mask tells padding from samples. On one rank there is no
+    padding; on several ranks the last batch is filled up from the start of the epoch, as
     `DistributedSampler` does, unless `drop_last` leaves it out.
 
     Args:
@@ -96,8 +95,8 @@ class IterableDataset(data.IterableDataset[Any]):
                 "with samples=True the DataLoader makes the batches: give it collate_fn= instead "
                 "of collate= or pad= here"
             )
-        # Checked once here, so that nothing is refused in a worker process; `threads` and
-        # `look_ahead` of a worker follow from these.
+        # Checked here, so that no worker process refuses them. `_loader` derives the `threads` and
+        # `look_ahead` of each worker.
         checked = LoaderOptions(dataset=dataset, world=world, **options)
         if isinstance(checked.shuffle, Importance):
             raise OptionError(
@@ -106,17 +105,17 @@ class IterableDataset(data.IterableDataset[Any]):
             )
         self.samples = flag_of("samples", samples)
         self._world = world
-        self._options = {name: getattr(checked, name) for name in options}
+        self._options = checked
+        self._given = tuple(options)
+        """Names of the options that the user gave; a worker's loader has its own defaults."""
         self._epoch_table = SharedEpochTable(checked.epochs)
         self._place: WorkerPosition | None = None
         self._resumed: WorkerPosition | None = None
-        self._read(dataset, checked.order)
 
-    def _read(self, dataset: Dataset | Mixture, order: Order) -> None:
-        """Read a data set in an order, from the next iteration on."""
-        self.dataset = dataset
-        self._num_samples = order.num_samples
-        self._cursor = Cursor.at(order, fingerprint=dataset.fingerprint)
+    @property
+    def dataset(self) -> Dataset | Mixture:
+        """The data set; after `load_state_dict`, the version of the state."""
+        return self._options.dataset
 
     @property
     def world(self) -> World:
@@ -126,17 +125,10 @@ class IterableDataset(data.IterableDataset[Any]):
     @property
     def epochs(self) -> int | None:
         """Epochs of one iteration; None never ends."""
-        epochs: int | None = self._options.get("epochs", 1)
-        return epochs
+        return self._options.epochs
 
     def _steps(self, world: World) -> Steps:
-        total = self._options.get("global_batch_size")
-        steps = Steps(
-            num_samples=self._num_samples,
-            global_batch_size=total or (self._options.get("batch_size") or 0) * world.num_ranks,
-            num_ranks=world.num_ranks,
-            drop_last=self._options.get("drop_last", False),
-        )
+        steps = stream_of(self._options, world).steps()
         if self.samples:
             _check_for_samples(steps, self.epochs)
         return steps
@@ -148,12 +140,12 @@ class IterableDataset(data.IterableDataset[Any]):
         if not self.samples:
             return self.epochs * steps.steps_per_epoch
         padded = steps.steps_per_epoch * steps.global_batch_size // steps.num_ranks
-        return self.epochs * (min(padded, self._num_samples) if steps.num_ranks == 1 else padded)
+        return self.epochs * (min(padded, steps.num_samples) if steps.num_ranks == 1 else padded)
 
     # -- where the stream stands -------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration at an epoch, in all workers; nothing if it would anyway."""
+        """Begin the next iteration at an epoch, in all workers; no change if it would anyway."""
         epoch = count_of("epoch", epoch, least=0)
         if self._resumed is not None and self._resumed.epoch == epoch:
             return
@@ -162,10 +154,17 @@ class IterableDataset(data.IterableDataset[Any]):
             self._epoch_table.put(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this worker stands, as torchdata's StatefulDataLoader asks for it."""
+        """Return the place of this worker, for torchdata's StatefulDataLoader."""
         place = self._resumed or self._place or self._first_place(tag_here())
-        cursor = replace(self._cursor, epoch=place.epoch, position=place.position)
-        return {**cursor.to_state(), **place.to_state()}
+        return {**self._cursor_at(place), **place.to_state()}
+
+    def _cursor_at(self, place: WorkerPosition) -> Mapping[str, Any]:
+        """Return the state of a loader that begins at a place."""
+        order, fingerprint = self._options.order, self.dataset.fingerprint
+        cursor = Cursor.at(
+            order, fingerprint=fingerprint, epoch=place.epoch, position=place.position
+        )
+        return cursor.to_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved place: this worker's own, or that of a `penstock.Loader`."""
@@ -176,8 +175,8 @@ class IterableDataset(data.IterableDataset[Any]):
         else:
             self._resumed = None
             self._epoch_table.put(loader.state_dict()["epoch"], loader.state_dict()["position"])
-        # The loader has gone to the version that the state was saved with.
-        self._read(loader.dataset, loader.order)
+        # The loader has moved to the version of the data set that the state was saved with.
+        self._options = replace(self._options, dataset=loader.dataset)
 
     def _first_place(self, tag: int) -> WorkerPosition:
         worker, num_workers = worker_here()
@@ -208,8 +207,7 @@ class IterableDataset(data.IterableDataset[Any]):
         share = self._steps(world).share(world.rank)
         check_batch_size(sys._getframe(1), share[1] - share[0] if self.samples else None)
         loader = self._loader(world, share=place.num_workers)
-        begin = replace(self._cursor, epoch=place.epoch, position=place.position)
-        loader.load_state_dict(begin.to_state())
+        loader.load_state_dict(self._cursor_at(place))
         with loader:
             for batch in loader.part(place.next_step, place.num_workers):
                 if self.samples:
@@ -220,7 +218,7 @@ class IterableDataset(data.IterableDataset[Any]):
                     yield batch
 
     def _samples(self, batch: Any, place: WorkerPosition, world: World) -> Iterator[Any]:
-        convert = converter(self._options.get("output", "auto"))
+        convert = converter(self._options.output)
         kept = batch.mask.tolist() if world.num_ranks == 1 else [True] * len(batch.mask)
         several = [s for s, is_kept in zip(batch[_SAMPLES], kept, strict=True) if is_kept]
         for i in range(place.samples, len(several)):
@@ -230,9 +228,9 @@ class IterableDataset(data.IterableDataset[Any]):
 
     def _loader(self, world: World, *, share: int) -> Loader:
         """Return the loader of one of `share` worker processes."""
-        options = {"look_ahead": _LOOK_AHEAD, **self._options}
-        options["look_ahead"] = max(1, bytes_of(options["look_ahead"]) // share)
-        options["threads"] = options.get("threads") or _threads_for(world, share)
+        options = {name: getattr(self._options, name) for name in self._given}
+        options["look_ahead"] = max(1, self._options.look_ahead_bytes // share)
+        options["threads"] = self._options.threads or _threads_for(world, share)
         if self.samples:
             options["collate"] = _as_they_are
         loader = Loader(self.dataset, world=world, **options)
@@ -240,7 +238,7 @@ class IterableDataset(data.IterableDataset[Any]):
         return loader
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker knows neither process group nor, always, the launcher's variables.
+        # A spawned worker has no process group, and perhaps not the launcher's variables.
         refuse_splitters(self.world)
         return {**self.__dict__, "_world": self.world}
 

@@ -19,8 +19,8 @@ from penstock.order.importance import StepLosses
 from penstock.world import World
 
 _HEAD = 5
-"""Numbers of 32 bits in front of a rank's losses: how many there are, and its mark; of that, the
-digest takes two."""
+"""Numbers of 32 bits in front of a rank's losses: how many losses there are, epoch, step, and two
+for the digest."""
 
 
 class DeviceLosses:
@@ -28,7 +28,7 @@ class DeviceLosses:
 
     def __init__(self, ids: Ints, losses: torch.Tensor) -> None:
         self._ids = ids
-        self._copy = copy_to_host(losses.detach().float())
+        self._copy = HostCopy(losses.detach().float())
 
     def is_here(self) -> bool:
         """Return whether the copy is done."""
@@ -58,26 +58,6 @@ class HostCopy:
         return self._host.numpy()
 
 
-class HostTensor:
-    """A tensor that lies in this process's memory."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def is_here(self) -> bool:
-        """True."""
-        return True
-
-    def array(self) -> Any:
-        """Return the values."""
-        return self._tensor.numpy()
-
-
-def copy_to_host(tensor: torch.Tensor) -> HostCopy | HostTensor:
-    """Begin to copy a tensor."""
-    return HostCopy(tensor) if tensor.device.type == "cuda" else HostTensor(tensor.cpu())
-
-
 class GroupExchange:
     """Brings losses together with the collectives of a process group.
 
@@ -92,7 +72,7 @@ class GroupExchange:
         on_gpu = distributed.get_backend(self._group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
         self._stream: Any = None
-        """Waits for other ranks, so that the training loop's own does not."""
+        """This stream waits for other ranks, so that the training loop's own stream does not."""
         if on_gpu:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -112,10 +92,10 @@ class GroupExchange:
         return GatheredLosses(work, parts, share, self._stream)
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor where the collective wants it."""
+        """Return a tensor on the device of the collective."""
         if self._device == "cpu":
             return tensor
-        # Page-locked, or the copy would wait for all that the GPU still has to do.
+        # Page-locked, because any other copy waits for all the work that the GPU has queued.
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
@@ -126,11 +106,12 @@ class GatheredLosses:
         self._work = work
         self._parts = parts
         self._share = share
-        self._copy: HostCopy | HostTensor | None = None
+        self._copy: HostCopy | None = None
+        """Of parts that lie on a GPU."""
         if stream is not None:
             with torch.cuda.stream(stream):
-                work.wait()  # Only this stream waits.
-                self._copy = copy_to_host(parts)
+                work.wait()  # Of the GPU's streams, only this one waits.
+                self._copy = HostCopy(parts)
             parts.record_stream(stream)
 
     def is_here(self) -> bool:
@@ -143,7 +124,7 @@ class GatheredLosses:
         """Return the losses of the whole global batch; raises if ranks have different scores."""
         if self._copy is None:
             self._work.wait()
-            self._copy = copy_to_host(self._parts)
+            return joined(self._parts.numpy(), self._share)
         return joined(self._copy.array(), self._share)
 
 

@@ -1,8 +1,8 @@
 """Losses of a step for importance sampling: reported to the loader, and weighted.
 
-`weighted_loss` is all that a training loop, Accelerate and Lightning need. Hugging Face's Trainer
-makes a new dictionary of each batch, which forgets where the batch came from; `WeightedLossMixin`
-keeps the batch itself.
+Training loops, Accelerate and Lightning need only `weighted_loss`. Hugging Face's Trainer makes a
+new dictionary of each batch, without the batch's attributes; `WeightedLossMixin` keeps the batch
+itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from penstock.loader.loader import Loader
 def weighted_loss(loader: Loader, batch: Batch, losses: torch.Tensor) -> torch.Tensor:
     """Report one loss a sample to the loader, and return the loss to differentiate.
 
-    With any other `shuffle` nothing is reported and the weights are `batch.mask`, so one training
-    loop serves all of them. Divides by the size of the batch, as `mean` does.
+    With any other `shuffle` nothing is reported and the weights are `batch.mask`, so the same
+    training loop works with all of them. Divides by the size of the batch, as `mean` does.
     """
     if not isinstance(loader, Loader):
         raise OptionError(
@@ -43,10 +43,10 @@ class WeightedLossMixin:
     """
 
     _batch: Any = None
-    """What is trained on now, as the loader made it."""
+    """The batch that is trained on now, as the loader made it."""
 
     def sample_losses(self, outputs: Any, inputs: Any) -> torch.Tensor:
-        """Return one loss a sample from what the model returned and what it was given."""
+        """Return one loss a sample from the outputs and inputs of the model."""
         raise OptionError(
             f"{type(self).__name__} has no sample_losses(self, outputs, inputs); define one that "
             "returns one loss a sample"
@@ -55,7 +55,7 @@ class WeightedLossMixin:
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """As the Trainer, but the loss is a mean over samples."""
+        """Do a step as the Trainer does, with a loss that is a mean over samples."""
         if not isinstance(inputs, Batch):
             raise StateError(
                 f"the trainer has read a {type(inputs).__name__}; WeightedLossMixin is for one "
@@ -63,7 +63,7 @@ class WeightedLossMixin:
             )
         self._batch = inputs
         try:
-            # Without a number of items, the Trainer divides a mean by its accumulation steps.
+            # Without `num_items_in_batch`, the Trainer divides the mean by its accumulation steps.
             step: Any = super().training_step(model, inputs)  # type: ignore[misc]
         finally:
             self._batch = None

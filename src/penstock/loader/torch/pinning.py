@@ -1,10 +1,10 @@
 """Memory of batches that a GPU reads: page-locked once, and not used again while a copy runs.
 
 From page-locked memory `tensor.to("cuda", non_blocking=True)` returns before the copy is done. If
-the batch is dropped right after, its memory must not be filled with the next one. Nobody tells
-us of such copies, so every stream of torch's that is busy when a batch is dropped has to pass that
-point first. Streams that other libraries make are unknown here: whoever copies on one of those
-keeps the batch until the copy is done.
+the batch is dropped right after, its memory must not be filled with the next one yet. Such copies
+cannot be observed. So when a batch is dropped, an event is recorded on every busy stream of torch,
+and the memory is held back until all these events have happened. Streams of other libraries are
+unknown here: code that copies on one of those must keep the batch until the copy is done.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 _cuda: Any = torch.cuda
-"""Most of it has no types."""
+"""`Any`, because most of the module has no types."""
 _STREAMS_IN_A_POOL = 32
-"""Streams that torch deals out in turn, for each device and priority."""
+"""Streams that torch hands out in turn, for each device and priority."""
 
 _log = logging.getLogger("penstock.loader")
 
@@ -32,9 +32,9 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self._pools: dict[int, list[Any]] = {}
-        """All streams of a device that torch may hand out."""
+        """All streams that torch may hand out, by device."""
         self._held: deque[tuple[list[Any], list[Release]]] = deque()
-        """Memory that is not used again before some events have happened."""
+        """Memory that is held back, with the events that must happen first."""
         self._is_refused = False
 
     def lock(self, memory: Any, address: int, size_bytes: int) -> None:
@@ -56,9 +56,9 @@ class PinnedMemory:
         weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
 
     def free(self, dropped: Iterable[Release]) -> list[Release]:
-        """Take note of memory that nobody looks at any more; return what can be used again."""
+        """Hold back memory that was dropped; return memory that can be used again."""
         if _cuda.is_current_stream_capturing():
-            # No question about a stream is allowed while a graph is recorded.
+            # While a graph is recorded, streams must not be queried. None: events to be made later.
             self._held.append(([None], list(dropped)))
             return []
         dropped = list(dropped)
@@ -102,5 +102,5 @@ class PinnedMemory:
 
 
 def pinned_memory() -> PinnedMemory | None:
-    """Return what page-locks memory, once this process uses a GPU."""
+    """Return a `PinnedMemory` once this process uses a GPU."""
     return PinnedMemory() if _cuda.is_initialized() else None

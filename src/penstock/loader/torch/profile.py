@@ -1,9 +1,9 @@
 """A torch profile with the loader's work in it: engine, workers, fetches, on the same clock.
 
-torch.profiler sees the process that it runs in. There `penstock.next` and `penstock.copy` are
-ranges of their own; what other processes did meanwhile is in the trace of the run. Both keep time
-with the clocks of the machine: the profile counts microseconds of the time of day from
-`baseTimeNanoseconds` on, and a trace says which time of day its clock began at.
+torch.profiler sees only the process that it runs in, with `penstock.next` and `penstock.copy` as
+ranges. The work of other processes is in the trace of the run. Both have clocks that can be
+matched: a profile counts microseconds from the time of day `baseTimeNanoseconds` on, and a trace
+has the time of day at which its clock began.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from penstock.trace import Kind, Process, Trace, read_trace
 from penstock.trace.chunks import Rows
 
 _IN_PROFILE = [int(kind) for kind in (Kind.NEXT, Kind.LAUNCH, Kind.COPY, Kind.MARK)]
-"""Seen by the profiler itself, or no span of the loader."""
+"""Spans that the profiler sees itself, or that are not the loader's."""
 _TRACKS_FROM = 1_000_000_000
-"""Above all thread ids: our tracks stand beside those of torch, also in the training process."""
+"""Above all thread ids, so that our tracks never mix with those of torch."""
 
 
 def merge_profile(
@@ -47,9 +47,9 @@ def merge_profile(
         )
     trace = read_trace(run)
     rank = _rank_of(timed, trace, source) if rank is None else rank
-    # Older releases of torch count from 1970 on, and do not say so.
+    # Older releases of torch count from 1970 on, without this key.
     base_ns = int(data.get("baseTimeNanoseconds", 0))
-    # The two are integers of 19 digits, of which a float would lose the last ones.
+    # Subtracted as integers: of their 19 digits a float would lose the last ones.
     offset_ns = trace.start_ns - base_ns
     begin_us = min(event["ts"] for event in timed)
     end_us = max(event["ts"] + event.get("dur", 0) for event in timed)

@@ -1,9 +1,9 @@
-"""The store that torch's processes meet at, as a place where nodes find each other.
+"""Torch's store as the rendezvous of the nodes.
 
 A job that has a process group, or was started by torchrun, has such a store already; it is used
-under a prefix of its own. None is started here, and no group. Keys are looked for again and again
-rather than waited for: a client of torch's store does one thing at a time, and a long wait in it
-would hold up whatever else uses the group's store, such as the watchdog of NCCL.
+under a prefix of our own. No store and no group is started here. Keys are polled: a client of
+torch's store does one call at a time, and a long wait in it would block all other users of the
+group's store, such as the watchdog of NCCL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PREFIX = "penstock"
 
 
 class TorchRendezvous:
-    """Keys in one of torch's stores: TCPStore, FileStore, HashStore, or what a group was given."""
+    """Keys in one of torch's stores: TCPStore, FileStore, HashStore, or another of a group."""
 
     def __init__(self, store: distributed.Store) -> None:  # type: ignore[name-defined]
         self._store = distributed.PrefixStore(_PREFIX, store)  # type: ignore[attr-defined]
@@ -36,12 +36,12 @@ class TorchRendezvous:
             self._store.set(key, _text(value))
 
     def put_once(self, key: str, value: bytes) -> bytes:
-        """Set a key if it is not set; an empty expected value means just that."""
+        """Set a key if it is not set, which torch expresses by an empty expected value."""
         with _translated(key):
             return b64decode(self._store.compare_set(key, "", _text(value)))
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Look for a key until it is set."""
+        """Poll a key until it is set."""
         value = wait_for(self, key, PollSchedule(timeout_s))
         if value is None:
             raise RendezvousError(
@@ -57,13 +57,13 @@ class TorchRendezvous:
 
 
 def rendezvous_here() -> TorchRendezvous | None:
-    """Return the store of the default process group, else that of torchrun's agents, if any."""
+    """Return the store of the default process group, else torchrun's, if there is one."""
     if not distributed.is_available():
         return None
     if distributed.is_initialized():
         store = distributed.distributed_c10d._get_default_store()
         return None if store is None else TorchRendezvous(store)
-    # Only the agents' own store is sure to run before any rank has made a group.
+    # Only the store of torchrun's agents is sure to run before any rank has made a group.
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not is_there or not address or not port.isdecimal():
@@ -87,5 +87,5 @@ def _translated(what: str) -> Iterator[None]:
 
 
 def _text(value: bytes) -> str:
-    # What is documented are strings; other bytes pass in some versions and calls.
+    # Only strings are documented; arbitrary bytes work in some versions and calls only.
     return b64encode(value).decode()

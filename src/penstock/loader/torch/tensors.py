@@ -22,8 +22,8 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def tensor_of(array: npt.NDArray[Any]) -> Any:
     """Return a tensor that shares the array's memory; types that torch lacks stay arrays.
 
-    Torch knows neither read-only memory nor negative strides, such as a flipped image has: these
-    are copied.
+    Read-only arrays and arrays with negative strides, such as flipped images, are copied: torch has
+    neither.
     """
     if array.dtype not in _NATIVE:
         return array
@@ -43,7 +43,7 @@ def tensors_of(cuts: Cuts) -> list[Any]:
 
 
 def seed(key: int) -> None:
-    """Seed the generator of the CPU; no other device is woken up for that."""
+    """Seed the generator of the CPU, and of no other device."""
     torch.default_generator.manual_seed(key % 2**63)
 
 
@@ -55,8 +55,8 @@ def is_tensor(value: Any) -> bool:
 def array_of(tensor: torch.Tensor, name: str) -> tuple[npt.NDArray[Any], torch.dtype | None] | None:
     """Return an array that looks into the memory of a tensor of field `name`.
 
-    Where NumPy lacks its type, its elements are integers of the same size, and the type comes with
-    it. A tensor that is not one piece of memory (sparse, nested, quantized) has no array.
+    If NumPy lacks its type, the elements are integers of the same size, and the type comes with the
+    array. A tensor that is not one piece of memory (sparse, nested, quantized) has no array.
     """
     if tensor.device.type != "cpu":
         raise OptionError(
@@ -82,7 +82,7 @@ def tensor_as(array: npt.NDArray[Any], kind: torch.dtype) -> torch.Tensor:
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Take a tensor apart for a pickler: its elements, not all the memory that they are part of."""
+    """Reduce a tensor for pickle to its own elements, not the whole storage that it views."""
     if tensor.device.type == "cpu" and not tensor.requires_grad:
         found = array_of(tensor, "")
         if found is not None:
@@ -99,4 +99,4 @@ def _remade(array: npt.NDArray[Any], kind: torch.dtype | None) -> torch.Tensor:
 
 
 REDUCERS: dict[type, Callable[[Any], Any]] = {torch.Tensor: _reduced}
-"""For `pickle.Pickler.dispatch_table`."""
+"""Reducers by type, for `engine.shared`."""

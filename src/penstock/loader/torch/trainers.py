@@ -1,9 +1,9 @@
-"""For trainers that remember a loader by nothing but the number of their step.
+"""Resumption with trainers that save only the number of their step.
 
-Lightning saves a loader's own state, Accelerate does when it is registered. Hugging Face's Trainer
-keeps a count of optimizer steps and, on resume, reads and throws away everything before it. As the
-order is a function, the count is enough: the loader can be put there at once. Importance sampling
-depends on losses as well, so there the loader's state is kept in a file beside the Trainer's own.
+Lightning saves a loader's own state; Accelerate does if the loader is registered. Hugging Face's
+Trainer saves a count of optimizer steps; on resume it reads and drops all batches before that. The
+order is a function, so the count is enough to put the loader there at once. Importance sampling
+depends on losses as well, so there the loader's state is saved in a file beside the Trainer's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATE_FILE = "penstock_loader.pt"
 
 
 def seek(loader: Loader, *, epoch: int, step: int) -> None:
-    """Let the next iteration begin where so many batches of an epoch have been used."""
+    """Begin the next iteration behind `step` batches of an epoch."""
     epoch, step = count_of("epoch", epoch, least=0), count_of("step", step, least=0)
     world = loader.world
     steps = Steps(
@@ -47,12 +47,12 @@ def seek(loader: Loader, *, epoch: int, step: int) -> None:
 
 
 def resume_callback(checkpoint: str | os.PathLike[str] | None = None) -> Any:
-    """Return a callback that puts the loader of a `transformers.Trainer` where it was saved.
+    """Return a callback that resumes the loader of a `transformers.Trainer`.
 
-    For a trainer whose `get_train_dataloader` returns a `penstock.Loader`, with `epochs=1`, and
-    whose arguments have `ignore_data_skip=True`: what was used is not read again. With
-    `shuffle=penstock.Importance(…)` it also saves the scores with each checkpoint, and finds them
-    in `output_dir`; `checkpoint` is for a run that resumes from somewhere else.
+    The trainer's `get_train_dataloader` must return a `penstock.Loader` with `epochs=1`, and its
+    arguments must have `ignore_data_skip=True`; then used batches are not read again. With
+    `shuffle=penstock.Importance(…)` the callback also saves the scores with each checkpoint, and
+    finds them in `output_dir`; give `checkpoint` if the run resumes from another folder.
     """
     try:
         transformers = importlib.import_module("transformers")
@@ -138,5 +138,5 @@ def _folder_of(args: Any, state: Any) -> Path:
 
 
 def _run_of(state: Any) -> str:
-    """Return what tells this step of this run from the same step of another run."""
+    """Return a text that differs from that of the same step of another run."""
     return json.dumps([state.global_step, state.log_history], sort_keys=True)

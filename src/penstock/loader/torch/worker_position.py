@@ -1,8 +1,8 @@
-"""Where one worker of torch's DataLoader stands in its part of the stream.
+"""The position of one worker of torch's DataLoader in its part of the stream.
 
 A DataLoader with W workers asks them in turn, so worker w has steps w, w + W, w + 2W, … counted
-from where the iteration began. What it has to remember is that beginning, and how many of its own
-steps it has handed out; the rest is arithmetic.
+from the beginning of the iteration. A worker remembers that beginning and the number of its own
+steps that it has handed out; the rest is arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKERS_MAX = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPosition:
-    """A worker's place, and what it counts in.
+    """A worker's place, and the sizes that it depends on.
 
     >>> WorkerPosition(epoch=2, worker=1, num_workers=3, global_batch_size=8, steps=4).next_step
     13
@@ -45,16 +45,16 @@ class WorkerPosition:
 
     @property
     def next_step(self) -> int:
-        """The step that it is at, counted from the beginning of the iteration."""
+        """The step that the worker makes next, counted from the beginning of the iteration."""
         return self.worker + self.steps * self.num_workers
 
     def to_state(self) -> dict[str, int]:
-        """Return it as plain values."""
+        """Return the position as plain values."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], here: WorkerPosition) -> WorkerPosition:
-        """Return a saved place, or raise if it counts in something else than `here` does."""
+        """Return a saved place, or raise if its sizes are not those of `here`."""
         for name, what in (
             ("num_workers", "num_workers"),
             ("worker", "worker"),

@@ -1,8 +1,8 @@
-"""Worlds from process groups that are there already; none is ever started here.
+"""Worlds from existing process groups; no group for the job is started here.
 
-What matters is who shares the *data*. Ranks that split one model between them (tensor, pipeline or
-context parallel) work on the same samples: they have to load as one. So hand over the group, or the
-dimension of the device mesh, along which the data is split, not all processes of the job.
+A world is the ranks that share the *data*. Ranks that split one model between them (tensor,
+pipeline or context parallel) work on the same samples, so they have to load as one rank. Pass the
+group, or the dimension of the device mesh, along which the data is split, not all processes.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def world_of(group: distributed.ProcessGroup | DeviceMesh | None = None) -> Worl
 _members_of: dict[str, list[int]] = {}
 """Members of worlds that were made of groups, by the names of these worlds."""
 _groups: dict[str, tuple[object, distributed.ProcessGroup]] = {}
-"""Groups that were made here, by the names of their worlds, each with the job's group then."""
+"""Groups that were made here, by the names of their worlds; each with the job's group then."""
 
 
 def group_of(world: World) -> distributed.ProcessGroup:
-    """Return a group of the ranks of a world that nobody else uses.
+    """Return a group of the ranks of a world that only Penstock uses.
 
-    All ranks of the world have to call it for the first time together. It is never the job's own
-    group: a rank that left out a collective would take the next one of the training loop for it.
+    All ranks of the world must make the first call together. It is never the job's own group: if a
+    rank left out a collective there, the next one of the training loop would be taken for it.
     """
     job = distributed.group.WORLD
     made_in, group = _groups.get(world.name, (None, None))
-    if group is None or made_in is not job:  # A group ends with the job's, which may be made anew.
+    if group is None or made_in is not job:  # The job may have made its group anew.
         members = _members_of.get(world.name) if world.name else None
         if world.num_ranks != (distributed.get_world_size() if members is None else len(members)):
             raise OptionError(
@@ -67,7 +67,7 @@ def group_of(world: World) -> distributed.ProcessGroup:
 
 
 def world_here() -> World:
-    """Return the default group's world if there is one, else what a launcher left behind."""
+    """Return the default group's world if there is one, else that of the environment."""
     if distributed.is_available() and distributed.is_initialized():
         return world_of()
     return World.from_env()
@@ -79,7 +79,7 @@ def _members(group: distributed.ProcessGroup | DeviceMesh | None) -> list[int]:
         ranks: list[int] = group.mesh.flatten().tolist()
         return ranks
     members_of = distributed.group.WORLD if group is None else group
-    # For ranks outside, torch makes a mere number of the group.
+    # On ranks outside of a group, torch represents it by a number.
     if not isinstance(members_of, distributed.ProcessGroup):
         return []
     return list(distributed.get_process_group_ranks(members_of))
@@ -89,9 +89,9 @@ def _world(members: list[int], place: int) -> World:
     try:
         launched = World.from_env()
     except OptionError:
-        launched = World()  # The group knows what the launcher left unsaid.
+        launched = World()  # The group knows rank and size without a launcher.
     name = _name(members)
-    # Only a launcher that speaks of the same job can say how many processes share a machine.
+    # Only the launcher of this very job knows how many processes share a machine.
     is_same_job = launched.num_ranks == distributed.get_world_size()
     if not is_same_job or launched.rank != distributed.get_rank():
         return World(rank=place, num_ranks=len(members), name=name)
@@ -101,10 +101,10 @@ def _world(members: list[int], place: int) -> World:
 
 
 def _part_of(launched: World, members: list[int], place: int, name: str) -> World:
-    """Return the world of some ranks of a job, whose nodes are those that they are on."""
+    """Return the world of some ranks of a job, with the nodes that these ranks are on."""
     first = launched.rank - launched.local_rank
     here = [rank for rank in members if first <= rank < first + launched.num_local_ranks]
-    # Where nodes have different numbers of ranks, no rank knows where the others are.
+    # Assumes equal numbers of ranks on all nodes: no rank knows where the others are.
     per_node = -(-launched.num_ranks // launched.num_nodes)
     nodes = sorted({rank // per_node for rank in members})
     return World(
@@ -119,9 +119,9 @@ def _part_of(launched: World, members: list[int], place: int, name: str) -> Worl
 
 
 def _name(members: list[int]) -> str:
-    """Return a name that other groups of ranks do not have; none for all ranks of the job.
+    """Return a name that other groups of ranks do not have; empty for all ranks of the job.
 
-    Ranks that split a model have a world each, and all these worlds look alike.
+    Without a name, the worlds of ranks that split a model would look alike.
     """
     if members == list(range(distributed.get_world_size())):
         return ""

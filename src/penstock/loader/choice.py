@@ -1,24 +1,32 @@
 """Where batches are made: in this process, or in processes of their own.
 
-A pure function of facts, so that it can be printed, tested and written down (docs/concepts/loader).
+`facts_of` looks up the facts here and now. `choose_workers` is a pure function of them, so that it
+can be printed, tested and written down (docs/concepts/loader).
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+import threading
 from dataclasses import dataclass
 
+from penstock.dataset.mixture import datasets_of
+from penstock.engine.opening import is_data_worker
+from penstock.engine.options import LoaderOptions
 from penstock.errors import OptionError
+from penstock.loader.engine_client import payload_of
 
 SMALL_BYTES = 64 << 20
-"""Data sets up to here are read whole in about the time that processes take to start."""
+"""A data set of this size is read whole in about the time that processes take to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """What the choice depends on."""
+    """The facts that the choice depends on."""
 
     asked: str | int
-    """What the user said: "auto", "here", "processes", or a number of worker processes."""
+    """The `workers=` of the user: "auto", "here", "processes", or a number of processes."""
     is_linux: bool = True
     is_free_threaded: bool = False
     """Whether this interpreter runs threads side by side."""
@@ -41,7 +49,7 @@ class WorkerChoice:
 
     apart: bool
     num_workers: int | None
-    """As the user said; None: as measured."""
+    """The number that the user gave; None: as many as measuring shows to be of use."""
     why: str
 
     def __str__(self) -> str:
@@ -75,7 +83,7 @@ def choose_workers(facts: WorkerFacts) -> WorkerChoice:
 
 
 def _obstacle(facts: WorkerFacts) -> str:
-    """Return why another process cannot make the batches."""
+    """Return why another process cannot make the batches; empty if it can."""
     if not facts.is_linux:
         return "shared memory without a name is Linux only"
     if facts.is_in_memory:
@@ -84,7 +92,7 @@ def _obstacle(facts: WorkerFacts) -> str:
 
 
 def _reason_to_stay(facts: WorkerFacts) -> str:
-    """Return why this process had better make the batches, though another could."""
+    """Return why this process makes the batches better than another; empty if it does not."""
     if facts.is_free_threaded:
         return "threads of this interpreter run side by side"
     if facts.is_watched:
@@ -94,3 +102,32 @@ def _reason_to_stay(facts: WorkerFacts) -> str:
     if not facts.has_functions and facts.data_bytes <= SMALL_BYTES:
         return "the data set is small, and there is no transform"
     return ""
+
+
+def facts_of(options: LoaderOptions) -> tuple[WorkerFacts, bytes]:
+    """Return the facts, and the payload that engine and workers would be started with."""
+    payload, unpicklable = b"", ""
+    in_memory = any(bound.store.source == "memory" for bound in options.dataset.bound)
+    if options.workers != "here" and not in_memory:
+        try:
+            num_workers = options.workers if isinstance(options.workers, int) else None
+            payload = payload_of(options, num_workers)
+        except Exception as error:
+            unpicklable = f"something that the user gave cannot be sent to another process: {error}"
+    facts = WorkerFacts(
+        asked=options.workers,
+        is_linux=sys.platform == "linux",
+        is_free_threaded=not getattr(sys, "_is_gil_enabled", lambda: True)(),
+        is_watched=sys.gettrace() is not None or threading.gettrace() is not None,
+        is_worker=is_worker(),
+        is_in_memory=in_memory,
+        has_functions=options.transform is not None or options.collate is not None,
+        data_bytes=sum(d.size_bytes for d in datasets_of(options.dataset)),
+        unpicklable=unpicklable,
+    )
+    return facts, payload
+
+
+def is_worker() -> bool:
+    """Return whether this is a worker of torch's DataLoader or another daemon of its kind."""
+    return is_data_worker() or bool(multiprocessing.current_process().daemon)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.engine.runs import BlockRuns
+from penstock.engine.stage_reads import BlockRuns
 
 
 def runs(*, first_epoch_only: bool = False, reads_whole: bool = True) -> BlockRuns:
