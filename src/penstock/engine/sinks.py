@@ -122,7 +122,9 @@ class FieldSink:
             self._others[i] = value
             return
         array, special = found
-        target = self.prepare(array.shape, array.dtype, special)
+        target = self._array
+        if target is None:
+            target = self.prepare(array.shape, array.dtype, special)
         fits = target.shape[1:] == array.shape and target.dtype == array.dtype
         if fits and special is self._special:
             target[i] = array
@@ -134,13 +136,12 @@ class FieldSink:
         self, shape: tuple[int, ...], kind: np.dtype[Any], special: Special | None
     ) -> npt.NDArray[Any]:
         """Return the array of the values; made for this shape and type if there is none."""
-        if self._array is None:
-            with self._lock:
-                if self._array is None:
-                    self._special = special
-                    # The array is set last: a thread that sees it without the lock sees its type.
-                    self._array = self._pool.array((self._num_samples, *shape), kind)
-        return self._array
+        with self._lock:
+            if self._array is None:
+                self._special = special
+                # The array is set last: a thread that sees it without the lock sees its type.
+                self._array = self._pool.array((self._num_samples, *shape), kind)
+            return self._array
 
     @property
     def array(self) -> tuple[npt.NDArray[Any], Special | None] | None:
