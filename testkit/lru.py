@@ -1,4 +1,4 @@
-"""An LRU cache by the book, to compare formulas and policies with."""
+"""A textbook LRU cache, to compare formulas and policies with."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@
 There are two switches. `"bridge"` is the kernel's: links have rates and can be cut, at hardly any
 cost. `"tap"` is a process of ours: delay, jitter and loss as well, up to a few Gbit/s in all.
 
-Everything needs root and iproute2 (`can_make_networks` says what is missing), lives in namespaces
-named after this process, and is gone when the block ends. What a killed run left is swept up by
-the next one. The machine's own interfaces are never touched.
+Networks need root and iproute2 (`can_make_networks` returns what is missing). They live in
+namespaces named after this process, which are removed when the block ends; the next run removes
+what a killed run has left. The machine's own interfaces are never touched.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Network:
     def _addressing(self, host: Host) -> list[str]:
         """Return the commands that give a host its addresses and those of the others.
 
-        Neighbours are written down: asking for them would be lost as well while a link is cut.
+        Neighbours are static entries: requests for them would be lost while a link is cut.
         """
         lines = [
             f"link set eth0 address {_hardware(host)} mtu {_MTU} txqueuelen 2000 up",

@@ -18,7 +18,7 @@ _BUCKET_S = 0.001
 
 
 class Bridge:
-    """Joins namespaces; itself in one of its own."""
+    """A bridge that joins namespaces, in a namespace of its own."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -49,7 +49,7 @@ class Bridge:
             tc(namespace, [_qdisc(device, link)])
 
     def cut(self, number: int) -> None:
-        """Let nothing through to a host or from it; its interface does not notice."""
+        """Stop all frames to and from a host; its interface stays up."""
         ip(self._namespace, [f"link set p{number} nomaster"])
 
     def join(self, number: int) -> None:

@@ -27,7 +27,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class Switch(Protocol):
-    """What joins hosts; they are numbered."""
+    """Joins hosts, which have numbers."""
 
     def plug(self, hosts: Sequence[str], links: Sequence[Link]) -> None:
         """Give each host's namespace an interface eth0."""
@@ -180,7 +180,7 @@ class Host:
             room.communicate()
 
     def cut(self) -> None:
-        """Cut the cable: nothing comes and nothing goes, and nobody is told."""
+        """Cut the cable: no frame passes, and no program is told."""
         self._switch.cut(self.number)
 
     def join(self) -> None:

@@ -1,4 +1,4 @@
-"""Links: how a host hangs on the network, as values, and the arithmetic of one direction of a wire.
+"""Links of hosts, as values, and the arithmetic of one direction of a wire.
 
 A frame goes up the link of its sender and down the link of its receiver, so a delay of 0.5 ms on
 both is a round trip of 2 ms. Nothing here has a clock or a socket: the switch says what time it is.
@@ -97,7 +97,7 @@ class Wire:
         self.link = link
         self.is_cut = False
         self.free_s = 0.0
-        """When the wire has sent all that was given to it."""
+        """When the wire has sent all frames given to it."""
         self._last_s = 0.0
         self._draws = draws
 

@@ -15,7 +15,7 @@ from testkit.network_tap_process import Change, Plan
 
 
 class TapSwitch:
-    """Joins namespaces; its process has one of its own."""
+    """A process that joins namespaces, in a namespace of its own."""
 
     def __init__(self, namespace: str, *, seed: int = 0) -> None:
         self._namespace = namespace
@@ -41,7 +41,7 @@ class TapSwitch:
         self._tell(number)
 
     def cut(self, number: int) -> None:
-        """Let nothing through to a host or from it; its interface does not notice."""
+        """Stop all frames to and from a host; its interface stays up."""
         self._cuts[number] = True
         self._tell(number)
 

@@ -79,7 +79,8 @@ class Port:
         for wire in (self.up, self.down):
             wire.link = change.link
             wire.is_cut = change.is_cut
-            # What a slow wire had still to send is on its way: the new rate begins with new frames.
+            # Frames that wait for a slow wire keep their times: the new rate begins with new
+            # frames.
             wire.free_s = min(wire.free_s, time.monotonic() + QUEUE_S)
 
 
@@ -141,7 +142,8 @@ class Switch:
         while self._held and self._held[0][0] <= now_s + _EARLY_S:
             _, _, port, frame = heapq.heappop(self._held)
             if not port.down.is_cut:
-                with contextlib.suppress(OSError):  # a host that takes no more has lost it
+                # A host whose queue is full loses the frame, as with a real card.
+                with contextlib.suppress(OSError):
                     os.write(port.tap, frame)
 
 
@@ -163,7 +165,8 @@ def serve(pipe: Pipe, switch: Switch) -> None:
 
 def main(pipe: Pipe) -> None:
     """Be the switch."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; we follow at end of file
+    # Ctrl-C is for the owner; this process ends with its pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     try:
         plan = pipe.recv()

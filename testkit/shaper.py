@@ -1,12 +1,12 @@
-"""A store on a bad network: a proxy that gives a real endpoint, or a folder, another shape.
+"""A store on a bad network: a proxy that shapes the traffic of a real endpoint, or of a folder.
 
     far = Shape(latency=Fixed(0.020), bandwidth_bytes_s=100e6)
     with Shaper("http://127.0.0.1:8333", far) as shaper:
         options = StoreOptions(endpoint=shaper.endpoint, ...)
 
-It runs in a process of its own, so it takes no turns of the interpreter under test, listens on
-loopback, and ends with its owner. `reshape` changes the weather while it runs; `counts` says what
-came through. The same seed treats the same requests in the same way, whatever their order.
+It runs in a process of its own, so it does not slow the interpreter under test; it listens on
+loopback and ends with its owner. `reshape` changes the shape while it runs, and `counts` returns
+what it has seen. The same seed treats the same requests in the same way, in any order.
 
     python -m testkit.shaper --folder data --latency 20ms --bandwidth 100MB
 """
@@ -52,14 +52,14 @@ _END_TIMEOUT_S = 5.0
 
 
 class Shaper:
-    """Shapes an http endpoint from `with` to the end of its block."""
+    """A proxy before an http endpoint; it runs inside its `with` block."""
 
     def __init__(
         self, endpoint: str, shape: Shape | None = None, *, seed: int = 0, port: int = 0
     ) -> None:
-        """Say what to shape: an address such as http://127.0.0.1:8333.
+        """Shape the endpoint at an address such as http://127.0.0.1:8333.
 
-        `port` is the shaper's own; 0 takes a free one.
+        `port` is that of the shaper; 0 takes a free one.
         """
         self._upstream = endpoint
         self._shape = shape or Shape()
@@ -167,16 +167,16 @@ class Shaper:
         return StoreOptions(endpoint=self.endpoint, anonymous=True)
 
     def reshape(self, shape: Shape) -> Counts:
-        """Change the shape, for requests under way too, and return the counts so far.
+        """Change the shape, also for requests in flight, and return the counts so far.
 
-        The times of the new shape begin now.
+        The times of the new shape start now.
         """
         self._shape = shape
         self._last = self._asked(shape)
         return self._last
 
     def counts(self) -> Counts:
-        """Return what was counted so far; after the block, what was counted in all."""
+        """Return the counts so far; after the block, the final ones."""
         if self._pipe is not None:
             self._last = self._asked(None)
         return self._last

@@ -1,7 +1,7 @@
-"""A client's connection: request, silence, answer, and again.
+"""A connection of a client: a request, a delay, an answer, and the next request.
 
-An answer leaves when three things are there: the answer itself, the moment at which it is due, and
-its turn (see `shaper_server.Pacer`). Whatever comes first waits for the others.
+An answer is sent when three things have happened: the store has answered, the answer is due, and it
+is the connection's turn (see `shaper_server.Pacer`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 64 * 2**10
 _RESET = struct.pack("ii", 1, 0)
-"""Linger for no time at all: closing breaks the connection."""
+"""A linger time of zero: closing resets the connection."""
 _SLOW_DOWN = error_of(503, "SlowDown", "Please reduce your request rate.")
 
 
@@ -52,7 +52,7 @@ class Connection:
         self.wanted = Sent.DONE
         """What the transfer waits for."""
         self.is_queued = False
-        """Whether it is the pacer's to go on."""
+        """Whether the pacer decides when it goes on."""
         self._forget()
 
     def _forget(self) -> None:
@@ -67,13 +67,13 @@ class Connection:
         self._hangs_up = False
 
     def rate_of(self, shape: Shape) -> ByteRate:
-        """Return this connection's own rate; it starts anew with another shape."""
+        """Return the rate of this connection; a new shape starts a new rate."""
         if shape is not self._shape:
             self._shape, self._rate = shape, ByteRate(shape.connection_bytes_s)
         return self._rate
 
     def on_event(self, mask: int) -> None:
-        """Something has changed with the client's socket."""
+        """Handle a change of the client's socket."""
         if mask & HAS_ENDED:
             self._abort()
             return
@@ -101,7 +101,7 @@ class Connection:
             self.close()
 
     def _receive(self) -> bool:
-        """Take what the client has sent, and return whether there was something."""
+        """Receive what the client has sent; return whether there was anything."""
         if not self._has_unread:
             return False
         try:
@@ -133,7 +133,7 @@ class Connection:
             self._timer = self._server.loop.at(self._due_s, self._on_due)
 
     def _ask(self, request: Request, *, is_refused: bool) -> None:
-        """Have the request answered, by us or by the store."""
+        """Answer the request here, or pass it on to the store."""
         if is_refused:
             self._server.tally.unavailable += 1
             self._settle(_SLOW_DOWN[0], MemoryBody(_SLOW_DOWN[1]))
@@ -152,7 +152,7 @@ class Connection:
         return self._upload > 0
 
     def _move_upload(self) -> None:
-        """Pass the body of a request on, or away when the answer is there already."""
+        """Pass on the body of a request, or discard it if the answer is there already."""
         try:
             while self._has_upload:
                 sink = self._upstream if self._answer is None else None
@@ -182,7 +182,7 @@ class Connection:
     # -- the answer --------------------------------------------------------------------------
 
     def _settle(self, head: bytes, body: Body) -> None:
-        """The answer is known; it leaves when the upload has come to its end."""
+        """Keep the answer until the upload has ended."""
         assert self._request is not None
         self._answer = head, body
         if self._has_upload and b"expect" in self._request.headers:
@@ -190,28 +190,28 @@ class Connection:
         self._move_upload()
 
     def on_answer(self, answer: Answer, body: UpstreamBody) -> None:
-        """The store has answered."""
+        """Handle the head of the store's answer."""
         # A store that answers before the end of an upload may or may not wait for the rest.
         self._hangs_up = body.ends_by_close or self._has_upload
         self._settle(answer.raw, body)
 
     def on_interim(self, raw: bytes) -> None:
-        """The store wants the upload: tell the client."""
+        """Tell the client that the store wants the upload."""
         with contextlib.suppress(OSError):
             self._socket.send(raw)
 
     def on_more(self) -> None:
-        """The store may have sent more."""
+        """Go on sending: the store may have sent more."""
         if self.wanted is Sent.EMPTY:
             self._join()
 
     def on_room(self) -> None:
-        """The store takes more of the upload."""
+        """Go on with the upload: the store takes more."""
         if self._has_upload:
             self._move_upload()
 
     def on_failure(self, why: str) -> None:
-        """The store does not answer."""
+        """Handle a store that does not answer."""
         self._server.tally.failures += 1
         head, body = error_of(502, "BadGateway", f"the store behind the shaper: {why}")
         self._settle(head, MemoryBody(body))
@@ -222,7 +222,7 @@ class Connection:
         self._proceed()
 
     def _proceed(self) -> None:
-        """Begin to answer when everything is there."""
+        """Begin to answer when the answer is there, due, and the upload has ended."""
         is_ready = self._is_due and self._answer is not None and not self._has_upload
         if not is_ready or self._transfer is not None:
             return
@@ -235,7 +235,7 @@ class Connection:
         self._join()
 
     def _applicable(self, head: bytes, body: Body) -> Treatment:
-        """Return the treatment, without a fault that this answer gives no occasion for."""
+        """Return the treatment, without a fault that cannot happen to this answer."""
         fault = self._treatment.fault
         if fault is None:
             return self._treatment
@@ -250,7 +250,7 @@ class Connection:
         self._server.pacer.join(self)
 
     def send(self, size_max: int) -> int:
-        """Send at most so many bytes of the body, and return how many went."""
+        """Send at most a number of bytes of the body, and return how many were sent."""
         if self._transfer is None or not self._is_open:
             return 0
         count = 0
@@ -290,7 +290,7 @@ class Connection:
         self._read_request()
 
     def _abort(self) -> None:
-        """The client is gone."""
+        """Handle a client that hung up."""
         if self._request is not None and self._is_open:
             self._server.tally.aborted += 1
         self.close()

@@ -1,4 +1,4 @@
-"""What a shaper has seen and done."""
+"""Counts of what a shaper has seen and done."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Counted from the start of a shaper; `later - earlier` is what lies between."""
+    """Counts since the start of a shaper; `later - earlier` are those in between."""
 
     requests: int = 0
     """Heads of requests that came in."""
     methods: dict[str, int] = field(default_factory=dict)
-    """The same by method."""
+    """Heads of requests that came in, by method."""
     body_bytes: int = 0
     """Bytes of bodies that were sent to clients, error messages included."""
     upload_bytes: int = 0
@@ -31,9 +31,9 @@ class Counts:
     concurrency_max: int = 0
     """The most requests that were under way at once."""
     late_s: float = 0.0
-    """How much later than due answers began because the shaper itself was busy, summed up."""
+    """The sum of the delays of answers beyond their due time, because the shaper was busy."""
     late_max_s: float = 0.0
-    """The latest of them: if it is not small beside the latencies, the machine is overloaded."""
+    """The longest of these delays; if it is near the latencies, the machine is overloaded."""
     cpu_s: float = 0.0
     """Processor time of the shaper's process, its start left out."""
 
@@ -57,7 +57,7 @@ class Counts:
 
 
 class Tally:
-    """Counts that are still growing."""
+    """The counts of a running shaper."""
 
     def __init__(self) -> None:
         self.methods: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Tally:
         self._late_max_s = 0.0
 
     def begin(self, method: bytes) -> None:
-        """A request has come."""
+        """Count a request that came in."""
         self.methods[method.decode("latin-1")] += 1
         self._under_way += 1
         self._concurrency_max = max(self._concurrency_max, self._under_way)

@@ -23,7 +23,7 @@ _LATENCY, _PLACE, _FIRST_FAULT = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What a request gets."""
+    """Latency and fault of one request."""
 
     latency_s: float
     fault: Fault | None = None
@@ -39,9 +39,9 @@ class Draws:
         self._attempts: dict[int, int] = {}
 
     def treat(self, shape: Shape, request: bytes, *, at_s: float, is_read: bool) -> Treatment:
-        """Return what a request gets that comes at this time of the shape.
+        """Return the treatment of a request that arrives at this time of the shape.
 
-        `request` is its name: what tells it from others, its path included.
+        `request` identifies it, path included.
         """
         digest = self._digest(request)
         latency_s = shape.latency.at(_share(digest, _LATENCY))

@@ -1,7 +1,7 @@
-"""One thread that waits for sockets and for moments, to a fraction of a millisecond.
+"""One thread that waits for sockets and for timers, to a fraction of a millisecond.
 
-Sockets are watched edge-triggered and for everything at once: whoever could not go on is told when
-that changes, and nobody is asked twice. So a request costs no system calls but its own.
+Each socket is registered once, edge-triggered, for reading and writing: a handler that could not go
+on is called when that changes. So a request costs no system calls but its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 _EVENTS_MAX = 256
-"""Events taken in one turn, so that timers are never kept waiting for long."""
+"""The most events of one turn, so that timers never wait for long."""
 _ALL = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 CAN_READ = select.EPOLLIN
@@ -23,7 +23,7 @@ HAS_ENDED = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 
 
 class Timer:
-    """A moment at which something is done, unless it is cancelled."""
+    """A call at a time, which can be cancelled."""
 
     __slots__ = ("action",)
 
@@ -61,13 +61,13 @@ class Loop:
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def close(self, what: socket.socket) -> None:
-        """Close a socket; its number is not used anew for events that are still to be told."""
+        """Close a socket; events that are still queued for its number reach no other socket."""
         if self._handlers.pop(what.fileno(), None) is not None:
             self._epoll.unregister(what.fileno())
             self._closing.append(what)
 
     def at(self, at_s: float, action: Callable[[], None]) -> Timer:
-        """Do something at a moment; a past one means soon."""
+        """Call a function at a time; a past time means soon."""
         timer = Timer(action)
         heapq.heappush(self._timers, (at_s, next(self._numbers), timer))
         return timer
@@ -104,7 +104,7 @@ class Loop:
             select.select([self._epoll], (), (), wait_s)
 
     def _due(self) -> list[Timer]:
-        """Take what is due now; what is added meanwhile has to wait for sockets to have a turn."""
+        """Run the timers that are due; timers added meanwhile wait for a turn of the sockets."""
         now_s = time.monotonic()
         due = []
         while self._timers and self._timers[0][0] <= now_s:

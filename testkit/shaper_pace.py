@@ -1,7 +1,7 @@
-"""Rates as arithmetic: how many bytes may go now, when may a request pass. Time is an argument.
+"""Rate limits as arithmetic: when bytes and requests may pass. Time is an argument.
 
-Both limits remember only a moment: the time up to which everything allowed has been used. Who asks
-late may catch up, by so much and no more.
+A limit keeps one number: the time up to which its allowance is used. A caller that comes late may
+catch up, but only by a bounded time.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 
 REQUEST_BURST_S = 0.1
-"""Requests of so much time may come at once."""
+"""A burst of requests may use this much time ahead."""
 BYTE_BURST_S = 0.002
-"""Bytes of so much time may go at once after a silence."""
+"""After a silence, bytes may use this much time ahead."""
 LATE_MAX_S = 0.05
-"""A loop that the machine kept from running makes up for so much time."""
+"""A loop that the machine delayed makes up for this much time."""
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 4 * 2**10, 64 * 2**10
 CHUNK_S = 0.002
-"""A piece of a body takes about so long, within the two bounds: small enough to be smooth."""
+"""The time of one piece of a body, within the two bounds: short enough to be smooth."""
 UNPACED_BYTES = 2**20
 """A piece where nothing is limited."""
 
@@ -30,7 +30,7 @@ class ByteRate:
         self._used_until_s = -math.inf
 
     def set_factor(self, factor: float) -> None:
-        """Be so many times slower than at first."""
+        """Divide the first rate by a factor."""
         self._factor = factor
 
     @property
@@ -46,7 +46,7 @@ class ByteRate:
         return int(min(max(self.bytes_s * CHUNK_S, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX))
 
     def begin(self, now_s: float) -> None:
-        """Forget what was left unused: somebody begins to send after a silence."""
+        """Drop unused allowance, because sending begins after a silence."""
         self._used_until_s = max(self._used_until_s, now_s - BYTE_BURST_S)
 
     def ready_at_s(self) -> float:

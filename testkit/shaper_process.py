@@ -1,7 +1,7 @@
 """The process of a shaper, and the pipe to its owner.
 
-First come `Orders`, answered by a port or an error; then shapes or None, each answered by counts.
-It ends with the pipe, and with its owner, however that one ends.
+The first message is `Orders`, answered by a port or an error; all others are shapes or None,
+answered by counts. The process ends with the pipe, and with its owner, however the owner ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testkit.shaper_server import Server
 from testkit.shaper_shape import Shape
 
 _OWNER_POLL_S = 0.5
-"""A forked child of the owner may keep the pipe open, so we also look whose child we are."""
+"""A forked child of the owner may keep the pipe open, so the parent is checked as well."""
 
 
 def serve(pipe: Pipe, owner: int) -> None:
@@ -53,7 +53,8 @@ def serve(pipe: Pipe, owner: int) -> None:
 
 def main(descriptor: int, owner: int) -> None:
     """Take orders from a pipe, by its descriptor, as long as a process is our parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides; we follow at end of file
+    # Ctrl-C is for the owner; this process ends with its pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.freeze()  # a collection that looks through all modules would hold up answers for 10 ms

@@ -1,4 +1,4 @@
-"""The shaper itself: accepts clients, admits requests, gives every answer its turn."""
+"""The server of the shaper: accepts clients, admits requests, and paces answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from testkit.shaper_transfer import Sent
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 64
 _NAP_S = 0.001
-"""Longer than need be, to send several pieces when awake: half of the cost is waking up."""
+"""Longer than necessary, to send several pieces at each wake-up: that is half of the cost."""
 _TURNS_MAX = 64
 """Pieces sent in one go, so that new requests are not kept waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What a shaper's process is started with."""
+    """The start options of a shaper's process."""
 
     shape: Shape
     seed: int
@@ -43,7 +43,7 @@ class Orders:
 
 
 class Pacer:
-    """Gives connections their turns, in rounds, as fast as the shape allows."""
+    """Lets connections send in turns, as fast as the shape allows."""
 
     def __init__(self, loop: Loop, shape: Shape) -> None:
         self._loop = loop
@@ -116,7 +116,7 @@ class Pacer:
 
 
 class Server:
-    """Everything of the process: sockets, shape and counts."""
+    """The state of the process: sockets, shape and counts."""
 
     def __init__(self, orders: Orders) -> None:
         self.loop = Loop()

@@ -1,8 +1,8 @@
-"""Shapes: what a bad network or a busy store is like, as a value.
+"""Shapes: the behaviour of a bad network or a busy store, as a value.
 
-A shape says how long the first byte of an answer takes, how fast bytes come, how many requests are
-let through, what goes wrong, and when all of it is slower. Times of a shape count from the moment
-at which it takes effect: the start of a `shaper.Shaper`, or its last `reshape`.
+A shape has the time to the first byte of an answer, the rate of bytes and of requests, faults, and
+times at which everything is slower. Its times count from the moment at which it takes effect: the
+start of a `shaper.Shaper`, or its last `reshape`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ Latency = Fixed | LogNormal | Samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, with which requests, and when.
+    """A fault, the requests that it hits, and when.
 
     `truncate` and `corrupt` need a body and hit reads of objects only; the others hit any request.
     Where in the body it happens is drawn too.
@@ -102,7 +102,7 @@ class Fault:
     kind: FaultKind
     """503 SlowDown; the body ends early; a byte is wrong; silence; the connection is reset."""
     share: float = 1.0
-    """Which share of the requests, by a draw for each."""
+    """The share of the requests that it hits, by a draw for each."""
     start_s: float = 0.0
     """Only requests that come at this time of the shape or later …"""
     stop_s: float = math.inf
@@ -146,7 +146,7 @@ class Shape:
     """
 
     latency: Latency = Fixed(0.0)
-    """From the request to the first byte of its answer; a slower store takes its own time."""
+    """The time from a request to the first byte of its answer; a slower store takes longer."""
     bandwidth_bytes_s: float | None = None
     """Bytes of bodies a second of all connections together, shared fairly; None has no limit."""
     connection_bytes_s: float | None = None

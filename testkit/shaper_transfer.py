@@ -1,7 +1,7 @@
-"""An answer on its way to the client, with whatever shall go wrong with it.
+"""An answer in flight to the client, with its fault.
 
 Bodies come from a file (sent by the kernel, no byte passes through here), from memory, or from the
-store behind the shaper. A transfer is asked to send some bytes, and says how it went.
+store behind the shaper. A transfer sends some bytes on request, and returns what to do next.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _PIECE_BYTES = 64 * 2**10
 
 
 class Asker(Protocol):
-    """Who is told what the store says."""
+    """Receives the events of a connection to the store."""
 
     def on_answer(self, answer: Answer, body: UpstreamBody) -> None:
         """The head of the answer is there."""
@@ -76,7 +76,7 @@ class Upstream:
         self.give(request.raw)
 
     def _is_stale(self) -> bool:
-        """Whether the store has hung up, or says what nobody asked for."""
+        """Whether the store has hung up, or sent bytes that were not requested."""
         assert self._socket is not None
         try:
             self._socket.recv(1, socket.MSG_PEEK)

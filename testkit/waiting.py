@@ -1,4 +1,4 @@
-"""Waiting in a test for something that another thread or process brings."""
+"""Waits in a test for a condition that another thread or process brings about."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 _PATIENCE_S = 30.0
-"""How long a test waits for what a quiet machine does at once."""
+"""The longest wait of a test, for what takes a quiet machine a moment."""
 
 
 def wait_until(condition: Callable[[], object], within_s: float = _PATIENCE_S) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.dataset.part import Ints
-from penstock.simulate.job import Accesses, Floats
+from penstock.simulate.job import Floats
 from penstock.simulate.policies.nopfs import Nopfs
+from penstock.simulate.reads import EpochReads
 
 _PEER_LEAD = 20
 """How much further the own loading must be than a peer's copy, in samples."""
@@ -28,7 +29,7 @@ class NopfsReleased(Nopfs):
     ties = "index"
     copies_from_peers = False
 
-    def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
+    def _seen_s(self, uses: EpochReads, rows: Ints) -> Floats:
         """Return when the worker's own loading is some samples past the place of the copy."""
         copies, tiers = self._copies, self.job.num_tiers
         groups = copies.workers * tiers + copies.tiers

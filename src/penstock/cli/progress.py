@@ -7,11 +7,11 @@ because a job that prints nothing for an hour looks like one that hangs.
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.cli.screen import can_move_cursor, can_style
-from penstock.clock import Clock, SystemClock
 from penstock.units import show_bytes, show_count
 
 _LINE_EVERY_S = 10.0
@@ -20,10 +20,9 @@ _LINE_EVERY_S = 10.0
 class ProgressBar:
     """A bar for one task. Nothing is drawn before the first `update`."""
 
-    def __init__(self, title: str, unit: str, clock: Clock | None = None) -> None:
+    def __init__(self, title: str, unit: str) -> None:
         self._title, self._unit = title, unit
-        self._clock = clock or SystemClock()
-        self._began_s = self._line_s = self._clock.now_s()
+        self._began_s = self._line_s = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
 
@@ -42,14 +41,15 @@ class ProgressBar:
     def update(self, done: int, total: int, *, samples: int = 0, size_bytes: int = 0) -> None:
         """Show the progress: `done` of `total` units."""
         # A first update at once must not divide by zero.
-        elapsed_s = max(self._clock.now_s() - self._began_s, 1e-9)
+        now_s = time.monotonic()
+        elapsed_s = max(now_s - self._began_s, 1e-9)
         facts = [f"{show_count(samples)} samples"] if samples else []
         if size_bytes:
             facts += [show_bytes(size_bytes), f"{show_bytes(size_bytes / elapsed_s)}/s"]
         if can_move_cursor(sys.stderr):
             self._draw(done, total, "  ".join(facts))
-        elif self._clock.now_s() - self._line_s >= _LINE_EVERY_S:
-            self._line_s = self._clock.now_s()
+        elif now_s - self._line_s >= _LINE_EVERY_S:
+            self._line_s = now_s
             counted = f"{show_count(done)} of {show_count(total)} {self._unit}"
             print(f"{self._title}: {', '.join([counted, *facts])}", file=sys.stderr, flush=True)
 

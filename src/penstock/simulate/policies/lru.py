@@ -43,8 +43,9 @@ class Lru(Policy):
         hits = np.zeros((num_epochs, len(epochs[0])), np.bool_)
         # Shares are fixed, so a node has the same places in every epoch.
         nodes = self.job.nodes_of(self.job.accesses(0).workers)
-        for node in range(self.job.num_nodes):
-            places = np.flatnonzero(nodes == node)
+        by_node = np.argsort(nodes, kind="stable")
+        starts = np.searchsorted(nodes[by_node], np.arange(1, self.job.num_nodes))
+        for places in np.split(by_node, starts):
             string = np.concatenate([ids[places] for ids in epochs])
             hits[:, places] = self.hits_of(string, self.job.sizes[string]).reshape(num_epochs, -1)
         return hits

@@ -9,6 +9,7 @@ Each rank of a node has tiers of its own; reads between ranks of one node count 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.dataset.part import Ints
 from penstock.simulate.devices import Devices
-from penstock.simulate.job import Accesses, Floats
+from penstock.simulate.job import Floats
 from penstock.simulate.policies.base import Policy
 from penstock.simulate.policies.frequency import OwnCopies, known_holders, place
 from penstock.simulate.reads import EpochReads, SourceOption, StagingWork
@@ -52,19 +53,13 @@ class Nopfs(Policy):
 
     def reads(self, epoch: int) -> EpochReads:
         """Return the store, and copies as options from the time at which they are loaded."""
-        job, uses = self.job, self.job.accesses(epoch)
-        own = self._own.rows(uses.workers, uses.ids)
-        options: tuple[SourceOption, ...] = (self._option(uses, own, own),)
+        reads = self.all_from_store(epoch)
+        own = self._own.rows(reads.workers, reads.ids)
+        options: tuple[SourceOption, ...] = (self._option(reads, own, own),)
         if self.peers:
-            known = self._known[uses.ids]
-            options = _faster_first(options[0], self._option(uses, known, own), Devices(job).byte_s)
-        return EpochReads(
-            ids=uses.ids,
-            steps=uses.steps,
-            workers=uses.workers,
-            sources=np.full(len(uses.ids), job.store, np.uint8),
-            options=options,
-        )
+            known = self._option(reads, self._known[reads.ids], own)
+            options = _faster_first(options[0], known, Devices(self.job).byte_s)
+        return replace(reads, options=options)
 
     def store_left(self, now_s: float) -> float:
         """Return the share of the bandwidth that loading the tiers leaves to the stage."""
@@ -81,7 +76,7 @@ class Nopfs(Policy):
         store = float(sizes[loaded & self._from_store].sum())
         return store, float(sizes[loaded & ~self._from_store].sum())
 
-    def _option(self, uses: Accesses, rows: Ints, own: Ints) -> SourceOption:
+    def _option(self, uses: EpochReads, rows: Ints, own: Ints) -> SourceOption:
         """Return the copies in some rows as a source."""
         job, copies = self.job, self._copies
         if not len(copies.ids):
@@ -101,7 +96,7 @@ class Nopfs(Policy):
             from_s=np.where(rows >= 0, there_s, np.inf),
         )
 
-    def _seen_s(self, uses: Accesses, rows: Ints) -> Floats:
+    def _seen_s(self, uses: EpochReads, rows: Ints) -> Floats:
         """Return when a worker believes that the copy of another one is loaded."""
         return self._loaded_s[rows]
 
