@@ -441,7 +441,7 @@ def _many(num_ranks: int = 2) -> Program:
         ("wire('pair')", "called 'pair'"),
         ("hier('g')", "along one axis, 'dp'; factor makes two axes of it"),
         ("factor('dp', ('a', 2), ('b', 2))", "2 ranks into .* which makes 4"),
-        ("factor('dp', ('a', 2))", "two names and sizes or more"),
+        ("factor('dp', ('a', 2))", "two or more names with sizes"),
         ("factor('tp', ('a', 1), ('b', 1))", "there is no axis 'tp'"),
         ("reshard('g')", "no all_gather called 'g'"),
         ("reshard('whole', at='soft')", "can be gathered again for one of"),

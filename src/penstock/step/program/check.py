@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -39,9 +38,10 @@ def check_plan(plan: Plan) -> None:
             book.check_read(task, access)
         for access in task.writes:
             book.check_write(task, access)
-        _check_ahead(plan, task, book)
+        book.check_ahead(task)
     book.check_results()
-    check_orders(plan, {lane: [t.name for t in plan.on(lane)] for lane in _net_lanes(plan)})
+    net_lanes = [lane for lane in plan.lanes if lane not in (COMPUTE, IO)]
+    check_orders(plan, {lane: [task.name for task in plan.on(lane)] for lane in net_lanes})
 
 
 # -- races -------------------------------------------------------------------------------------
@@ -53,10 +53,6 @@ class _Touch:
 
     task: Task
     access: Access
-
-    @property
-    def memory(self) -> str:
-        return self.access.memory
 
     def meets(self, other: _Touch) -> bool:
         """Whether both touch the same elements; chunks of different regions may do."""
@@ -77,24 +73,19 @@ class _Book:
         self._host = {*host_nodes(plan.program)}
         self._there |= self._host
         self._writes: dict[str, list[_Touch]] = {}
+        """By memory."""
+        self._makers: dict[str, list[_Touch]] = {}
+        """By value."""
         for task in plan.tasks:
             for access in task.writes:
                 if access.value not in self._host:
                     touch = _Touch(task, access)
-                    self._writes.setdefault(touch.memory, []).append(touch)
+                    self._writes.setdefault(access.memory, []).append(touch)
+                    self._makers.setdefault(access.value, []).append(touch)
 
     def is_before(self, one: Task, other: Task) -> bool:
         """Whether one task is over when the other begins."""
         return bool(self._before[self._numbers[other.name]] >> self._numbers[one.name] & 1)
-
-    @cached_property
-    def makers(self) -> dict[str, list[_Touch]]:
-        """By value: its writers."""
-        out: dict[str, list[_Touch]] = {}
-        for touches in self._writes.values():
-            for touch in touches:
-                out.setdefault(touch.access.value, []).append(touch)
-        return out
 
     def check_read(self, task: Task, access: Access) -> None:
         """Refuse to read a value that is not written yet, or already overwritten."""
@@ -102,7 +93,7 @@ class _Book:
             return
         mine = _Touch(task, access)
         self._check_within(mine)
-        made = [w for w in self.makers.get(access.value, []) if w.meets(mine)]
+        made = [w for w in self._makers.get(access.value, []) if w.meets(mine)]
         self._check_covered(mine, made)
         for write in made:
             if write.task.name != task.name and not self.is_before(write.task, task):
@@ -111,7 +102,7 @@ class _Book:
                     "not wait for it; it needs it in `after`"
                 )
         # Other values in the same memory, such as the state before or after its update.
-        for other in self._writes.get(mine.memory, []):
+        for other in self._writes.get(access.memory, []):
             if self._content(other.access) != self._content(access) and other.meets(mine):
                 self._check_version(mine, made, other)
 
@@ -119,7 +110,7 @@ class _Book:
         """Return the value whose elements lie in memory: an update may have its operand's."""
         node = self._plan.program[access.value]
         if node.op == "update":
-            made = [w.access for w in self.makers.get(node.inputs[1], [])]
+            made = [w.access for w in self._makers.get(node.inputs[1], [])]
             if made and all(one.state == access.state for one in made):
                 return node.inputs[1]
         return access.value
@@ -132,14 +123,13 @@ class _Book:
 
     def _check_within(self, mine: _Touch) -> None:
         """Refuse a task that overwrites elements which it still reads."""
-        value = mine.access.value
-        writes = [_Touch(mine.task, access) for access in mine.task.writes]
-        taken = [w for w in writes if w.memory == mine.memory and w.access.value != value]
+        value, memory = mine.access.value, mine.access.memory
+        taken = [w for w in mine.task.writes if w.memory == memory and w.value != value]
         nodes = [self._plan.program[name] for name in mine.task.nodes]
         for node in nodes if taken else []:
             if value in node.inputs and not (goes_along(node) or node.op in _IN_PART):
                 raise ProgramError(
-                    f"{mine.task.name} writes {taken[0].access.value} over {value}, of which "
+                    f"{mine.task.name} writes {taken[0].value} over {value}, of which "
                     f"{node.op} ({node.name}) still reads other elements; give it its own memory"
                 )
 
@@ -150,7 +140,7 @@ class _Book:
             return
         if self._is_older(other, made):
             return
-        what, place = _shown(mine.access), mine.memory
+        what, place = _shown(mine.access), mine.access.memory
         if self.is_before(other.task, task):
             raise ProgramError(
                 f"{task.name} reads {what} after {other.task.name} has written "
@@ -190,7 +180,7 @@ class _Book:
         if access.value in self._host:
             return
         mine = _Touch(task, access)
-        for other in self._writes[mine.memory]:
+        for other in self._writes[access.memory]:
             if other.task.name == task.name or not other.meets(mine):
                 continue
             if not self.is_before(other.task, task) and not self.is_before(task, other.task):
@@ -205,16 +195,16 @@ class _Book:
         for name in (*program.outputs, *program.states.values()):
             node = program[name]
             made = node.inputs[0] if node.op == "pick" else name
-            if made not in self._there and made not in self.makers:
+            if made not in self._there and made not in self._makers:
                 raise ProgramError(f"no task writes {name}, a result of program {program.name}")
             if made not in self._host:
                 self._check_left(made)
 
     def _check_left(self, name: str) -> None:
         """Refuse a result whose memory is overwritten by another value in the end."""
-        made = self.makers.get(name, [])
+        made = self._makers.get(name, [])
         access = made[0].access if made else Access(value=name)
-        for other in self._writes.get(access.state or name, []):
+        for other in self._writes.get(access.memory, []):
             if self._content(other.access) == self._content(access):
                 continue
             if not self._is_older(other, made):
@@ -222,6 +212,22 @@ class _Book:
                     f"the program returns {name}, over which {other.task.name} has written "
                     f"{other.access.value} by then; return the new value, or something made of "
                     "the old one"
+                )
+
+    def check_ahead(self, task: Task) -> None:
+        """Refuse a task that is more iterations ahead than the values it reads."""
+        for access in task.reads:
+            makers = {w.task.name: w.task for w in self._makers.get(access.value, [])}
+            for maker in makers.values():
+                if maker.ahead < task.ahead:
+                    raise ProgramError(
+                        f"{task.name} is {task.ahead} iterations ahead and reads {access.value}, "
+                        f"which {maker.name} makes {maker.ahead} ahead; rotate that too, or neither"
+                    )
+            if task.ahead > 1 and access.value in self._plan.program.states and not makers:
+                raise ProgramError(
+                    f"{task.name} is {task.ahead} iterations ahead and reads {access.value}, which "
+                    "every iteration changes; 1 is the most"
                 )
 
 
@@ -247,28 +253,7 @@ def _shown(access: Access) -> str:
     return access.value if access.chunk is None else f"chunk {access.chunk} of {access.value}"
 
 
-def _check_ahead(plan: Plan, task: Task, book: _Book) -> None:
-    """Refuse a task that is more iterations ahead than the values it reads."""
-    for access in task.reads:
-        makers = {w.task.name: w.task for w in book.makers.get(access.value, [])}
-        for maker in makers.values():
-            if maker.ahead < task.ahead:
-                raise ProgramError(
-                    f"{task.name} is {task.ahead} iterations ahead and reads {access.value}, which "
-                    f"{maker.name} makes {maker.ahead} ahead; rotate that too, or neither"
-                )
-        if task.ahead > 1 and access.value in plan.program.states and not makers:
-            raise ProgramError(
-                f"{task.name} is {task.ahead} iterations ahead and reads {access.value}, which "
-                "every iteration changes; 1 is the most"
-            )
-
-
 # -- orders ------------------------------------------------------------------------------------
-
-
-def _net_lanes(plan: Plan) -> list[str]:
-    return [lane for lane in plan.lanes if lane not in (COMPUTE, IO)]
 
 
 def check_orders(plan: Plan, orders: Mapping[str, Sequence[str]]) -> None:

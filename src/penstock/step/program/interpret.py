@@ -147,8 +147,7 @@ class _InterpretedRanks:
         self._program = program
         self._mesh = program.mesh
         self._calls, self._sources = calls, sources
-        together = [region for region in program.regions if region.kind in ("chunk", "ring")]
-        self._together = {name: region for region in together for name in region.nodes}
+        self._together = program.region_by_node("chunk", "ring")
         self._order = contracted(program, ("chunk", "ring"))
         self._called: dict[str, list[tuple[Any, ...]]] = {}
 
@@ -224,12 +223,7 @@ class _InterpretedRanks:
         for chunk in range(region.num_chunks):
             at = {name: self._chunk_of(region, name, chunk) for name in touched}
             parts = {
-                name: values[name]
-                if region.dim(name) is None
-                else [
-                    one[where]
-                    for one, where in zip(values[name], self._inside(name, at[name]), strict=True)
-                ]
+                name: self._part(region, name, values[name], at[name])
                 for name in touched - {*region.nodes}
             }
             for node in nodes:
@@ -241,6 +235,12 @@ class _InterpretedRanks:
                 for rank, where in enumerate(self._inside(name, at[name])):
                     whole[rank][where] = parts[name][rank]
         values.update(made)
+
+    def _part(self, region: Region, name: str, held: Held, at: At) -> Held:
+        """Return the chunk of an operand; all of it, if the region does not cut it."""
+        if region.dim(name) is None:
+            return held
+        return [one[where] for one, where in zip(held, self._inside(name, at), strict=True)]
 
     def _chunk_of(self, region: Region, name: str, chunk: int) -> At:
         made, mesh = self._program[name].type, self._mesh

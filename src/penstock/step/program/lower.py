@@ -80,8 +80,7 @@ def host_nodes(program: Program) -> tuple[str, ...]:
 
 def _units(program: Program) -> Iterator[_TaskUnit]:
     """Yield the units that become tasks, in an order in which they can be done."""
-    fused = {name: r for r in program.regions if r.kind in _AS_ONE for name in r.nodes}
-    chunked = {name: r for r in program.regions if r.kind == "chunk" for name in r.nodes}
+    fused, chunked = program.region_by_node(*_AS_ONE), program.region_by_node("chunk")
     skipped = {*host_nodes(program)}
     wanted = [n.name for n in program.nodes if n.op not in _FREE and n.name not in skipped]
     fuse = {n: fused[n].nodes if n in fused else (n,) for n in wanted}
@@ -217,12 +216,7 @@ class _ImpliedOrder:
     """Waits between tasks that may not overlap, since no region says that they may."""
 
     def __init__(self, program: Program) -> None:
-        self._regions = {
-            name: region.name
-            for region in program.regions
-            if region.kind == "overlap"
-            for name in region.nodes
-        }
+        self._regions = program.region_by_node("overlap")
         self._last: list[str] = []
         """The latest tasks; tasks that do not overlap with them wait for them."""
         self._before: list[str] = []
@@ -247,8 +241,8 @@ class _ImpliedOrder:
         self._last = [*self._last, task.name]
 
     def _region_of(self, task: Task) -> str | None:
-        found = {self._regions.get(name) for name in task.nodes}
-        return found.pop() if len(found) == 1 else None
+        found = [self._regions.get(name) for name in task.nodes]
+        return found[0].name if found[0] and found.count(found[0]) == len(found) else None
 
 
 # -- what tasks move ---------------------------------------------------------------------------

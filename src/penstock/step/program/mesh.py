@@ -79,10 +79,7 @@ class Mesh:
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
         """Return all groups of some axes, each once, in the order of their first ranks."""
-        return tuple(dict.fromkeys(self.group(rank, *axes) for rank in self._firsts(axes)))
-
-    def _firsts(self, axes: tuple[str, ...]) -> list[int]:
-        return [r for r in range(self.num_ranks) if self.coordinate(r, *axes) == 0]
+        return tuple(dict.fromkeys(self.group(rank, *axes) for rank in range(self.num_ranks)))
 
     def _coordinates(self, rank: int) -> tuple[int, ...]:
         assert 0 <= rank < self.num_ranks, f"{rank=} {self.num_ranks=}"

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from penstock.errors import ProgramError
 from penstock.step.program.lines import located
 
-__all__ = ["NotATensor", "form_of", "instead_of", "kind_of", "operation"]
+__all__ = ["NotATensor", "form_of", "instead_of", "kind_of", "operation", "refuse"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,16 +100,12 @@ def operation(function: Callable[P, T]) -> Callable[P, T]:
         try:
             given = form.bind(*args, **kwargs).arguments
         except TypeError as error:
-            said = f"{called}: {error}; it is ps.{called}{form_of(function)}"
-            raise located(ProgramError(said)) from None
+            refuse(f"{called}: {error}; it is ps.{called}{form_of(function)}")
         for name in wanted:
             if name in given and not isinstance(given[name], NotATensor):
-                raise located(
-                    ProgramError(
-                        f"{called} needs a value of a program as {name}, got "
-                        f"{kind_of(given[name])}; it is ps.{called}{form_of(function)}, inside of "
-                        "a @program"
-                    )
+                refuse(
+                    f"{called} needs a value of a program as {name}, got {kind_of(given[name])}; "
+                    f"it is ps.{called}{form_of(function)}, inside of a @program"
                 )
         try:
             return function(*args, **kwargs)
@@ -129,19 +125,19 @@ class NotATensor:
         # Libraries look for names with an underscore to find out the kind of an object.
         if name.startswith("_") or name in ("node", "tracer"):
             raise AttributeError(f"a value of a program has no {name!r}")
-        _refuse(f"a value of a program has no {name!r}; {instead_of(name)}")
+        refuse(f"a value of a program has no {name!r}; {instead_of(name)}")
 
     # -- looking at numbers ------------------------------------------------------------------
 
     def __bool__(self) -> bool:  # noqa: PLE0304 - it never returns
-        _refuse(
+        refuse(
             "a value is not known while a program is written down, so nothing can depend on it; "
             "write ps.where(condition, a, b) for `if`, ps.logical_and, logical_or and logical_not "
             "for `and`, `or`, `not` and `a < x < b`, ps.maximum and ps.minimum for max and min"
         )
 
     def __float__(self) -> float:
-        _refuse(
+        refuse(
             "a value is not known while a program is written down: it is no number for float, int, "
             "round, range or functions of math; write ps.sqrt(x), ps.exp(x) and so on, and "
             'ps.cast(x, "i64") for another element type'
@@ -155,7 +151,7 @@ class NotATensor:
 
     def __format__(self, spec: str) -> str:
         if spec:
-            _refuse(
+            refuse(
                 f"a value is not known while a program is written down, so it cannot be shown as "
                 f"{spec!r}; {{x}} alone shows its type"
             )
@@ -164,16 +160,16 @@ class NotATensor:
     # -- elements ----------------------------------------------------------------------------
 
     def __len__(self) -> int:  # noqa: PLE0303
-        _refuse("a value of a program has no len; write x.shape[0]")
+        refuse("a value of a program has no len; write x.shape[0]")
 
     def __iter__(self) -> NoReturn:
-        _refuse(
+        refuse(
             "a value of a program cannot be gone through or unpacked; sums, means and maxima over "
             "dimensions are ps.sum(x, dims), ps.mean(x, dims), ps.amax(x, dims)"
         )
 
     def __contains__(self, other: Any) -> bool:
-        _refuse("what is in a value is not known while a program is written down; compare x == y")
+        refuse("what is in a value is not known while a program is written down; compare x == y")
 
     def __getitem__(self, key: Any) -> NoReturn:
         keys = key if isinstance(key, tuple) else (key,)
@@ -186,10 +182,10 @@ class NotATensor:
                 "write ps.slice(x, dim) for the part of each rank, parameters apart for what is "
                 'used apart, or a function of your own, (y,) = ps.call("part", x, outs=[...])'
             )
-        _refuse(f"a value of a program has no indexing; {way}")
+        refuse(f"a value of a program has no indexing; {way}")
 
     def __setitem__(self, key: Any, new: Any) -> None:
-        _refuse(
+        refuse(
             "values do not change, so nothing is written into them; write "
             "x = ps.where(condition, new, x), and x = ps.update(x, new) for a state"
         )
@@ -197,7 +193,7 @@ class NotATensor:
     # -- operators ---------------------------------------------------------------------------
 
     def __and__(self, other: Any) -> NoReturn:
-        _refuse(
+        refuse(
             "there is no &, |, ^ or ~ of values; join conditions with ps.logical_and(a, b), "
             "ps.logical_or(a, b) and ps.logical_not(a)"
         )
@@ -208,7 +204,7 @@ class NotATensor:
         self.__and__(self)
 
     def __mod__(self, other: Any) -> NoReturn:
-        _refuse(
+        refuse(
             "there is no %, // or divmod of values; write x / y, or a function of your own, "
             '(r,) = ps.call("remainder", x, outs=[...])'
         )
@@ -227,16 +223,17 @@ class NotATensor:
         _refuse_function("np", function)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse("a value of a program makes no NumPy array: it has no numbers yet")
+        refuse("a value of a program makes no NumPy array: it has no numbers yet")
 
 
 def _refuse_function(library: str, function: Any) -> NoReturn:
     name = getattr(function, "__name__", str(function)).strip("_")
-    _refuse(
+    refuse(
         f"{library}.{name} takes no value of a program; {instead_of(name)}. Tensors and arrays are "
         "given as parameters, numbers as int or float"
     )
 
 
-def _refuse(why: str) -> NoReturn:
-    raise located(ProgramError(why))
+def refuse(why: str) -> NoReturn:
+    """Raise an error with the user's line."""
+    raise located(ProgramError(why)) from None

@@ -199,6 +199,10 @@ class Program(Rewrites):
         """Return the regions of a kind that a node is in."""
         return tuple(r for r in self.regions if r.kind == kind and node in r.nodes)
 
+    def region_by_node(self, *kinds: str) -> dict[str, Region]:
+        """Return by node the region of some kinds that it is in."""
+        return {name: r for r in self.regions if r.kind in kinds for name in r.nodes}
+
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse to be called: a program is not carried out before it is compiled."""
         raise ProgramError(
@@ -218,10 +222,6 @@ class Program(Rewrites):
             node.with_attrs(**attrs[node.name]) if node.name in attrs else node
             for node in self.nodes
         )
-
-    def fresh(self, name: str) -> str:
-        """Return a name that no value has yet, like the one given."""
-        return free_name(name, self.by_name)
 
     def apply(self, name: str, /, *args: Attr, **options: Attr) -> Program:
         """Return the program after a rewrite, checked, with the rewrite in its history."""

@@ -15,7 +15,7 @@ from penstock.errors import ProgramError
 from penstock.step.program.infer import infer
 from penstock.step.program.lines import here, located, users_frame, variable_of
 from penstock.step.program.mesh import Mesh
-from penstock.step.program.mistakes import NotATensor, instead_of, kind_of
+from penstock.step.program.mistakes import NotATensor, instead_of, kind_of, refuse
 from penstock.step.program.nodes import Attr, Node
 from penstock.step.program.types import Type
 
@@ -72,19 +72,17 @@ class Tracer:
         is_number = isinstance(given, np.bool_ | np.integer | np.floating)
         if is_number or (isinstance(given, np.ndarray) and not given.ndim):
             given = given.item()
-        if isinstance(given, bool | int | float):
-            # One node for each number; its repr tells 1 from 1.0, which have different types.
-            number = float(given) if isinstance(given, float) else int(given)
-            known = self.nodes.get(f"const {number!r}")
-            if known is not None:
-                return Value(self, known)
-            return self.add("const", [], {"value": number}, f"const {number!r}")
-        raise located(
-            ProgramError(
+        if not isinstance(given, bool | int | float):
+            refuse(
                 f"{kind_of(given)} is not a value of a program; give tensors as parameters, and "
                 "numbers as int or float"
             )
-        )
+        # One node for each number; its repr tells 1 from 1.0, which have different types.
+        number = float(given) if isinstance(given, float) else int(given)
+        known = self.nodes.get(f"const {number!r}")
+        if known is not None:
+            return Value(self, known)
+        return self.add("const", [], {"value": number}, f"const {number!r}")
 
     def product(self, a: Value, b: Value) -> Value:
         """Return the product of matrices; a vector is a row on the left, a column on the right."""
@@ -108,11 +106,7 @@ class Tracer:
         if axis is not None:
             return axis
         if self.axis is None:
-            raise located(
-                ProgramError(
-                    f"which axis of {self.mesh}? Say axis=..., or @program(axis=...) for all"
-                )
-            )
+            refuse(f"which axis of {self.mesh}? Say axis=..., or @program(axis=...) for all")
         return self.axis
 
     def _name(self, label: str, op: str) -> str:
@@ -183,12 +177,9 @@ class Value(NotATensor):
 
     def _changed(self, other: Any) -> Any:
         if self.node.op in ("input", "update"):
-            raise located(
-                ProgramError(
-                    f"values do not change in place, so nothing would be left in {self.name} for "
-                    f"the next step; write x = ps.update(x, x + y) for a state, and x = x + y for "
-                    "a new value"
-                )
+            refuse(
+                f"values do not change in place, so nothing would be left in {self.name} for the "
+                "next step; write x = ps.update(x, x + y) for a state, x = x + y for a new value"
             )
         return NotImplemented  # Python goes on with x = x + y.
 
@@ -198,9 +189,7 @@ class Value(NotATensor):
         op = _UFUNCS.get(ufunc.__name__)
         if op is None or method != "__call__" or kwargs:
             name = ufunc.__name__
-            raise located(
-                ProgramError(f"np.{name} takes no value of a program; {instead_of(name)}")
-            )
+            refuse(f"np.{name} takes no value of a program; {instead_of(name)}")
         values = [self.tracer.value(one) for one in inputs]
         return self.tracer.product(*values) if op == "matmul" else self.tracer.add(op, values, {})
 

@@ -63,6 +63,7 @@ _DOUBT = 1.05
 """Programs whose expected time is beyond the best measured one by this factor are not measured."""
 
 Way = tuple[Rewrite, ...]
+"""An empty one is skipped: a stage that finds nothing to do may yield it."""
 Stage = Callable[[Program], Iterator[Way]]
 
 
@@ -194,7 +195,7 @@ def search(
     for stage in _stages(allowed, costs):
         found = list(kept)
         for candidate in kept:
-            for way in stage(candidate.program):
+            for way in filter(None, stage(candidate.program)):
                 if clock() > ends_s:
                     break
                 out.num_tried += 1
@@ -268,8 +269,7 @@ def _large(program: Program, *ops: str) -> list[Node]:
 def _hier(program: Program) -> Iterator[Way]:
     """Yield collectives along several axes done axis by axis."""
     wide = [node for node in _large(program, "all_reduce", "all_gather") if len(node.axes) > 1]
-    if wide:
-        yield tuple(_rewrite("hier", node.name) for node in wide)
+    yield tuple(_rewrite("hier", node.name) for node in wide)
 
 
 def _halves(program: Program, is_sliced: bool) -> Iterator[Way]:
@@ -320,11 +320,9 @@ def _turned(program: Program, is_sliced: bool) -> Iterator[Way]:
     """Yield loads rotated some steps ahead, and states gathered where the next step reads them."""
     loads = [node.name for node in program.nodes if node.op == "load"]
     for steps in (1, 2):
-        if loads:
-            yield tuple(_rewrite("rotate", name, steps) for name in loads)
+        yield tuple(_rewrite("rotate", name, steps) for name in loads)
     states = _gathered_states(program) if is_sliced else []
-    if states:
-        yield tuple(_rewrite("rotate", state) for state in states)
+    yield tuple(_rewrite("rotate", state) for state in states)
 
 
 def _wires(program: Program, dtypes: list[str]) -> Iterator[Way]:
@@ -343,15 +341,12 @@ def _rings(program: Program) -> Iterator[Way]:
         products = [name for name in beside if program[name].op == "matmul"]
         if products:
             ways.append(_rewrite("ring", node.name, *products))
-    if ways:
-        yield tuple(ways)
+    yield tuple(ways)
 
 
 def _fused(program: Program) -> Iterator[Way]:
     """Yield all elementwise work in as few kernels as possible."""
-    ways = tuple(_rewrite("fuse", *group) for group in _kernels(program))
-    if ways:
-        yield ways
+    yield tuple(_rewrite("fuse", *group) for group in _kernels(program))
 
 
 def _kernels(program: Program) -> list[tuple[str, ...]]:
@@ -383,8 +378,7 @@ def _joined(program: Program) -> Iterator[Way]:
         middle = [r for r in program.regions if r.kind == "fuse" and _reads(program, r.nodes, node)]
         if len(ends) == 1 and not middle:
             ways.append(_rewrite("fuse", node.name, ends[0]))
-    if ways:
-        yield tuple(ways)
+    yield tuple(ways)
 
 
 def _reads(program: Program, names: tuple[str, ...], node: Node) -> bool:
@@ -399,13 +393,11 @@ def _buckets(program: Program) -> Iterator[Way]:
             kind = (node.op, node.axes, node.attr("op"), node.attr("wire"), node.type.dtype)
             alike.setdefault(kind, []).append(node)
     for most in _BUCKET_BYTES:
-        ways = tuple(
+        yield tuple(
             _rewrite("bucket", *names)
             for moves in alike.values()
             for names in _filled(program, moves, most)
         )
-        if ways:
-            yield ways
 
 
 def _filled(program: Program, moves: list[Node], most_bytes: int) -> list[tuple[str, ...]]:
@@ -442,8 +434,8 @@ def _chunks(program: Program) -> Iterator[Way]:
 
 def _num_units(program: Program, names: list[str]) -> int:
     """Return how many tasks some nodes become: fused ones are one task."""
-    fused = {name: r.name for r in program.regions if r.kind == "fuse" for name in r.nodes}
-    return len({fused.get(name, name) for name in names})
+    fused = program.region_by_node("fuse")
+    return len({fused[name].name if name in fused else name for name in names})
 
 
 def _around(program: Program) -> list[tuple[list[str], list[str]]]:
@@ -492,12 +484,11 @@ def _overlaps(program: Program) -> Iterator[Way]:
 
 
 def _all_at_once(program: Program) -> Rewrite | None:
-    inside = {n for r in program.regions if r.kind == "overlap" for n in r.nodes}
-    numbers = set(host_nodes(program))
+    done = {*program.region_by_node("overlap"), *host_nodes(program)}
     names = [
         node.name
         for node in program.nodes
-        if OPS[node.op].kind != "leaf" and node.op != "pick" and node.name not in inside | numbers
+        if OPS[node.op].kind != "leaf" and node.op != "pick" and node.name not in done
     ]
     moves = [n for n in names if is_move(program[n].op) or OPS[program[n].op].kind == "io"]
     return _rewrite("overlap", *names) if 0 < len(moves) < len(names) else None
@@ -505,9 +496,7 @@ def _all_at_once(program: Program) -> Rewrite | None:
 
 def _orders(program: Program) -> Iterator[Way]:
     lanes = Counter(net_lane(n.axes) for n in program.nodes if is_move(n.op))
-    ways = tuple(_rewrite("priority_by_use", lane) for lane, count in lanes.items() if count > 1)
-    if ways:
-        yield ways
+    yield tuple(_rewrite("priority_by_use", lane) for lane, count in lanes.items() if count > 1)
 
 
 def _algos(program: Program, costs: MachineCosts) -> Iterator[Way]:

@@ -44,6 +44,5 @@ def _meant(program: Program, names: tuple[str, ...]) -> set[str]:
                 f"algo of {min(inside)}, which goes round with its product in region "
                 f"{region.name} already; leave it out"
             )
-    apart = {n for r in program.regions if r.kind == "ring" for n in r.nodes}
     all_of_them = {node.name for node in program.nodes if node.op in COLLECTIVES}
-    return chosen if names else all_of_them - apart
+    return chosen if names else all_of_them - program.region_by_node("ring").keys()

@@ -59,7 +59,7 @@ class Draft:
     def add(self, op: str, inputs: Sequence[str], name: str, /, *, of: Node, **attrs: Attr) -> str:
         """Write a new node and return its name, which has a number where it was taken."""
         made = infer(op, [self.type(i) for i in inputs], attrs, self.mesh)
-        free = self.fresh(name)
+        free = free_name(name, self.nodes, self.program)
         node = Node(
             name=free,
             op=op,
@@ -71,10 +71,6 @@ class Draft:
         )
         self.nodes[free] = fitting(node)
         return free
-
-    def fresh(self, name: str) -> str:
-        """Return a name that no value of the old or the new program has, like the one given."""
-        return free_name(name, self.nodes, self.program)
 
     def replace(self, name: str, write: Callable[[Node], str]) -> Program:
         """Return the program with one node written in another way, all others copied."""

@@ -82,7 +82,7 @@ def factor(program: Program, axis: str, *into: tuple[str, int]) -> Program:
     if len(into) < 2 or product != size:
         raise ProgramError(
             f"factor of axis {axis!r} with {size} ranks into {dict(into)}, which makes {product}; "
-            "give two names and sizes or more whose product it is"
+            f"give two or more names with sizes whose product is {size}"
         )
     axes: list[tuple[str, int]] = []
     for one in mesh.axes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from penstock.errors import ProgramError
 from penstock.step.program.layouts import S
-from penstock.step.program.nodes import Attr, Node, Program
+from penstock.step.program.nodes import Attr, Node, Program, free_name
 from penstock.step.program.passes.dead import without_unread
 from penstock.step.program.passes.draft import Draft, below_all, renamed
 from penstock.step.program.passes.sink import Sinking
@@ -51,7 +51,7 @@ def _kept(program: Program, name: str, axis: str | None, dim: int | None) -> Pro
     out = without_unread(out, among=_gathers(out) - {_TEMPORARY})
     if _TEMPORARY not in out:
         return out
-    return renamed(out, {_TEMPORARY: out.fresh(f"{name}.gather")})
+    return renamed(out, {_TEMPORARY: free_name(f"{name}.gather", out)})
 
 
 def _gathers(program: Program) -> set[str]:

@@ -36,8 +36,8 @@ def overlap(program: Program, *names: str, name: str | None = None) -> Program:
 
 
 def _each_of_chunks(program: Program) -> Program:
-    done = {n for r in program.regions if r.kind == "overlap" for n in r.nodes}
-    chosen = [r for r in program.regions if r.kind == "chunk" and not done & set(r.nodes)]
+    done = program.region_by_node("overlap").keys()
+    chosen = [r for r in program.regions if r.kind == "chunk" and done.isdisjoint(r.nodes)]
     if not chosen:
         raise ProgramError("overlap of nothing: name nodes or regions, or chunk some first")
     for region in chosen:

@@ -29,6 +29,7 @@ from penstock.step.program.types import Type
 
 __all__ = ["rotate"]
 
+_AS_ONE = ("ring", "bucket")
 _BEHIND_MAX = 1
 """Iterations that a store may last: there is only one copy of its value."""
 
@@ -38,9 +39,9 @@ def rotate(program: Program, name: str, k: int = 1) -> Program:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ProgramError(f"rotate of {name} by {k!r} iterations; 1 or more make sense")
     node = _meant(program, name)
-    _check_free(program, node)
+    _check_outside(program, node, *_AS_ONE)
     if node.op == "load" or _is_made_of(program, node, k):
-        _check_alone(program, node)
+        _check_outside(program, node, *_AS_ONE, "fuse", "chunk")
         return program.with_attrs({node.name: {"ahead": k}})
     if node.op == "store":
         return _behind(program, node, k)
@@ -61,15 +62,6 @@ def _meant(program: Program, name: str) -> Node:
     return program[node.inputs[1]] if node.op == "update" else node
 
 
-def _check_free(program: Program, node: Node) -> None:
-    for region in program.regions:
-        if node.name in region.nodes and region.kind in ("ring", "bucket"):
-            raise ProgramError(
-                f"rotate of {node.name}, which is in the {region.kind} region {region.name}; "
-                "rotate first"
-            )
-
-
 def _is_made_of(program: Program, node: Node, k: int) -> bool:
     """Whether all operands of a node are at least k iterations ahead."""
     inputs = [program[one] for one in node.inputs if program[one].op != "const"]
@@ -77,9 +69,9 @@ def _is_made_of(program: Program, node: Node, k: int) -> bool:
     return can and bool(inputs) and all(int(one.attr("ahead", 0)) >= k for one in inputs)
 
 
-def _check_alone(program: Program, node: Node) -> None:
+def _check_outside(program: Program, node: Node, *kinds: str) -> None:
     for region in program.regions:
-        if node.name in region.nodes and region.kind != "overlap":
+        if node.name in region.nodes and region.kind in kinds:
             raise ProgramError(
                 f"rotate of {node.name}, which is in the {region.kind} region {region.name}: the "
                 "others there stay in their iteration; rotate first"
@@ -92,7 +84,7 @@ def _behind(program: Program, node: Node, k: int) -> Program:
             f"rotate of {node.name} by {k} iterations; a store may last {_BEHIND_MAX} longer, then "
             "its value is overwritten"
         )
-    _check_alone(program, node)
+    _check_outside(program, node, *_AS_ONE, "fuse", "chunk")
     if node.inputs[0] in program.states:
         raise ProgramError(
             f"rotate of {node.name}: it stores {node.inputs[0]} as the iteration found it, and the "
