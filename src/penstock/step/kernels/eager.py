@@ -24,9 +24,11 @@ __all__ = ["expression_functions", "function_of", "operand_text", "root", "text_
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**"}
 _INFIX |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_PLAIN = ("rsqrt", "exp", "log", "tanh", "sigmoid", "relu", "erf", "sign", "abs", "neg")
-_NAMED = {"not": "logical_not", "and": "logical_and", "or": "logical_or"}
-_NEURAL = ("gelu", "silu")
+_PLAIN = ("rsqrt", "exp", "log", "tanh", "sigmoid", "relu", "erf", "sign", "abs", "neg", "where")
+_CALLED = {op: f"torch.{op}" for op in _PLAIN}
+_CALLED |= {op: f"torch.logical_{op}" for op in ("not", "and", "or")}
+_CALLED |= {op: f"torch.nn.functional.{op}" for op in ("gelu", "silu")}
+_CALLED["sqrt"] = "root"
 _REDUCED = {"sum": "sum", "max": "amax", "min": "amin"}
 
 Numbers = Callable[[Tensor], Tensor]
@@ -121,14 +123,8 @@ def _expression(node: Node, body: KernelBody, names: Names) -> str:
     op = node.op
     if op in _INFIX:
         return f"{args[0]} {_INFIX[op]} {args[1]}"
-    if op in _PLAIN:
-        return f"torch.{op}({args[0]})"
-    if op == "sqrt":
-        return f"root({args[0]})"
-    if op in _NEURAL:
-        return f"torch.nn.functional.{op}({args[0]})"
-    if op in _NAMED:
-        return f"torch.{_NAMED[op]}({', '.join(args)})"
+    if op in _CALLED:
+        return f"{_CALLED[op]}({', '.join(args)})"
     if op in ("maximum", "minimum"):
         return _extreme(op, args, is_host)
     if op in _REDUCED:
@@ -149,8 +145,6 @@ def _extreme(op: str, args: list[str], is_host: list[bool]) -> str:
 
 def _special(node: Node, args: list[str], body: KernelBody, names: Names) -> str:
     op = node.op
-    if op == "where":
-        return f"torch.where({', '.join(args)})"
     if op == "cast":
         return f"{args[0]}.to({torch_dtype(body.dtype(node.name))})"
     if op == "softmax":
