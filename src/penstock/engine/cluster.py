@@ -32,8 +32,8 @@ from penstock.trace import Flag, Kind
 from penstock.world import World
 
 if TYPE_CHECKING:
+    from penstock.engine.peers.client import PeerClient
     from penstock.engine.peers.status import RunStatus
-    from penstock.engine.peers.transport import AskingSide
     from penstock.engine.serving import HomeFill, TierServer
     from penstock.engine.shared_members import SharedMembers
     from penstock.flow.layout.homes import Homes
@@ -55,7 +55,7 @@ _log = logging.getLogger("penstock.loader")
 class ClusterConnections:
     """What a cluster needs to be carried on: threads and files with an end."""
 
-    client: AskingSide
+    client: PeerClient
     home_fill: HomeFill
     serving: TierServer | None
     """Whoever serves the tiers here, in the first process of a node."""
