@@ -169,7 +169,7 @@ class FolderStore:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)  # noqa: PTH108
-            _flush_folder(folder)
+            _flush_folder(folder)  # the data is flushed already, now its name
         return ObjectInfo(key=key, size_bytes=size_bytes, mtime_ns=mtime_ns)
 
     def delete(self, key: str) -> None:

@@ -118,6 +118,7 @@ def _size_in(folder: Folder, name: str) -> int:
 def make_files(folder: Folder, shape: TierShape) -> None:
     """Write the files of an empty tier into a folder that has none of them."""
     header = Header(generation=1, num_units=shape.num_units, digest=shape.digest)
+    # First, because it carries our mark: without it, the other files could never be removed.
     write_named(folder, STATE, header.packed(), size_bytes=HEADER_BYTES + shape.num_units)
     sizes = {SUMS: 8 * shape.num_units, CELLS: _cells_bytes(shape), DATA: 0}
     for name, size_bytes in sizes.items():

@@ -47,7 +47,7 @@ def identity_in(path: str, file: str = IDENTITY) -> str:
 
 
 def _kept_in(folder: Folder, file: str) -> str:
-    for _ in range(_TRIES_MAX):
+    for _ in range(_TRIES_MAX):  # another process may make the file between the two lines
         found = read_identity(folder, file)
         if found is not None:
             return found

@@ -121,6 +121,7 @@ def _tier(asked: _TierRequest) -> Tier:
 
 def _tier_in(root: Folder, asked: _TierRequest) -> Tier:
     wish, shape = asked.wish, asked.shape
+    # Memory that a killed run has left is freed at once; disk tiers stay as long as there is room.
     if wish.kind == "memory":
         sweep(root, keep=shape.name)
     else:

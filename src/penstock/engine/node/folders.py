@@ -121,7 +121,7 @@ def check_dataset(name: str) -> None:
 def make_base(root: Folder, owner: FolderOwner, dataset: str) -> str:
     """Make the folder where an owner's jobs open the tiers of a data set; return its path."""
     check_dataset(dataset)
-    owned = _made(root, owner.name, 0o711)
+    owned = _made(root, owner.name, 0o711)  # users may pass through, but not list it
     try:
         base = _made(owned, dataset, None)
     finally:

@@ -137,6 +137,7 @@ def take_lock(folder: str, name: str, what: str) -> int:
             f"another node service (process {pid}) has {what}; stop it first, or give this one "
             "something else"
         ) from None
+    # For the error message of a second service; the lock itself goes with this process.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor

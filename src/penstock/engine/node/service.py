@@ -79,7 +79,7 @@ class NodeService:
     def __enter__(self) -> Self:
         _raise_limit_of_files()
         self.listener = JobListener(self.options.socket, self._answer, self._left)
-        self.listener.take()
+        self.listener.take()  # before anything is changed: another service may be running
         self._places = take_places(self.options.wishes)
         self.name = identity_of(self._places, self.options.socket)
         self.sets = DatasetRegistry(self._places, self.options.limits)
@@ -101,7 +101,7 @@ class NodeService:
         self.server.start()
         threading.Thread(target=self._watch, name="penstock-watch", daemon=True).start()
         self.web = self._web()
-        self.listener.start()
+        self.listener.start()  # last, because its threads use all of the above
         tell_systemd(READY=1, STATUS=f"serving at {self.server.address}")
         return self
 
@@ -176,7 +176,7 @@ class NodeService:
         if not self._draining:
             self.drain("the end")
         self._has_ended.set()
-        self.listener.stop()
+        self.listener.stop()  # before the data sets, which its threads use
         self.sets.close()
         if self.web is not None:
             self.web.stop()

@@ -145,7 +145,7 @@ class DatasetRegistry:
         self, key: DatasetKey, owner: FolderOwner, message: OpenTiers, old: _OpenedSet | None
     ) -> _OpenedSet:
         for _, tier in old.kept.values() if old is not None else ():
-            tier.leave()
+            tier.leave()  # so that the job is alone there, and begins a new generation
         if message.is_again:
             granted = tuple(self._former_grant(key, number) for number in range(len(self.places)))
         else:

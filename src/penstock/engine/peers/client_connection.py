@@ -112,7 +112,7 @@ class ClientConnection:
         if pending.ask is None:
             data = wire.framed(wire.STATUS_ASK, self._number)
         else:
-            ask, said = pending.ask, self._link.say()
+            ask, said = pending.ask, self._link.say()  # gossip is sent only if it is news here
             news = said if said != self._said else b""
             self._said = said
             data = wire.pack_ask(self._number, ask.shelf, ask.ranges, ask.wait_s, news)

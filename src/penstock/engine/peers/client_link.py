@@ -185,6 +185,7 @@ class PeerLink:
             self._client.watch(connection, self)
 
     def _adopt(self, connection: ClientConnection, now_s: float) -> None:
+        # Another member of the run may have got the address; a name with "@" allows any member.
         if connection.peer != self.peer and not self.peer.startswith("@"):
             raise wire.WireError(f"{connection.peer} answers there")
         self._attempts.remove(connection)
@@ -237,6 +238,7 @@ class PeerLink:
         self._finish(due, kind, text)
 
     def _finish(self, due: list[PendingAsk], kind: str, text: str) -> None:
+        # First: a callback that chooses another source must find this peer suspected.
         guarded(None, self._identity.gossip.silent, self.peer, kind)
         self.num_failed += len(due)
         for pending in due:

@@ -23,6 +23,7 @@ class RateLimitedLog:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
+        # Without a lock: if two threads warn at once, only a count may be wrong.
         self._said: dict[str, tuple[float, int]] = {}
 
     def warning(self, text: str, *values: object, error: Exception | None = None) -> None:

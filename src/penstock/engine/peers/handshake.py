@@ -130,6 +130,8 @@ class ClientHandshake:
         said, proof, version, self.peer = _challenge_in(frame.body)
         if version != PROTOCOL:
             raise RefusedError(f"it speaks protocol {version}, we speak {PROTOCOL}")
+        # The server proves itself first, so that a stranger gets no proof of ours. Compared in
+        # constant time, or the time would tell how many bytes of a guess are right.
         if not hmac.compare_digest(proof, proof_of(self._secret, b"server", self._said, said)):
             raise RefusedError("its proof does not fit our secret of this run")
         self.expected = (WELCOME, REFUSE)

@@ -281,6 +281,7 @@ def _connected(path: str) -> socket.socket | None:
     except OSError:  # no service listens there, or this user may not connect
         connection.close()
         return None
+    # A socket of another user could be a trap, which would learn the secrets of our runs.
     if user in (0, os.geteuid()):
         return connection
     connection.close()

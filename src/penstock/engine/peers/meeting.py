@@ -102,10 +102,11 @@ class Meeting:
                 secret=secrets.token_bytes(SECRET_BYTES),
                 hellos=self._gathered(known),
             )
+            # The roster first: a node that reads its name looks for it at once.
             self._put(f"roster/{name}", msgspec.msgpack.encode(roster))
             for other in roster.hellos[1:]:
                 self._put(f"answer/{other.number}", name.encode())
-            if before:
+            if before:  # nodes that have acknowledged the former roster wait for this key
                 self._put(f"end/{before}", name.encode())
             newer = self._newer_hello(name, roster)
             if newer is None:

@@ -43,5 +43,5 @@ class PendingAsk:
     def finish(self, result: Result) -> None:
         """Call `done` with the result, unless that has been done."""
         if not self.is_finished:
-            self.is_finished = True
+            self.is_finished = True  # before the call, in which the caller may stop the client
             guarded(None, self.done, result)

@@ -91,6 +91,7 @@ def write_run_file(
         host=_host(),
     )
     path = folder / f"{run_id.hex()}.{_host()}.json"
+    # Renamed when it is complete, so that readers never see half of it.
     temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

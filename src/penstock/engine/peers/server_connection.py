@@ -105,7 +105,7 @@ class ServerConnection:
             if count == 0:
                 raise GoneError("left without a proof" if self.is_challenged else "")
             if self._hello is not None:
-                self._hello_bytes += count
+                self._hello_bytes += count  # over all reads: small frames must not add up
                 if self._hello_bytes > handshake.BYTES_MAX:
                     raise wire.WireError(f"more than {handshake.BYTES_MAX} bytes before a proof")
             self._decoder.feed(scratch[:count])

@@ -160,6 +160,7 @@ class ServerLoop:
         self._look_after(now_s)
 
     def _timeout_s(self) -> float:
+        # Their frames have been read already, so no event of a socket will announce them.
         if any(not connection.is_full for connection in self._held_up):
             return 0.0
         if self.router.parked or self._leave_at_s is not None:

@@ -111,6 +111,7 @@ class Decoder:
         if len(buffer) - at < HEAD.size:
             return None
         kind, length, number = HEAD.unpack_from(buffer, at)
+        # Both checks before the body has come: the sender must not make us keep more than that.
         if kind not in self.allowed:
             raise WireError(f"a frame of kind {kind} came where none may")
         if length > BODY_BYTES_MAX[kind]:
@@ -135,7 +136,7 @@ class Decoder:
     def _advance(self, at: int) -> None:
         if at == len(self._buffer):
             self._buffer, at = bytearray(), 0
-        elif at > 2**16:
+        elif at > 2**16:  # seldom, because it moves the rest of the buffer
             del self._buffer[:at]
             at = 0
         self._at = at
